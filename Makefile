@@ -1,0 +1,88 @@
+# `make demo` and `make test` work in an empty clone: they make .venv and install pinned versions.
+
+PYTHON ?= python3
+WORKERS ?= 2
+EXTRAS ?= torch,dev,bench
+
+# Debian packages that the tests need besides Python, such as "slurmd"; none today.
+APT_PACKAGES ?=
+
+comma := ,
+BIN := .venv/bin
+PINS := pyproject.toml constraints.txt
+PIP_INSTALL := $(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
+BENCHMARKS := $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
+
+# One stamp for the core alone and one for each set of extras.
+CORE := .venv/.installed-core
+FULL := .venv/.installed-$(subst $(comma),-,$(EXTRAS))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test check format coverage bench clean system
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(CORE) ## plan and simulate a small example; needs the core package only
+	$(BIN)/partita demo
+
+test: system $(FULL) ## run the whole test suite
+	$(BIN)/pytest -n $(WORKERS)
+
+check: $(FULL) ## format, lint, types, architecture and the fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict src
+	$(BIN)/pytest -q tests/test_architecture.py
+	$(BIN)/pytest -q -n $(WORKERS) -m "not slow"
+
+format: $(FULL) ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix-only --exit-zero .
+	$(BIN)/ruff format .
+
+coverage: system $(FULL) ## the whole suite with branch coverage, and the floors it must reach
+	$(BIN)/pytest -n $(WORKERS) --cov --cov-report=
+	$(BIN)/coverage report --fail-under=85
+	$(BIN)/coverage report --fail-under=95 \
+	    --include='src/partita/core/*,src/partita/cost/*,src/partita/plan/*'
+
+bench: $(FULL) ## run every benchmark against its recorded bounds
+	@failed=; \
+	for file in $(BENCHMARKS); do \
+	    echo "$(BIN)/python $$file --check"; \
+	    $(BIN)/python "$$file" --check || failed="$$failed $$file"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
+
+clean: ## remove .venv, caches and build results
+	rm -rf .venv dist build htmlcov .coverage .coverage.* .hypothesis \
+	    .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/pip:
+	$(PYTHON) -m venv .venv
+
+# The build tool is pinned and installed first, because pip's constraints do not reach an isolated build.
+$(CORE): $(PINS) | $(BIN)/pip
+	@echo "installing partita into .venv"
+	@$(PIP_INSTALL) hatchling editables
+	@$(PIP_INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+# torch goes first and by its exact version, so that a build already at hand (CPU only) is kept.
+$(FULL): $(PINS) | $(BIN)/pip
+	@echo "installing partita[$(EXTRAS)] into .venv"
+	@$(PIP_INSTALL) "$$(grep '^torch==' constraints.txt)" hatchling editables
+	@$(PIP_INSTALL) --no-build-isolation --editable ".[$(EXTRAS)]"
+	@touch $(CORE) $@
+
+system:
+	@missing=; \
+	for package in $(APT_PACKAGES); do \
+	    dpkg -s "$$package" >/dev/null 2>&1 || missing="$$missing $$package"; \
+	done; \
+	[ -z "$$missing" ] && exit 0; \
+	[ "$$(id -u)" = 0 ] || sudo=sudo; \
+	$$sudo apt-get update -q && $$sudo apt-get install -qy --no-install-recommends $$missing

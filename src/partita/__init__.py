@@ -1,0 +1,42 @@
+"""Partita: profile a PyTorch model, plan it over mixed devices, run it, save energy, share a cluster.
+
+Public names are imported on first use, so that ``import partita`` stays light and never imports
+torch.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "Cluster": "partita.core.cluster",
+    "Graph": "partita.core.graph",
+    "Objective": "partita.core.problem",
+    "Plan": "partita.core.plan",
+    "Problem": "partita.core.problem",
+    "Program": "partita.core.program",
+    "Solution": "partita.core.solution",
+    "Stage": "partita.core.plan",
+    "Timeline": "partita.core.timeline",
+    "check": "partita.cost.check",
+    "evaluate": "partita.cost.evaluate",
+    "load": "partita.documents",
+    "lower": "partita.cost.lower",
+    "save": "partita.documents",
+    "simulate": "partita.cost.simulate",
+    "solve": "partita.plan.table",
+}
+
+__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604 (names are strings of the table)
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 (a module attribute may be anything)
+    """Import the home of a public name when it is first asked for."""
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module 'partita' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

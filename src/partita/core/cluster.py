@@ -1,0 +1,343 @@
+"""The machines: hosts, devices and the links between them.
+
+Links are a tree of levels (device < host < rack < ...), or an explicit matrix. Two devices talk at
+the innermost level that holds both; at that level each side has one port out and one port in, of
+the level's child that it lies in (a whole host between hosts) or, with ``port_per_device``, its
+own. A matrix has one link for each ordered pair.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partita.core.columns import Columns, Floats, Ints, Longs, column, every, frozen_array, names
+from partita.core.graph import DeviceKind
+from partita.errors import InvalidInputError
+
+MAX_DEVICES = 65_536
+MAX_LATENCY_S = 1e15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A machine that holds devices.
+
+    Attributes:
+        name: Unique within its cluster.
+        cpus: Number of CPU cores; 0 = not known.
+        memory_bytes: Main memory; 0 = not known.
+        storage_bytes_per_s: Rate at which it reads training data; 0 = not known.
+    """
+
+    name: str
+    cpus: int = 0
+    memory_bytes: float = 0.0
+    storage_bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for what in ("cpus", "memory_bytes", "storage_bytes_per_s"):
+            value = getattr(self, what)
+            if not 0 <= value < 2**63:
+                raise InvalidInputError(
+                    f"host {self.name!r}: {what} is {value}; expected 0 or more"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator, or a CPU that computes.
+
+    Attributes:
+        name: Unique within its cluster, such as ``"host0/gpu1"``.
+        host: Index of its host.
+        kind: Accelerator or CPU.
+        type: Its catalogue name, such as ``"a100"``; empty = not known.
+        memory_bytes: Memory of the device; ``inf`` = not limited.
+        speed: An op profiled at ``t`` seconds takes ``t / speed`` seconds here.
+        peak_flop_per_s: Peak rate by dtype.
+        memory_bytes_per_s: Memory bandwidth; 0 = not known.
+        clocks_mhz: Clocks it can be set to, ascending; empty = not known.
+        idle_w: Power while idle; 0 = not known.
+        max_w: Power limit; 0 = not known.
+        price_per_hour: Money for an hour; NaN = not known.
+    """
+
+    name: str
+    host: int = 0
+    kind: DeviceKind = DeviceKind.GPU
+    type: str = ""
+    memory_bytes: float = float("inf")
+    speed: float = 1.0
+    peak_flop_per_s: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes_per_s: float = 0.0
+    clocks_mhz: tuple[float, ...] = ()
+    idle_w: float = 0.0
+    max_w: float = 0.0
+    price_per_hour: float = float("nan")
+
+    def __post_init__(self) -> None:
+        if not self.memory_bytes > 0:
+            self._refuse("memory_bytes", self.memory_bytes, "more than 0")
+        if not 0 < self.speed < float("inf"):
+            self._refuse("speed", self.speed, "more than 0, finite")
+        for what in ("memory_bytes_per_s", "idle_w", "max_w"):
+            if not 0 <= getattr(self, what) < float("inf"):
+                self._refuse(what, getattr(self, what), "0 or more, finite")
+        if self.price_per_hour < 0:
+            self._refuse("price_per_hour", self.price_per_hour, "0 or more")
+        for dtype, rate in self.peak_flop_per_s.items():
+            if not 0 < rate < float("inf"):
+                self._refuse(f"peak_flop_per_s of {dtype}", rate, "more than 0, finite")
+        if any(a >= b for a, b in zip(self.clocks_mhz, self.clocks_mhz[1:], strict=False)):
+            self._refuse("clocks_mhz", self.clocks_mhz, "ascending clocks")
+
+    def _refuse(self, what: str, value: object, expected: str) -> None:
+        raise InvalidInputError(f"device {self.name!r}: {what} is {value}; expected {expected}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Device):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def _key(self) -> tuple[object, ...]:
+        price = None if self.price_per_hour != self.price_per_hour else self.price_per_hour
+        return (
+            *(self.name, self.host, self.kind, self.type, self.memory_bytes, self.speed),
+            *(dict(self.peak_flop_per_s), self.memory_bytes_per_s, self.clocks_mhz),
+            *(self.idle_w, self.max_w, price),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Level(Columns):
+    """One level of the hierarchy: which devices it joins, and how fast.
+
+    Attributes:
+        name: Such as ``"host"``: links between the devices of one host.
+        group_of: The group that each device lies in.
+        bandwidth_bytes_per_s: Bandwidth of a port, by group.
+        latency_s: Seconds before the first byte arrives, by group.
+        port_per_device: Whether each device has its own port here, instead of one for each child.
+    """
+
+    name: str
+    group_of: Ints
+    bandwidth_bytes_per_s: Floats
+    latency_s: Floats = every(0.0)
+    port_per_device: bool = False
+
+    def __post_init__(self) -> None:
+        rows = np.size(self.group_of)
+        group_of = column(self.group_of, np.int32, rows, f"group of level {self.name!r}")
+        groups = int(group_of.max()) + 1 if rows else 0
+        bandwidth = np.asarray(self.bandwidth_bytes_per_s, dtype=np.float64)
+        bandwidth = np.full(groups, bandwidth) if bandwidth.ndim == 0 else bandwidth
+        if bandwidth.shape != (groups,):
+            raise InvalidInputError(
+                f"level {self.name!r} has {groups} groups and {bandwidth.size} bandwidths"
+            )
+        if not bool((bandwidth > 0).all()):
+            raise InvalidInputError(
+                f"level {self.name!r}: bandwidth is {bandwidth[~(bandwidth > 0)][0]}; "
+                "expected more than 0 bytes/s"
+            )
+        self._set(
+            group_of=group_of,
+            bandwidth_bytes_per_s=frozen_array(bandwidth, np.float64),
+            latency_s=column(
+                self.latency_s,
+                np.float64,
+                groups,
+                f"latency of level {self.name!r}",
+                high=MAX_LATENCY_S,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinkMatrix(Columns):
+    """A link for each ordered pair of devices; the diagonal is ignored.
+
+    Attributes:
+        bandwidth_bytes_per_s: Row by row, source times destination; ``inf`` = only latency counts.
+        latency_s: Likewise.
+    """
+
+    bandwidth_bytes_per_s: Floats
+    latency_s: Floats = every(0.0)
+
+    def __post_init__(self) -> None:
+        bandwidth = frozen_array(
+            np.asarray(self.bandwidth_bytes_per_s, np.float64).ravel(), np.float64
+        )
+        size = round(len(bandwidth) ** 0.5)
+        if size * size != len(bandwidth):
+            raise InvalidInputError(f"a link matrix must be square, got {len(bandwidth)} values")
+        latency = self.latency_s
+        latency = latency if np.ndim(latency) == 0 else np.ravel(latency)
+        self._set(
+            bandwidth_bytes_per_s=bandwidth,
+            latency_s=column(
+                latency, np.float64, size * size, "latency of a link", high=MAX_LATENCY_S
+            ),
+        )
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices that it joins."""
+        return int(round(len(self.bandwidth_bytes_per_s) ** 0.5))
+
+
+class Links(NamedTuple):
+    """The way between pairs of devices, a row a pair.
+
+    Attributes:
+        bandwidth_bytes_per_s: Bandwidth.
+        latency_s: Latency.
+        out_port: Port that the source sends through.
+        in_port: Port that the destination receives through; -1 = none of its own (matrix).
+        level: Index of the level, -1 for a matrix.
+    """
+
+    bandwidth_bytes_per_s: Floats
+    latency_s: Floats
+    out_port: Longs
+    in_port: Longs
+    level: Ints
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cluster(Columns):
+    """Hosts, devices and their links.
+
+    Attributes:
+        name: What tables call it.
+        hosts: The hosts.
+        devices: The devices.
+        levels: The hierarchy, innermost first; empty where there is a matrix.
+        matrix: Links between pairs, instead of levels.
+    """
+
+    name: str = "cluster"
+    hosts: tuple[Host, ...] = (Host(name="host0"),)
+    devices: tuple[Device, ...]
+    levels: tuple[Level, ...] = ()
+    matrix: LinkMatrix | None = None
+
+    def __post_init__(self) -> None:
+        self._set(hosts=tuple(self.hosts), devices=tuple(self.devices), levels=tuple(self.levels))
+        if not 1 <= len(self.devices) <= MAX_DEVICES:
+            raise InvalidInputError(
+                f"cluster {self.name!r} has {len(self.devices)} devices; expected 1 to {MAX_DEVICES}"
+            )
+        names([host.name for host in self.hosts], "hosts")
+        names(self.device_names, "devices")
+        for device in self.devices:
+            if not 0 <= device.host < len(self.hosts):
+                raise InvalidInputError(
+                    f"device {device.name!r} is on host {device.host}, not there"
+                )
+        if self.matrix is not None:
+            self._check_matrix(self.matrix)
+        else:
+            self._check_levels()
+
+    def _check_matrix(self, matrix: LinkMatrix) -> None:
+        size = len(self.devices)
+        if self.levels:
+            raise InvalidInputError("a cluster has levels or a matrix of links, not both")
+        if matrix.num_devices != size:
+            raise InvalidInputError(f"the matrix joins {matrix.num_devices} devices, not {size}")
+        bandwidth = matrix.bandwidth_bytes_per_s.reshape(size, size)
+        missing = ~(bandwidth > 0) & ~np.eye(size, dtype=bool)
+        if missing.any():
+            source, target = np.argwhere(missing)[0].tolist()
+            self._refuse_pair(source, target)
+
+    def _check_levels(self) -> None:
+        size = len(self.devices)
+        names([level.name for level in self.levels], "levels")
+        inner: NDArray[Any] = np.arange(size)
+        for level in self.levels:
+            if len(level.group_of) != size:
+                raise InvalidInputError(
+                    f"level {level.name!r} groups {len(level.group_of)} of {size} devices"
+                )
+            outer_of = np.full(int(inner.max()) + 1, -1)
+            outer_of[inner] = level.group_of
+            if not np.array_equal(outer_of[inner], level.group_of):
+                raise InvalidInputError(
+                    f"level {level.name!r} cuts through a group of the level below"
+                )
+            inner = level.group_of
+        apart = np.flatnonzero(inner != inner[0])
+        if len(apart) and size > 1:
+            self._refuse_pair(0, int(apart[0]))
+
+    def _refuse_pair(self, source: int, target: int) -> None:
+        raise InvalidInputError(
+            f"cluster {self.name!r}: no link between {self.devices[source].name!r} and "
+            f"{self.devices[target].name!r}; add a level that joins them, or a bandwidth"
+        )
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    @cached_property
+    def device_names(self) -> tuple[str, ...]:
+        """Names of the devices."""
+        return tuple(device.name for device in self.devices)
+
+    @cached_property
+    def index_of(self) -> Mapping[str, int]:
+        """Index of each device by name."""
+        return {name: index for index, name in enumerate(self.device_names)}
+
+    @cached_property
+    def memory_bytes(self) -> Floats:
+        """Memory of each device."""
+        return frozen_array([device.memory_bytes for device in self.devices], np.float64)
+
+    @property
+    def num_ports(self) -> int:
+        """Number of ports in one direction."""
+        if self.matrix is not None:
+            return len(self.devices) ** 2
+        return len(self.devices) * max(1, len(self.levels))
+
+    def links(self, source: NDArray[Any], target: NDArray[Any]) -> Links:
+        """Return the way from each source device to its target device (which must differ)."""
+        size = len(self.devices)
+        if self.matrix is not None:
+            pair = source.astype(np.int64) * size + target
+            none = np.full(len(pair), -1)
+            return Links(
+                self.matrix.bandwidth_bytes_per_s[pair],
+                self.matrix.latency_s[pair],
+                pair,
+                none,
+                none.astype(np.int32),
+            )
+        bandwidth = np.zeros(len(source))
+        latency = np.zeros(len(source))
+        ports = np.zeros((2, len(source)), dtype=np.int64)
+        found = np.full(len(source), -1, dtype=np.int32)
+        child: NDArray[Any] = np.arange(size)
+        for index, level in enumerate(self.levels):
+            here = np.flatnonzero((found < 0) & (level.group_of[source] == level.group_of[target]))
+            group = level.group_of[source[here]]
+            bandwidth[here] = level.bandwidth_bytes_per_s[group]
+            latency[here] = level.latency_s[group]
+            owner: NDArray[Any] = np.arange(size) if level.port_per_device else child
+            ports[0, here] = index * size + owner[source[here]]
+            ports[1, here] = index * size + owner[target[here]]
+            found[here] = index
+            child = level.group_of
+        return Links(bandwidth, latency, ports[0], ports[1], found)

@@ -1,0 +1,360 @@
+"""The one place that turns core types into JSON documents and back.
+
+A document is an object with ``"format": "partita.graph"``, ``"version": 1`` and the fields of the
+type. A column is a list, or ``{"every": value, "rows": n}`` where all rows are equal; an unknown
+number is ``null``, an unlimited one ``"inf"``. A long tuple of equal parts is ``{"distinct": [...],
+"of": [...]}``. Unknown keys are errors; a document of a newer version is refused.
+"""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from enum import Enum, StrEnum
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partita.core.cluster import Cluster
+from partita.core.graph import Graph
+from partita.core.plan import Plan
+from partita.core.problem import Objective, Problem
+from partita.core.program import Program
+from partita.core.solution import Solution
+from partita.core.timeline import Timeline
+from partita.errors import FormatError, InvalidInputError
+
+FORMATS: Mapping[str, type] = {
+    "partita.graph": Graph,
+    "partita.cluster": Cluster,
+    "partita.objective": Objective,
+    "partita.problem": Problem,
+    "partita.plan": Plan,
+    "partita.solution": Solution,
+    "partita.program": Program,
+    "partita.timeline": Timeline,
+}
+VERSION = 1
+_SHORT = 8
+_ALLOWED: Mapping[str, set[type]] = {"f": {int, float, type(None), str}, "b": {bool}}
+_T = TypeVar("_T")
+
+
+def format_of(kind: type) -> str:
+    """Return the format name of a core type."""
+    return next(name for name, known in FORMATS.items() if known is kind)
+
+
+def encode(value: object) -> dict[str, Any]:
+    """Return the document of a core object."""
+    body = _encode(value, type(value))
+    return {"format": format_of(type(value)), "version": VERSION, **body}
+
+
+def decode(document: object) -> Any:  # noqa: ANN401 (any core type)
+    """Return the core object of a document.
+
+    Raises:
+        FormatError: It is not a document, is of a newer version, or a field is wrong.
+    """
+    if not isinstance(document, Mapping):
+        raise FormatError(f"expected a JSON object, got {_kind_of(document)}")
+    name, version = document.get("format"), document.get("version")
+    if not isinstance(name, str) or name not in FORMATS:
+        raise FormatError(f"format is {_short(name)}; expected one of {', '.join(FORMATS)}")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise FormatError(f"version of this {name} is {_short(version)}; expected {VERSION}")
+    if version > VERSION:
+        raise FormatError(
+            f"this {name} is of version {version}, newer than the {VERSION} that this Partita "
+            "reads; upgrade Partita"
+        )
+    body = {key: value for key, value in document.items() if key not in ("format", "version")}
+    return _decode(body, FORMATS[name], name.removeprefix("partita."))
+
+
+def decode_as(document: object, kind: type[_T]) -> _T:
+    """Return the core object of a document that must be of one type.
+
+    Raises:
+        FormatError: It is of another type, or wrong.
+    """
+    result = decode(document)
+    if not isinstance(result, kind):
+        raise FormatError(f"expected a {format_of(kind)}, got a {format_of(type(result))}")
+    return result
+
+
+def write_json(value: object) -> str:
+    """Return the document of a core object as text, a line a field."""
+    lines = [
+        f"{json.dumps(key)}: {json.dumps(part, separators=(',', ':'), allow_nan=False)}"
+        for key, part in encode(value).items()
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def parse_json(text: str) -> Any:  # noqa: ANN401 (JSON is any value)
+    """Return the value of a JSON text; NaN, infinities and repeated keys are refused.
+
+    Raises:
+        FormatError: The text is not JSON; knows the line.
+    """
+    try:
+        return json.loads(
+            text.removeprefix("\ufeff"),
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_unique_keys,
+        )
+    except json.JSONDecodeError as exc:
+        raise FormatError(f"not valid JSON: {exc.msg}", line=exc.lineno) from exc
+    except RecursionError as exc:
+        raise FormatError("not valid JSON: nested too deeply") from exc
+    except FormatError:
+        raise
+    except ValueError as exc:
+        raise FormatError(f"not valid JSON: {exc}") from exc
+
+
+def read_json(text: str) -> Any:  # noqa: ANN401 (any core type)
+    """Return the core object of a text that ``write_json`` wrote."""
+    return decode(parse_json(text))
+
+
+def _refuse_constant(name: str) -> None:
+    raise FormatError(f"{name} is not a JSON number; expected a finite one")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise FormatError(f"key {_short(key)} stands twice in one object")
+            seen.add(key)
+    return result
+
+
+def _kind_of(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
+    return names.get(type(value), "null" if value is None else "a number")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@cache
+def _fields(kind: type) -> tuple[tuple[str, Any, bool], ...]:
+    """Return name, type and whether it may be left out, for each field of a dataclass."""
+    hints = typing.get_type_hints(kind)
+    missing = dataclasses.MISSING
+    return tuple(
+        (f.name, hints[f.name], f.default is not missing or f.default_factory is not missing)
+        for f in dataclasses.fields(kind)
+    )
+
+
+def _dtype_of(hint: object) -> np.dtype[Any] | None:
+    """Return the dtype of an ``NDArray`` annotation, None for any other."""
+    if typing.get_origin(hint) is not np.ndarray:
+        return None
+    dtype: np.dtype[Any] = np.dtype(typing.get_args(typing.get_args(hint)[1])[0])
+    return dtype
+
+
+def _optional(hint: object) -> object | None:
+    """Return X of ``X | None``, None for any other annotation."""
+    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+        return None
+    inner: object = next(part for part in typing.get_args(hint) if part is not type(None))
+    return inner
+
+
+def _encode(value: Any, hint: Any) -> Any:  # noqa: ANN401 (any field)
+    if isinstance(value, np.ndarray):
+        return _encode_column(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        return _encode_number(value)
+    if dataclasses.is_dataclass(value):
+        return {name: _encode(getattr(value, name), hint) for name, hint, _ in _fields(type(value))}
+    if isinstance(value, tuple):
+        if len(value) > _SHORT and dataclasses.is_dataclass(value[0]):
+            return _encode_distinct(value)
+        return [_encode(part, None) for part in value]
+    if isinstance(value, Mapping):
+        return {key: _encode(part, None) for key, part in value.items()}
+    return value
+
+
+def _encode_number(value: float) -> float | str | None:
+    if math.isfinite(value):
+        return value
+    return None if math.isnan(value) else "inf"
+
+
+def _encode_column(values: NDArray[Any]) -> Any:  # noqa: ANN401 (a list or an object)
+    if len(values) > _SHORT:
+        first = values[0]
+        same = np.isnan(values) if first != first else values == first
+        if same.all():
+            return {"every": _encode(first.item(), None), "rows": len(values)}
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        return [_encode_number(value) for value in values.tolist()]
+    return values.tolist()
+
+
+def _encode_distinct(parts: tuple[Any, ...]) -> Any:  # noqa: ANN401 (a list or an object)
+    if getattr(type(parts[0]), "__hash__", None) is None:
+        return [_encode(part, None) for part in parts]
+    index: dict[Any, int] = {}
+    of = [index.setdefault(part, len(index)) for part in parts]
+    if len(index) == len(parts):
+        return [_encode(part, None) for part in parts]
+    return {"distinct": [_encode(part, None) for part in index], "of": of}
+
+
+def _decode(value: Any, hint: Any, path: str) -> Any:  # noqa: ANN401, PLR0911 (one return a kind)
+    inner = _optional(hint)
+    if inner is not None:
+        return None if value is None else _decode(value, inner, path)
+    dtype = _dtype_of(hint)
+    if dtype is not None:
+        return _decode_column(value, dtype, path)
+    if dataclasses.is_dataclass(hint):
+        return _decode_object(value, hint, path)
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return _decode_tuple(value, typing.get_args(hint)[0], path)
+    if origin is not None and issubclass(origin, Mapping):
+        return _decode_mapping(value, typing.get_args(hint)[1], path)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return _decode_choice(value, hint, path)
+    return _SCALARS[hint](value, path) if hint in _SCALARS else value
+
+
+def _refuse(path: str, value: object, expected: str) -> typing.NoReturn:
+    raise FormatError(f"{path} is {_short(value)}; expected {expected}")
+
+
+def _decode_object(value: object, kind: Any, path: str) -> Any:  # noqa: ANN401 (any dataclass)
+    if not isinstance(value, Mapping):
+        _refuse(path, value, "an object")
+    known = _fields(kind)
+    unknown = set(value) - {name for name, _, _ in known}
+    if unknown:
+        raise FormatError(
+            f"{path}: unknown key {_short(min(unknown))}; known are {', '.join(n for n, _, _ in known)}"
+        )
+    absent = [name for name, _, optional in known if name not in value and not optional]
+    if absent:
+        raise FormatError(f"{path}: key {absent[0]!r} is missing")
+    parts = {
+        name: _decode(value[name], hint, f"{path}.{name}")
+        for name, hint, _ in known
+        if name in value
+    }
+    try:
+        return kind(**parts)
+    except FormatError:
+        raise
+    except InvalidInputError as exc:
+        raise FormatError(f"{path}: {exc}") from exc
+
+
+def _decode_column(value: object, dtype: np.dtype[Any], path: str) -> NDArray[Any]:
+    if isinstance(value, Mapping):
+        if set(value) != {"every", "rows"}:
+            _refuse(path, value, 'a list, or an object with "every" and "rows"')
+        rows = _decode_int(value["rows"], f"{path}.rows")
+        if not 0 <= rows <= 2**31:
+            _refuse(f"{path}.rows", rows, "0 to 2147483648")
+        one = _decode_column([value["every"]], dtype, f"{path}.every")
+        return np.full(rows, one[0], dtype=dtype)
+    if not isinstance(value, list | tuple):
+        _refuse(path, value, "a list")
+    kinds = set(map(type, value))
+    allowed: set[type] = _ALLOWED.get(dtype.kind, {int})
+    if not kinds <= allowed or (str in kinds and {v for v in value if type(v) is str} != {"inf"}):
+        row = next(i for i, v in enumerate(value) if type(v) not in allowed or type(v) is str)
+        _refuse(
+            f"{path}[{row}]",
+            value[row],
+            {"f": "a number", "b": "true or false"}.get(dtype.kind, "a whole number"),
+        )
+    try:
+        return np.array(value, dtype=dtype)
+    except (OverflowError, ValueError) as exc:
+        raise FormatError(f"{path} holds a number beyond the range of {dtype.name}") from exc
+
+
+def _decode_tuple(value: object, part: Any, path: str) -> tuple[Any, ...]:  # noqa: ANN401
+    if isinstance(value, Mapping) and set(value) == {"distinct", "of"}:
+        parts = _decode_tuple(value["distinct"], part, f"{path}.distinct")
+        of = _decode_column(value["of"], np.dtype(np.int64), f"{path}.of")
+        if len(of) and not (of.min() >= 0 and of.max() < len(parts)):
+            _refuse(f"{path}.of", "an index out of range", f"0 to {len(parts) - 1}")
+        return tuple(parts[index] for index in of.tolist())
+    if not isinstance(value, list | tuple):
+        _refuse(path, value, "a list")
+    if part is str and all(type(item) is str for item in value):
+        return tuple(value)
+    return tuple(_decode(item, part, f"{path}[{i}]") for i, item in enumerate(value))
+
+
+def _decode_mapping(value: object, part: Any, path: str) -> Mapping[str, Any]:  # noqa: ANN401
+    if not isinstance(value, Mapping):
+        _refuse(path, value, "an object")
+    return {key: _decode(item, part, f"{path}.{key}") for key, item in value.items()}
+
+
+def _decode_choice(value: object, kind: type[StrEnum], path: str) -> StrEnum:
+    choices = [choice.value for choice in kind]
+    if not isinstance(value, str) or value not in choices:
+        _refuse(path, value, f"one of {', '.join(choices)}")
+    return kind(value)
+
+
+def _decode_int(value: object, path: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        _refuse(path, value, "a whole number")
+    return value
+
+
+def _decode_float(value: object, path: str) -> float:
+    if value is None or value == "inf":
+        return math.nan if value is None else math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(path, value, "a number")
+    try:
+        return float(value)
+    except OverflowError:
+        _refuse(path, value, "a number within the range of a double")
+
+
+def _decode_str(value: object, path: str) -> str:
+    if not isinstance(value, str):
+        _refuse(path, value, "a string")
+    return value
+
+
+def _decode_bool(value: object, path: str) -> bool:
+    if not isinstance(value, bool):
+        _refuse(path, value, "true or false")
+    return value
+
+
+_SCALARS: Mapping[Any, Callable[[object, str], Any]] = {
+    int: _decode_int,
+    float: _decode_float,
+    str: _decode_str,
+    bool: _decode_bool,
+}

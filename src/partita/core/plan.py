@@ -1,0 +1,265 @@
+"""How a graph is cut into stages and spread over devices.
+
+Differences from the design's sketch: stages are numbered so that data flows from lower to higher
+numbers, which makes "no cycle" one comparison and gives each device its order; recomputation is a
+flag of each op; the route of a microbatch through replicas follows from the shares; weight stashing
+is the schedule ``pipedream``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from partita.core.columns import Columns, Flags, Ints, column, every, frozen_array, names, start
+from partita.core.graph import Graph
+from partita.core.problem import Problem, Schedule
+from partita.errors import InvalidInputError
+
+
+class Shard(StrEnum):
+    """What the replicas of a stage divide among themselves instead of copying."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    GRADIENTS = "gradients"
+    PARAMETERS = "parameters"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A set of ops that runs as one unit on one group of devices.
+
+    Attributes:
+        devices: Indices into the plan's devices, ``devices[replica][tp_rank]``.
+        shares: Microbatches that each replica takes of a round; empty = one each.
+        shard: What the replicas divide.
+    """
+
+    devices: tuple[tuple[int, ...], ...]
+    shares: tuple[int, ...] = ()
+    shard: Shard = Shard.NONE
+
+    def __post_init__(self) -> None:
+        if not self.devices or not self.devices[0]:
+            raise InvalidInputError("a stage needs at least one device")
+        if len({len(group) for group in self.devices}) != 1:
+            sizes = [len(group) for group in self.devices]
+            raise InvalidInputError(
+                f"the replicas of a stage have {sizes} devices; "
+                "replicas times the tensor-parallel degree must match the devices"
+            )
+        flat = [device for group in self.devices for device in group]
+        if len(set(flat)) != len(flat) or min(flat) < 0:
+            raise InvalidInputError(f"a stage uses devices {flat}; each may stand once, from 0 on")
+        if not self.shares:
+            object.__setattr__(self, "shares", (1,) * len(self.devices))
+        if len(self.shares) != len(self.devices) or min(self.shares) < 1:
+            raise InvalidInputError(
+                f"shares {list(self.shares)} do not fit {len(self.devices)} replicas; "
+                "expected a whole number of 1 or more for each"
+            )
+        if sum(self.shares) > 1_000_000:
+            raise InvalidInputError(f"a round of {sum(self.shares)} microbatches is too long")
+        uneven = len(set(self.shares)) > 1
+        if uneven and self.shard in (Shard.GRADIENTS, Shard.PARAMETERS):
+            raise InvalidInputError(
+                f"sharded {self.shard.value} need equal shares, got {list(self.shares)}"
+            )
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas."""
+        return len(self.devices)
+
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel degree."""
+        return len(self.devices[0])
+
+    @property
+    def round(self) -> int:
+        """Microbatches after which the route through the replicas repeats."""
+        return sum(self.shares)
+
+    @property
+    def route(self) -> tuple[int, ...]:
+        """The replica that takes each microbatch of a round.
+
+        Replica r's k-th microbatch has the key ``((2k + 1) / (2 share_r), r)``; they go by key.
+
+        >>> Stage(devices=((0,), (1,)), shares=(5, 3)).route
+        (0, 1, 0, 0, 1, 0, 1, 0)
+        """
+        return _route(self.shares)
+
+
+@lru_cache(maxsize=4096)
+def _route(shares: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(shares)) == 1:
+        return tuple(range(len(shares))) * shares[0]
+    keys = [
+        (Fraction(2 * turn + 1, 2 * share), replica)
+        for replica, share in enumerate(shares)
+        for turn in range(share)
+    ]
+    return tuple(replica for _, replica in sorted(keys))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan(Columns):
+    """A cut of a graph into stages, and how they run.
+
+    Attributes:
+        fingerprint: Of the graph it is for.
+        devices: Names of the devices that it uses.
+        stage_of: The stage of each op.
+        stages: The stages; data flows from lower to higher numbers. The stages of one device run
+            in the order of their numbers (backward: reversed) where the schedule leaves a choice.
+        schedule: Order of the microbatches.
+        microbatch_sizes: Samples of each microbatch of a step.
+        recompute: Whether each op recomputes its activations in backward.
+    """
+
+    fingerprint: str
+    devices: tuple[str, ...]
+    stage_of: Ints
+    stages: tuple[Stage, ...]
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    microbatch_sizes: Ints = start([1], np.int32)
+    recompute: Flags = every(False)
+
+    def __post_init__(self) -> None:
+        rows = np.size(self.stage_of)
+        sizes = np.size(self.microbatch_sizes)
+        self._set(
+            devices=names(self.devices, "devices of the plan"),
+            stages=tuple(self.stages),
+            stage_of=column(
+                self.stage_of, np.int32, rows, "stage of an op", high=len(self.stages) - 1
+            ),
+            microbatch_sizes=column(
+                self.microbatch_sizes, np.int32, sizes, "microbatch size", low=1
+            ),
+            recompute=column(self.recompute, np.bool_, rows, "recompute"),
+        )
+        if not self.stages or not sizes:
+            raise InvalidInputError("a plan needs at least one stage and one microbatch")
+        empty = np.flatnonzero(np.bincount(self.stage_of, minlength=len(self.stages)) == 0)
+        if len(empty):
+            raise InvalidInputError(f"stage {empty[0]} holds no op; leave it out")
+        self._check_stages()
+
+    def _check_stages(self) -> None:
+        """Check devices, shares and groups; equal stages are looked at once."""
+        first_at: dict[Stage, int] = {}
+        for index, stage in enumerate(self.stages):
+            first_at.setdefault(stage, index)
+        group_of: dict[int, tuple[int, ...]] = {}
+        for stage, index in first_at.items():
+            top = max(max(group) for group in stage.devices)
+            if top >= len(self.devices):
+                raise InvalidInputError(
+                    f"stage {index} uses device {top}; the plan names {len(self.devices)}"
+                )
+            if self.num_microbatches % stage.round:
+                raise InvalidInputError(
+                    f"stage {index} deals rounds of {stage.round} microbatches (shares "
+                    f"{list(stage.shares)}), which do not divide {self.num_microbatches}; "
+                    f"use a multiple of {stage.round} microbatches, or other shares"
+                )
+            for group in stage.devices:
+                for device in group:
+                    if group_of.setdefault(device, group) != group:
+                        raise InvalidInputError(
+                            f"device {self.devices[device]!r} is in two tensor-parallel groups; "
+                            "groups that share a device must be the same"
+                        )
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches in a step."""
+        return len(self.microbatch_sizes)
+
+    @cached_property
+    def samples(self) -> int:
+        """Samples in a step."""
+        return int(self.microbatch_sizes.sum())
+
+    @property
+    def stashes_weights(self) -> bool:
+        """Whether backward uses the weights that forward saw, while later updates go on."""
+        return self.schedule is Schedule.PIPEDREAM
+
+    @cached_property
+    def stage_index(self) -> Mapping[Stage, int]:
+        """A small number for each distinct stage."""
+        index: dict[Stage, int] = {}
+        for stage in self.stages:
+            index.setdefault(stage, len(index))
+        return index
+
+    @cached_property
+    def device_of(self) -> Ints:
+        """The first device (replica 0, rank 0) of each op's stage."""
+        first = np.array([stage.devices[0][0] for stage in self.stages], dtype=np.int32)
+        return frozen_array(first[self.stage_of], np.int32)
+
+    def check_fits(self, problem: Problem) -> None:
+        """Check that this is a plan for a problem.
+
+        Raises:
+            InvalidInputError: It is for another graph, misses an op, names a device that is not
+                there, or its stages are not numbered along the data.
+        """
+        graph = problem.graph
+        if len(self.stage_of) != len(graph):
+            raise InvalidInputError(
+                f"the plan places {len(self.stage_of)} ops, graph {graph.name!r} has {len(graph)}; "
+                "every op must be placed once"
+            )
+        if self.fingerprint != graph.fingerprint:
+            raise InvalidInputError(
+                f"the plan is for a graph with fingerprint {self.fingerprint}, "
+                f"{graph.name!r} has {graph.fingerprint}; plan this graph again"
+            )
+        missing = [name for name in self.devices if name not in problem.cluster.index_of]
+        if missing:
+            known = ", ".join(problem.cluster.device_names[:8])
+            raise InvalidInputError(
+                f"device {missing[0]!r} of the plan is not in cluster {problem.cluster.name!r} "
+                f"({known}{', ...' if len(problem.cluster) > 8 else ''})"
+            )
+        _check_numbering(graph, self.stage_of)
+
+
+def _check_numbering(graph: Graph, stage_of: Ints) -> None:
+    """Check that no forward edge leads to a lower stage."""
+    source, reader = graph.edge_source, graph.edges.reader
+    inner = (source >= 0) & graph.is_forward[reader]
+    inner[inner] &= graph.is_forward[source[inner]]
+    back = np.flatnonzero(inner)[stage_of[source[inner]] > stage_of[reader[inner]]]
+    if len(back):
+        edge = int(back[0])
+        before, after = int(source[edge]), int(reader[edge])
+        raise InvalidInputError(
+            f"op {graph.ops.names[after]!r} in stage {stage_of[after]} reads from "
+            f"{graph.ops.names[before]!r} in the later stage {stage_of[before]}; "
+            "data must flow to stages with higher numbers"
+        )
+
+
+def equal_microbatches(count: int, size: int) -> Ints:
+    """Return the sizes of equal microbatches."""
+    return frozen_array(np.full(count, size), np.int32)
+
+
+def pipeline_stages(groups: Sequence[Sequence[int]]) -> tuple[Stage, ...]:
+    """Return a stage for each group of devices, one replica a device."""
+    return tuple(Stage(devices=tuple((device,) for device in group)) for group in groups)

@@ -1,0 +1,122 @@
+"""What is asked: a graph, a cluster, and what counts as good."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from partita.core.cluster import Cluster
+from partita.core.columns import Columns
+from partita.core.graph import KIND_BIT, Graph
+from partita.errors import InvalidInputError
+
+
+class Mode(StrEnum):
+    """What the devices do with the model."""
+
+    TRAINING = "training"
+    INFERENCE = "inference"
+
+
+class Metric(StrEnum):
+    """What a plan is measured by; all are minimised."""
+
+    THROUGHPUT = "throughput"
+    LATENCY = "latency"
+    ENERGY = "energy"
+    PIPEDREAM = "pipedream"
+    PIPEDREAM_REPAIRED = "pipedream-repaired"
+    MAX_LOAD = "max-load"
+    SINGLE_SAMPLE_LATENCY = "single-sample-latency"
+    PIPER = "piper"
+    MAKESPAN_PARALLEL = "makespan-parallel"
+    MAKESPAN_SEQUENTIAL = "makespan-sequential"
+    SHARDING_COST = "sharding-cost"
+
+
+class Schedule(StrEnum):
+    """The order in which a pipeline runs its microbatches."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved-1f1b"
+    ZERO_BUBBLE = "zero-bubble"
+    EARLY_RECOMPUTE = "early-recompute-1f1b"
+    PIPEDREAM = "pipedream"
+    INFERENCE = "inference"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What counts as good, and what is given. ``None`` leaves a choice to the planner.
+
+    Attributes:
+        metric: What is minimised.
+        mode: Training or inference.
+        microbatches: Microbatches in a step.
+        microbatch_size: Samples in a microbatch; ``None`` = the graph's batch size.
+        schedule: Pipeline schedule.
+        memory_factor: Share of each device's memory that a plan may use, above 0 up to 1.
+        optimizer_bytes_per_element: Optimizer state for an element of a trainable parameter:
+            0 for SGD, 4 with momentum, 8 for Adam.
+    """
+
+    metric: Metric = Metric.THROUGHPUT
+    mode: Mode = Mode.TRAINING
+    microbatches: int | None = None
+    microbatch_size: int | None = None
+    schedule: Schedule | None = None
+    memory_factor: float = 1.0
+    optimizer_bytes_per_element: float = 8.0
+
+    def __post_init__(self) -> None:
+        for what in ("microbatches", "microbatch_size"):
+            value = getattr(self, what)
+            if value is not None and not 1 <= value <= 10_000_000:
+                raise InvalidInputError(f"{what} is {value}; expected 1 to 10000000")
+        if not 0 < self.memory_factor <= 1:
+            raise InvalidInputError(
+                f"memory_factor is {self.memory_factor}; expected above 0 and up to 1"
+            )
+        if not (
+            self.optimizer_bytes_per_element >= 0
+            and math.isfinite(self.optimizer_bytes_per_element)
+        ):
+            raise InvalidInputError(
+                f"optimizer_bytes_per_element is {self.optimizer_bytes_per_element}; expected >= 0"
+            )
+        infers = self.mode is Mode.INFERENCE
+        if self.schedule is not None and infers != (self.schedule is Schedule.INFERENCE):
+            raise InvalidInputError(
+                f"schedule {self.schedule.value!r} is not one for {self.mode.value}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem(Columns):
+    """A graph to spread over a cluster.
+
+    Attributes:
+        graph: The model.
+        cluster: The machines.
+        objective: What counts as good.
+    """
+
+    graph: Graph
+    cluster: Cluster
+    objective: Objective = Objective()
+
+    def __post_init__(self) -> None:
+        here = 0
+        for device in self.cluster.devices:
+            here |= KIND_BIT[device.kind]
+        stuck = (self.graph.ops.device_kinds & here) == 0
+        if bool(stuck.any()):
+            name = self.graph.ops.names[int(stuck.argmax())]
+            raise InvalidInputError(
+                f"op {name!r} runs on no kind of device in cluster {self.cluster.name!r}"
+            )
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples in a microbatch: as asked, else the graph's batch size."""
+        return self.objective.microbatch_size or self.graph.batch_size

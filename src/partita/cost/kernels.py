@@ -1,0 +1,84 @@
+"""Hot loops over columns, interpreted on small inputs and compiled on large ones.
+
+A kernel is a plain function that only indexes its arguments, so that it runs on lists and, compiled
+by Numba with an on-disk cache, on arrays. Numba is imported only where the input is large enough
+to pay for it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from partita.core.columns import Array
+
+COMPILE_FROM = 30_000
+
+
+@cache
+def _compiled(kernel: Callable[..., None]) -> Callable[..., None]:
+    from numba import njit  # noqa: PLC0415 (loaded only where it pays)
+
+    result: Callable[..., None] = njit(cache=True)(kernel)
+    return result
+
+
+def run_kernel(
+    kernel: Callable[..., None],
+    size: int,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+) -> None:
+    """Run a kernel on inputs, filling outputs; compiled from ``COMPILE_FROM`` rows on."""
+    if size >= COMPILE_FROM:
+        _compiled(kernel)(*inputs, *outputs)
+        return
+    lists = [array.tolist() for array in outputs]
+    kernel(*(array.tolist() for array in inputs), *lists)
+    for array, values in zip(outputs, lists, strict=True):
+        array[:] = values
+
+
+def csr(source: Array, target: Array, num_nodes: int) -> tuple[Array, Array]:
+    """Return ``(ptr, targets)`` of a graph, the targets of each source together."""
+    order = np.argsort(source, kind="stable")
+    pointers = np.zeros(num_nodes + 1, dtype=np.int64)
+    np.cumsum(np.bincount(source, minlength=num_nodes), out=pointers[1:])
+    return pointers, target[order].astype(np.int64)
+
+
+def longest_levels(
+    ptr: Any, targets: Any, waiting: Any, queue: Any, level: Any, count: Any
+) -> None:
+    """Fill ``level`` with the longest path to each node, ``count[0]`` with the nodes reached."""
+    tail = 0
+    for node in range(len(level)):
+        if waiting[node] == 0:
+            queue[tail] = node
+            tail += 1
+    head = 0
+    while head < tail:
+        node = queue[head]
+        head += 1
+        above = level[node] + 1
+        for edge in range(ptr[node], ptr[node + 1]):
+            after = targets[edge]
+            level[after] = max(level[after], above)
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                queue[tail] = after
+                tail += 1
+    count[0] = tail
+
+
+def heaviest_suffix(ptr: Any, targets: Any, weight: Any, total: Any) -> None:  # noqa: ANN401
+    """Fill ``total`` with each node's weight plus the largest total of its targets.
+
+    Edges must lead from lower to higher numbers.
+    """
+    for node in range(len(total) - 1, -1, -1):
+        best = 0
+        for edge in range(ptr[node], ptr[node + 1]):
+            best = max(best, total[targets[edge]])
+        total[node] = weight[node] + best

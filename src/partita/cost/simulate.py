@@ -1,0 +1,428 @@
+"""Plays a Program on a cluster: when does each instruction start and end.
+
+Compute runs one at a time in list order. A SEND is issued when the compute before it has ended and
+occupies one port out and one port in for as long as it takes; ports serve in order of issue, ties by
+device. A collective starts when all members have come to it and occupies the ports of its ring. A
+compute instruction waits for its RECVs and reductions.
+"""
+
+import dataclasses
+import heapq
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from partita.core.cluster import Cluster, Links
+from partita.core.columns import Array
+from partita.core.plan import Plan
+from partita.core.problem import Problem
+from partita.core.program import FIRST_COLLECTIVE, Kind, Program
+from partita.core.timeline import Timeline, TimelineOrigin
+from partita.cost.durations import cluster_devices, instruction_seconds
+from partita.cost.kernels import run_kernel
+from partita.cost.links import ring_order
+from partita.cost.lower import lower
+from partita.cost.matching import match
+from partita.cost.memory import memory_curve
+from partita.errors import InvalidInputError
+
+_UPDATE, _SEND, _RECV = int(Kind.UPDATE), int(Kind.SEND), int(Kind.RECV)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """What makes a simulated step differ from the ideal one.
+
+    Attributes:
+        slow: By device name, the factor by which its compute is slower (a straggler).
+        perturb: Every compute and transfer time is multiplied by uniform(1 - perturb, 1 + perturb).
+        seed: Of the perturbation.
+    """
+
+    slow: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    perturb: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.perturb < 1:
+            raise InvalidInputError(f"perturb is {self.perturb}; expected 0 or more, below 1")
+        for name, factor in self.slow.items():
+            if not 0 < factor < float("inf"):
+                raise InvalidInputError(
+                    f"device {name!r} is slowed by {factor}; expected more than 0"
+                )
+
+
+def simulate(
+    problem: Problem,
+    plan: Plan,
+    *,
+    program: Program | None = None,
+    disturbance: Disturbance | None = None,
+    period: bool = False,
+) -> Timeline:
+    """Return the predicted timeline of one step, from idle.
+
+    Args:
+        problem: The problem.
+        plan: A plan for it.
+        program: Its Program, if it was lowered before.
+        disturbance: Stragglers and noise.
+        period: Whether to find the seconds from a step to the next in steady state, too.
+    """
+    program = program or lower(problem, plan)
+    seconds = instruction_seconds(problem, plan, program)
+    if disturbance is not None:
+        seconds = _disturbed(program, seconds, disturbance)
+    timeline = play(program, problem.cluster, seconds)
+    device, time_s, used = memory_curve(problem, plan, program, timeline)
+    limit = problem.cluster.memory_bytes[cluster_devices(problem, program.devices)]
+    return dataclasses.replace(
+        timeline,
+        memory_device=device,
+        memory_s=time_s,
+        memory_bytes=used,
+        limit_bytes=limit * problem.objective.memory_factor,
+        period_s=steady_period_s(problem, plan) if period else float("nan"),
+    )
+
+
+def steady_period_s(problem: Problem, plan: Plan) -> float:
+    """Return the seconds from a step to the next when steps follow each other.
+
+    Weight stashing flows on: the period is what more microbatches add to a longer run. Schedules
+    that flush begin a step on each device as soon as it has ended the one before.
+    """
+    if plan.stashes_weights:
+        few, many = (_repeat_microbatches(plan, times) for times in (3, 6))
+        return (simulate(problem, many).makespan_s - simulate(problem, few).makespan_s) / 3
+    program = lower(problem, plan)
+    seconds = instruction_seconds(problem, plan, program)
+    ends = []
+    for times in (3, 6):
+        repeated, rows = _repeat_program(program, times)
+        ends.append(play(repeated, problem.cluster, seconds[rows]).makespan_s)
+    return (ends[1] - ends[0]) / 3
+
+
+def _repeat_microbatches(plan: Plan, times: int) -> Plan:
+    return dataclasses.replace(plan, microbatch_sizes=np.tile(plan.microbatch_sizes, times))
+
+
+def _repeat_program(program: Program, times: int) -> tuple[Program, Array]:
+    """Return a Program that does its step several times, and the row that each row repeats."""
+    parts = [np.arange(a, b) for a, b in zip(program.ptr[:-1], program.ptr[1:], strict=True)]
+    rows = np.concatenate([np.tile(part, times) for part in parts])
+    copy = np.concatenate([np.repeat(np.arange(times), len(part)) for part in parts])
+    count = program.num_microbatches
+    turn = program.microbatch[rows]
+    shifted = np.where(turn < 0, turn, turn + copy * count)
+    names = ("kind", "stage", "tensor", "gradient", "peer", "group", "bucket", "bytes", "version")
+    repeated = dataclasses.replace(
+        program,
+        ptr=program.ptr * times,
+        microbatch=shifted,
+        microbatch_sizes=np.tile(program.microbatch_sizes, times),
+        **{name: getattr(program, name)[rows] for name in names},
+    )
+    return repeated, rows
+
+
+def _disturbed(program: Program, seconds: Array, disturbance: Disturbance) -> Array:
+    seconds = seconds.copy()
+    for name, factor in disturbance.slow.items():
+        if name not in program.devices:
+            raise InvalidInputError(
+                f"device {name!r} is not in the plan; it uses {', '.join(program.devices[:8])}"
+            )
+        rows = (program.device == program.devices.index(name)) & program.is_compute
+        seconds[rows] *= factor
+    if disturbance.perturb:
+        rng = np.random.default_rng(disturbance.seed)
+        low, high = 1 - disturbance.perturb, 1 + disturbance.perturb
+        seconds *= rng.uniform(low, high, len(seconds))
+    return seconds
+
+
+def play(program: Program, cluster: Cluster, seconds: Array) -> Timeline:
+    """Return the timeline of a Program whose instructions take the given seconds.
+
+    Raises:
+        InvalidInputError: The Program cannot run to its end; names what is stuck.
+    """
+    matching = match(program)
+    out_port, in_port, num_ports, by_time = _ports(program, cluster)
+    rows, devices, joints = len(program), len(program.devices), len(matching.joint_size)
+    start, end = np.zeros(rows), np.full(rows, -1.0)
+    cause, position = np.full(rows, -1, dtype=np.int32), program.ptr[:-1].copy()
+    run_kernel(
+        _play,
+        rows,
+        [
+            *(program.ptr, program.kind, seconds, program.device, out_port, in_port),
+            np.array([int(by_time), int(joints > 0)]),
+            *(matching.partner, matching.joint, matching.joint_size),
+            *(matching.first_wait, matching.next_wait),
+        ],
+        [start, end, cause, position, *_scratch(rows, devices, joints, num_ports)],
+    )
+    stuck = np.flatnonzero(position < program.ptr[1:])
+    if len(stuck):
+        _refuse_stuck(program, position, stuck)
+    np.maximum(start, end, out=end)
+    instruction = np.arange(rows, dtype=np.int32)
+    for column in (start, end, cause, instruction):
+        column.flags.writeable = False
+    return Timeline(
+        origin=TimelineOrigin.SIMULATED,
+        devices=program.devices,
+        device=program.device,
+        instruction=instruction,
+        kind=program.kind,
+        stage=program.stage,
+        microbatch=program.microbatch,
+        peer=program.peer,
+        start_s=start,
+        end_s=end,
+        bytes=program.bytes,
+        cause=cause,
+    )
+
+
+def _refuse_stuck(program: Program, position: Array, stuck: Array) -> None:
+    where = "; ".join(program.describe(int(position[device])) for device in stuck[:4].tolist())
+    more = f" and {len(stuck) - 4} more" if len(stuck) > 4 else ""
+    raise InvalidInputError(f"the program cannot go on, these wait for each other: {where}{more}")
+
+
+def _scratch(rows: int, devices: int, joints: int, ports: int) -> list[Array]:
+    """Return working columns of the kernel: by device, by joint instruction, by port."""
+    return [
+        np.zeros(devices),
+        *(np.full(devices, -1, dtype=np.int64) for _ in range(3)),
+        np.zeros(joints, dtype=np.int64),
+        *(np.zeros(joints) for _ in range(2)),
+        *(np.full(joints, -1, dtype=np.int64) for _ in range(2)),
+        np.full(rows if joints else 0, -1, dtype=np.int64),
+        np.zeros(ports),
+        np.full(ports, -1, dtype=np.int64),
+    ]
+
+
+def _ports(program: Program, cluster: Cluster) -> tuple[Array, int, bool]:
+    """Return the ports of every row, how many, and whether they must be served by time of issue.
+
+    A SEND has one port out and one in; a collective member the two ports of its place in the ring.
+    Ports in are numbered after ports out; -1 = none. Where every port serves one ordered pair of
+    devices its transfers come in order anyway.
+    """
+    to_cluster = np.array([cluster.index_of[name] for name in program.devices], dtype=np.int32)
+    sends = np.flatnonzero(program.kind == Kind.SEND)
+    links = cluster.links(to_cluster[program.device[sends]], to_cluster[program.peer[sends]])
+    collectives = np.flatnonzero(program.kind >= FIRST_COLLECTIVE)
+    after = _ring_successor(program, collectives)
+    ring = cluster.links(to_cluster[program.device[collectives]], to_cluster[after])
+    used = np.zeros(2 * cluster.num_ports + 1, dtype=bool)
+    pairs = []
+    for rows, way in ((sends, links), (collectives, ring)):
+        inward = np.where(way.in_port < 0, -1, cluster.num_ports + way.in_port)
+        pairs.append((rows, way.out_port, inward))
+        used[way.out_port] = True
+        used[inward] = True
+    used[-1] = False
+    number = (np.cumsum(used) - 1).astype(np.int32)
+    number[-1] = -1
+    first = np.full(len(program), -1, dtype=np.int32)
+    second = first.copy()
+    for rows, outward, inward in pairs:
+        first[rows], second[rows] = number[outward], number[inward]
+    by_time = len(collectives) > 0 or _any_port_shared(program, sends, links)
+    return first, second, max(1, int(used.sum())), by_time
+
+
+def _any_port_shared(program: Program, sends: Array, links: Links) -> bool:
+    """Return whether some port serves more than one ordered pair of devices."""
+    if not len(sends):
+        return False
+    size = len(program.devices)
+    pair = program.device[sends].astype(np.int64) * size + program.peer[sends]
+    some = np.full(size * size, -1, dtype=np.int64)
+    some[pair] = np.arange(len(pair))
+    one_each = some[some >= 0]
+    return any(
+        len(np.unique(port[one_each])) != len(one_each)
+        for port in (links.out_port, links.in_port)
+        if port[0] >= 0
+    )
+
+
+def _ring_successor(program: Program, rows: Array) -> Array:
+    """Return the device after each member in the ring of its group."""
+    table: dict[tuple[int, int], int] = {}
+    for group in np.unique(program.group[rows]).tolist():
+        members = program.group_devices[program.group_ptr[group] : program.group_ptr[group + 1]]
+        ring = ring_order(members).tolist()
+        table |= {(group, a): b for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)}
+    pairs = zip(program.group[rows].tolist(), program.device[rows].tolist(), strict=True)
+    return np.array([table[pair] for pair in pairs], dtype=np.int64)
+
+
+def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915 (one compiled event loop)
+    ptr: Any,  # noqa: ANN401 (lists or arrays, as for every argument here)
+    kind: Any,  # noqa: ANN401
+    seconds: Any,  # noqa: ANN401
+    device_of: Any,  # noqa: ANN401
+    out_port: Any,  # noqa: ANN401
+    in_port: Any,  # noqa: ANN401
+    flags: Any,  # noqa: ANN401
+    partner: Any,  # noqa: ANN401
+    joint: Any,  # noqa: ANN401
+    joint_size: Any,  # noqa: ANN401
+    first_wait: Any,  # noqa: ANN401
+    next_wait: Any,  # noqa: ANN401
+    start: Any,  # noqa: ANN401
+    end: Any,  # noqa: ANN401
+    cause: Any,  # noqa: ANN401
+    position: Any,  # noqa: ANN401
+    clock: Any,  # noqa: ANN401
+    last: Any,  # noqa: ANN401
+    blocked: Any,  # noqa: ANN401
+    stack: Any,  # noqa: ANN401
+    come: Any,  # noqa: ANN401
+    ready: Any,  # noqa: ANN401
+    longest: Any,  # noqa: ANN401
+    reason: Any,  # noqa: ANN401
+    head: Any,  # noqa: ANN401
+    chain: Any,  # noqa: ANN401
+    free: Any,  # noqa: ANN401
+    holder: Any,  # noqa: ANN401
+) -> None:
+    """Run every device as far as it goes, then serve the earliest transfer, until all is done.
+
+    ``end`` is -1 until it is known. ``last`` is the last compute row of a device; ``head`` and
+    ``chain`` list the members that have come to a joint instruction; ``holder`` is the last row that
+    used a port. ``flags``: ports are served by time; there are joint instructions.
+    """
+    num_devices = len(ptr) - 1
+    height = num_devices
+    for d in range(num_devices):
+        stack[d] = num_devices - 1 - d
+    pending = [(0.0, 0, 0)]
+    heapq.heappop(pending)
+    while height > 0 or len(pending) > 0:
+        if height == 0:
+            issued, _, row = heapq.heappop(pending)
+            begin = issued
+            why = reason[joint[row]] if kind[row] > _RECV else cause[row]
+            members = row
+            while members >= 0:
+                for port in (out_port[members], in_port[members]):
+                    if port >= 0 and free[port] > begin:
+                        begin = free[port]
+                        why = holder[port]
+                members = chain[members] if kind[row] > _RECV else -1
+            finish = begin + (longest[joint[row]] if kind[row] > _RECV else seconds[row])
+            members = row
+            while members >= 0:
+                start[members] = begin
+                end[members] = finish
+                cause[members] = why
+                for port in (out_port[members], in_port[members]):
+                    if port >= 0:
+                        free[port] = finish
+                        holder[port] = members
+                waiter = members if kind[row] > _RECV else partner[members]
+                end[waiter] = finish
+                if blocked[device_of[waiter]] == 1:
+                    blocked[device_of[waiter]] = 0
+                    stack[height] = device_of[waiter]
+                    height += 1
+                members = chain[members] if kind[row] > _RECV else -1
+            continue
+        height -= 1
+        d = stack[height]
+        row = position[d]
+        while row < ptr[d + 1]:
+            if kind[row] <= _UPDATE:
+                begin = clock[d]
+                why = last[d]
+                waited = first_wait[row]
+                while waited >= 0 and end[waited] >= 0.0:
+                    if end[waited] > begin:
+                        begin = end[waited]
+                        why = partner[waited] if kind[waited] == _RECV else waited
+                    waited = next_wait[waited]
+                if waited >= 0:
+                    blocked[d] = 1
+                    break
+                if flags[1] == 0 or joint[row] < 0:
+                    start[row] = begin
+                    end[row] = begin + seconds[row]
+                    cause[row] = why
+                    clock[d] = end[row]
+                    last[d] = row
+                    row += 1
+                    continue
+                group = joint[row]
+                chain[row] = head[group]
+                head[group] = row
+                come[group] += 1
+                longest[group] = max(longest[group], seconds[row])
+                if begin >= ready[group]:
+                    ready[group] = begin
+                    reason[group] = why
+                if come[group] < joint_size[group]:
+                    break
+                members = row
+                while members >= 0:
+                    start[members] = ready[group]
+                    end[members] = ready[group] + longest[group]
+                    cause[members] = reason[group]
+                    other = device_of[members]
+                    clock[other] = end[members]
+                    last[other] = members
+                    position[other] = members + 1
+                    if other != d:
+                        stack[height] = other
+                        height += 1
+                    members = chain[members]
+                row += 1
+            elif kind[row] == _SEND:
+                cause[row] = last[d]
+                if flags[0] == 1:
+                    heapq.heappush(pending, (clock[d], d, row))
+                else:
+                    begin = clock[d]
+                    port = out_port[row]
+                    if free[port] > begin:
+                        begin = free[port]
+                        cause[row] = holder[port]
+                    start[row] = begin
+                    end[row] = begin + seconds[row]
+                    free[port] = end[row]
+                    holder[port] = row
+                    waiter = partner[row]
+                    end[waiter] = end[row]
+                    if blocked[device_of[waiter]] == 1:
+                        blocked[device_of[waiter]] = 0
+                        stack[height] = device_of[waiter]
+                        height += 1
+                row += 1
+            elif kind[row] == _RECV:
+                start[row] = clock[d]
+                cause[row] = partner[row]
+                row += 1
+            else:
+                group = joint[row]
+                chain[row] = head[group]
+                head[group] = row
+                come[group] += 1
+                longest[group] = max(longest[group], seconds[row])
+                if clock[d] >= ready[group]:
+                    ready[group] = clock[d]
+                    reason[group] = last[d]
+                if come[group] == joint_size[group]:
+                    heapq.heappush(pending, (ready[group], d, row))
+                row += 1
+        position[d] = row

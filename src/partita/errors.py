@@ -1,0 +1,66 @@
+"""The exceptions that Partita raises on purpose.
+
+Every message says what is wrong, where, the value, and what would do: lower case, no full stop.
+
+PartitaError
+  InvalidInputError   impossible input (also a ValueError)
+    FormatError       a file; knows path and line
+  InfeasibleError     no plan fits; which limit, by how much
+  UnsupportedError    this machine or this install cannot; what to install
+  WorkerError         a process died or hung
+"""
+
+
+class PartitaError(Exception):
+    """Anything that Partita reports to its user in one line.
+
+    Attributes:
+        exit_code: What the command line exits with when this reaches it.
+    """
+
+    exit_code = 1
+
+
+class InvalidInputError(PartitaError, ValueError):
+    """An input that cannot be right."""
+
+    exit_code = 2
+
+
+class FormatError(InvalidInputError):
+    """A file or text that cannot be read.
+
+    Attributes:
+        path: Name of the file, or empty for a bare text.
+        line: Line number from 1, or 0 where there is none.
+        reason: What is wrong, without the place.
+    """
+
+    def __init__(self, reason: str, *, path: str = "", line: int = 0) -> None:
+        self.reason = reason
+        self.path = path
+        self.line = line
+        place = f"{path}:{line}" if path and line else path or (f"line {line}" if line else "")
+        super().__init__(f"{place}: {reason}" if place else reason)
+
+    def at(self, path: str) -> "FormatError":
+        """Return the same error with the name of the file it came from."""
+        return FormatError(self.reason, path=path, line=self.line)
+
+
+class InfeasibleError(PartitaError):
+    """No plan keeps within the limits."""
+
+    exit_code = 3
+
+
+class UnsupportedError(PartitaError):
+    """This machine or this installation cannot do it."""
+
+    exit_code = 4
+
+
+class WorkerError(PartitaError):
+    """A worker process died or hung."""
+
+    exit_code = 5

@@ -1,0 +1,1 @@
+"""Foreign file formats, one module each: text to core types and back."""

@@ -1,0 +1,104 @@
+"""Quantities as people write them: ``"16GiB"`` to bytes, ``"5us"`` to seconds, and back."""
+
+import math
+import re
+
+from partita.errors import InvalidInputError
+
+_DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
+_BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40, "pi": 2.0**50}
+_BYTE_UNITS = {f"{p}b": f for p, f in (_DECIMAL | _BINARY).items()} | {"": 1.0}
+_BIT_UNITS = {f"{p}bit": f / 8 for p, f in (_DECIMAL | _BINARY).items()}
+_RATE_UNITS = (
+    {f"{u}/s": f for u, f in (_BYTE_UNITS | _BIT_UNITS).items() if u}
+    | {f"{p}bps": f / 8 for p, f in _DECIMAL.items()}
+    | {"": 1.0}
+)
+_TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0}
+_QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|inf)\s*([^\d\s]*)\s*")
+
+
+def _parse(text: object, units: dict[str, float], what: str, example: str) -> float:
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        raise InvalidInputError(f"{what} {text!r} is not a number; write it like {example}")
+    match = _QUANTITY.fullmatch(str(text))
+    factor = units.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise InvalidInputError(f"{what} {text!r} is not understood; write it like {example}")
+    value = float(match.group(1)) * factor
+    if value < 0:
+        raise InvalidInputError(f"{what} {text!r} is negative; expected 0 or more")
+    return value
+
+
+def parse_bytes(text: object, what: str = "size") -> float:
+    """Return bytes for ``16e9``, ``"16GB"`` (10^9) or ``"16GiB"`` (2^30).
+
+    >>> parse_bytes("1.5GiB")
+    1610612736.0
+    """
+    return _parse(text, _BYTE_UNITS, what, "16e9, 16GB or 16GiB")
+
+
+def parse_bandwidth(text: object, what: str = "bandwidth") -> float:
+    """Return bytes per second for ``1e9``, ``"25GB/s"``, ``"100Gbit/s"`` or ``"100Gbps"``.
+
+    >>> parse_bandwidth("100Gbit/s")
+    12500000000.0
+    """
+    return _parse(text, _RATE_UNITS, what, "1e9, 25GB/s or 100Gbit/s")
+
+
+def parse_seconds(text: object, what: str = "time") -> float:
+    """Return seconds for ``0.5``, ``"20us"``, ``"3ms"`` or ``"2min"``.
+
+    >>> parse_seconds("20us")
+    2e-05
+    """
+    return _parse(text, _TIME_UNITS, what, "0.5, 20us or 3ms")
+
+
+def format_bytes(value: float) -> str:
+    """Return bytes for people, in powers of ten.
+
+    >>> format_bytes(61.2e9)
+    '61.2 GB'
+    """
+    return _scaled(value, ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")), "B")
+
+
+def format_count(value: float) -> str:
+    """Return a large count for people.
+
+    >>> format_count(42800)
+    '42.8 k'
+    """
+    return _scaled(value, ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")), "").strip()
+
+
+def format_seconds(value: float) -> str:
+    """Return a time for people, with three significant digits or so.
+
+    >>> format_seconds(0.00412)
+    '4.12 ms'
+    """
+    if not math.isfinite(value):
+        return "-"
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(value) >= factor:
+            return f"{value / factor:.{_decimals(value / factor)}f} {unit}"
+    return "0 s" if value == 0 else f"{value / 1e-9:.3g} ns"
+
+
+def _scaled(value: float, steps: tuple[tuple[float, str], ...], unit: str) -> str:
+    if not math.isfinite(value):
+        return "-"
+    for factor, name in steps:
+        if abs(value) >= factor:
+            return f"{value / factor:.{_decimals(value / factor)}f} {name}"
+    return f"{value:.{_decimals(value) if value % 1 else 0}f} {unit}"
+
+
+def _decimals(value: float) -> int:
+    """Return how many decimals show a value with three significant digits, four from 1000 on."""
+    return max(0, 2 - int(math.log10(max(1.0, abs(value)))))
