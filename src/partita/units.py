@@ -2,6 +2,7 @@
 
 import math
 import re
+from decimal import Decimal
 
 from partita.errors import InvalidInputError
 
@@ -25,7 +26,12 @@ def _parse(text: object, units: dict[str, float], what: str, example: str) -> fl
     factor = units.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise InvalidInputError(f"{what} {text!r} is not understood; write it like {example}")
-    value = float(match.group(1)) * factor
+    if match.group(1) == "inf":
+        return math.inf
+    # Decimals keep "5us" at exactly 5e-6.
+    value = float(Decimal(match.group(1)) * Decimal(repr(factor)))
+    if not math.isfinite(value):
+        raise InvalidInputError(f"{what} {text!r} is beyond the range of numbers")
     if value < 0:
         raise InvalidInputError(f"{what} {text!r} is negative; expected 0 or more")
     return value

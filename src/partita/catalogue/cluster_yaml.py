@@ -81,15 +81,14 @@ class _Types:
     """The device types of a text, and those of the catalogue behind them."""
 
     own: Mapping[str, _Type]
+    own_by_lower: Mapping[str, _Type]
     catalogue: Catalogue
 
     def find(self, name: str) -> _Type | None:
         """Return a type by its name: the text's own first, exact spelling before other cases."""
-        if name in self.own:
-            return self.own[name]
-        for key, kind in self.own.items():
-            if key.lower() == name.lower():
-                return kind
+        own = self.own.get(name) or self.own_by_lower.get(name.lower())
+        if own is not None:
+            return own
         known = self.catalogue.devices.get(name.lower())
         if known is None:
             return None
@@ -142,13 +141,14 @@ def read_cluster_yaml(text: str, catalogue: Catalogue) -> Cluster:
 def _read_types(node: Node | None, catalogue: Catalogue) -> _Types:
     """Return the types that a text describes; what it leaves out of one is not known."""
     own: dict[str, _Type] = {}
-    types = _Types(own=own, catalogue=catalogue)
     for name, entry in read_table(node, "types").entries.items() if node else ():
         what = f"type {short(name)}"
         table = read_table(entry, what, _TYPE_KEYS)
         _check_given(table, what, ("kind", "memory"))
-        own[name] = _with_figures(_Type(device=Device(name="new", type=name)), table, what, types)
-    return types
+        base = _Type(device=Device(name="new", type=name))
+        own[name] = _with_figures(base, table, what, catalogue)
+    by_lower = {name.lower(): own[name] for name in reversed(own)}
+    return _Types(own=own, own_by_lower=by_lower, catalogue=catalogue)
 
 
 def _check_given(table: Table, what: str, keys: Collection[str]) -> None:
@@ -157,7 +157,7 @@ def _check_given(table: Table, what: str, keys: Collection[str]) -> None:
             raise FormatError(f"{what}: key {key!r} is missing", line=table.line)
 
 
-def _with_figures(base: _Type, table: Table, what: str, types: _Types) -> _Type:
+def _with_figures(base: _Type, table: Table, what: str, catalogue: Catalogue) -> _Type:
     """Return a type with what a table says of it."""
     figures: _Figures = {
         FIGURES[key][0]: FIGURES[key][1](node, f"{what}: {key}")
@@ -167,7 +167,7 @@ def _with_figures(base: _Type, table: Table, what: str, types: _Types) -> _Type:
     link, node = base.link, table.entries.get("link")
     if node is not None:
         with at_line(node.line):
-            link = types.catalogue.link_type(read_text(node, f"{what}: link"))
+            link = catalogue.link_type(read_text(node, f"{what}: link"))
     with at_line(table.line):
         return replace(base, device=replace(base.device, **figures), link=link)
 
@@ -187,7 +187,7 @@ def _read_type(table: Table, what: str, types: _Types) -> _Type:
                 line=node.line if node else table.line,
             )
         base = _Type(device=Device(name="new", type=name))
-    return _with_figures(base, table, what, types)
+    return _with_figures(base, table, what, types.catalogue)
 
 
 def _label_keys(levels: Node | None) -> tuple[str, ...]:

@@ -220,6 +220,12 @@ def _grouping(name: str, overrides: Mapping[str, Table], parts: Parts) -> _Group
     """Return the groups of a level: by members, by host, by what the groups say, or one."""
     labelled = [name in labels for labels in parts.labels]
     if _has_members(overrides):
+        if any(labelled):
+            raise FormatError(
+                f"this group says its {name}, and level {short(name)} lists members; expected one "
+                "of the two",
+                line=parts.lines[labelled.index(True)],
+            )
         return _member_grouping(name, overrides, parts)
     if name == HOST_LEVEL:
         group_of = [device.host for device in parts.devices]

@@ -37,9 +37,10 @@ def write_cluster_yaml(cluster: Cluster) -> str:
             large, or has a name that YAML has no way to write.
     """
     problem: object = "it does not read back equal"
+    head = [f"name: {_name(cluster.name)}", *_type_lines(cluster)]
+    tail = [*_link_lines(cluster), ""]
     for device_lines in (_group_lines, _device_lines):
-        lines = [f"name: {_name(cluster.name)}", *_type_lines(cluster), *device_lines(cluster)]
-        text = "\n".join([*lines, *_link_lines(cluster)]) + "\n"
+        text = "\n".join([*head, *device_lines(cluster), *tail])
         try:
             if read_cluster_yaml(text, Catalogue()) == cluster:
                 return text
@@ -84,9 +85,10 @@ def _quantity(
 ) -> str:
     """Return a number with the largest unit that fits and reads back equal, else without."""
     for factor, unit in units:
-        text = f"{value / factor:.6g}{unit}"
-        if 1 <= value / factor < 10_000 and parse(text) == value:
-            return text
+        if 1 <= value / factor < 10_000:
+            text = f"{value / factor:.6g}{unit}"
+            if parse(text) == value:
+                return text
     return _number(value)
 
 

@@ -47,8 +47,9 @@ def parse_cluster(
         except InvalidInputError as not_shorthand:
             try:
                 text = _opened(spec, open_text)
-            except FormatError:
-                raise not_shorthand from None
+            except PartitaError:
+                problem = f"{not_shorthand}; nor can it be read as a file"
+                raise InvalidInputError(problem) from not_shorthand
             cluster = _read_text(spec, text, catalogue)
     return apply_overrides(cluster, bandwidth=bandwidth, latency=latency)
 

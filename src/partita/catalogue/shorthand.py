@@ -199,7 +199,7 @@ def local_cluster(
         for index in range(num_devices)
     ]
     return Cluster(
-        name=f"local-{num_devices}xcpu",
+        name=f"{num_devices}xcpu",
         hosts=(Host(name="host0", cpus=cpus, memory_bytes=memory),),
         devices=tuple(devices),
         levels=usual_levels(devices, [catalogue.link_type("loopback")], catalogue),

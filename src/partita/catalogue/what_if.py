@@ -132,6 +132,8 @@ def _add(cluster: Cluster, text: str, catalogue: Catalogue) -> Cluster:
     groups = parse_shorthand(text)
     if len(groups) > 1:
         raise InvalidInputError(f"what if {short('+' + text)}: expected one type of device")
+    if len(cluster) + groups[0].num_hosts * groups[0].num_devices > MAX_DEVICES:
+        raise InvalidInputError(f"what if {short('+' + text)}: more than {MAX_DEVICES} devices")
     addition = _addition(cluster, groups[0].type, catalogue)
     on_new_hosts = _WHOLE_HOSTS.match(text) is not None
     host_of = _placed(cluster, groups[0], addition, on_new_hosts=on_new_hosts)

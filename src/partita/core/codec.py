@@ -51,7 +51,7 @@ def format_of(kind: type) -> str:
 
 def encode(value: object) -> dict[str, Any]:
     """Return the document of a core object."""
-    body = _encode(value, type(value))
+    body = _encode(value)
     return {"format": format_of(type(value)), "version": VERSION, **body}
 
 
@@ -177,7 +177,7 @@ def _optional(hint: object) -> object | None:
     return inner
 
 
-def _encode(value: Any, hint: Any) -> Any:  # noqa: ANN401 (any field)
+def _encode(value: Any) -> Any:  # noqa: ANN401 (any field)
     if isinstance(value, np.ndarray):
         return _encode_column(value)
     if isinstance(value, Enum):
@@ -185,13 +185,14 @@ def _encode(value: Any, hint: Any) -> Any:  # noqa: ANN401 (any field)
     if isinstance(value, float):
         return _encode_number(value)
     if dataclasses.is_dataclass(value):
-        return {name: _encode(getattr(value, name), hint) for name, hint, _ in _fields(type(value))}
+        kind: Any = type(value)
+        return {name: _encode(getattr(value, name)) for name, _, _ in _fields(kind)}
     if isinstance(value, tuple):
         if len(value) > _SHORT and dataclasses.is_dataclass(value[0]):
             return _encode_distinct(value)
-        return [_encode(part, None) for part in value]
+        return [_encode(part) for part in value]
     if isinstance(value, Mapping):
-        return {key: _encode(part, None) for key, part in value.items()}
+        return {key: _encode(part) for key, part in value.items()}
     return value
 
 
@@ -206,7 +207,7 @@ def _encode_column(values: NDArray[Any]) -> Any:  # noqa: ANN401 (a list or an o
         first = values[0]
         same = np.isnan(values) if first != first else values == first
         if same.all():
-            return {"every": _encode(first.item(), None), "rows": len(values)}
+            return {"every": _encode(first.item()), "rows": len(values)}
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         return [_encode_number(value) for value in values.tolist()]
     return values.tolist()
@@ -214,12 +215,12 @@ def _encode_column(values: NDArray[Any]) -> Any:  # noqa: ANN401 (a list or an o
 
 def _encode_distinct(parts: tuple[Any, ...]) -> Any:  # noqa: ANN401 (a list or an object)
     if getattr(type(parts[0]), "__hash__", None) is None:
-        return [_encode(part, None) for part in parts]
+        return [_encode(part) for part in parts]
     index: dict[Any, int] = {}
     of = [index.setdefault(part, len(index)) for part in parts]
     if len(index) == len(parts):
-        return [_encode(part, None) for part in parts]
-    return {"distinct": [_encode(part, None) for part in index], "of": of}
+        return [_encode(part) for part in parts]
+    return {"distinct": [_encode(part) for part in index], "of": of}
 
 
 def _decode(value: Any, hint: Any, path: str) -> Any:  # noqa: ANN401, PLR0911 (one return a kind)

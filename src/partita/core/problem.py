@@ -10,6 +10,10 @@ from partita.core.graph import KIND_BIT, Graph
 from partita.errors import InvalidInputError
 
 
+DEFAULT_MICROBATCHES = 8
+"""Microbatches in a step where nobody says how many."""
+
+
 class Mode(StrEnum):
     """What the devices do with the model."""
 
@@ -115,6 +119,11 @@ class Problem(Columns):
             raise InvalidInputError(
                 f"op {name!r} runs on no kind of device in cluster {self.cluster.name!r}"
             )
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches in a step: as asked, else ``DEFAULT_MICROBATCHES``."""
+        return self.objective.microbatches or DEFAULT_MICROBATCHES
 
     @property
     def microbatch_size(self) -> int:

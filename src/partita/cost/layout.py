@@ -89,20 +89,20 @@ def crossings(graph: Graph, plan: Plan) -> Crossings:
     return Crossings(tensor, plan.stage_of[graph.tensors.producer[tensor]], reader)
 
 
-def input_readers(graph: Graph, plan: Plan) -> tuple[Array]:
+def input_readers(graph: Graph, plan: Plan) -> tuple[Array, Array]:
     """Return pairs of a model input and a stage whose forward ops read it."""
     edges = np.flatnonzero((graph.edge_source < 0) & graph.is_forward[graph.edges.reader])
     stage = plan.stage_of[graph.edges.reader[edges]]
     return _unique_pairs(graph.edges.tensor[edges], stage, len(plan.stages))
 
 
-def owners(graph: Graph, plan: Plan) -> tuple[Array]:
+def owners(graph: Graph, plan: Plan) -> tuple[Array, Array]:
     """Return pairs of a parameter (or buffer) and a stage that uses it."""
     table = graph.parameters
     return _unique_pairs(table.use_parameter, plan.stage_of[table.use_op], len(plan.stages))
 
 
-def _unique_pairs(first: Array, second: Array, size: int) -> tuple[Array]:
+def _unique_pairs(first: Array, second: Array, size: int) -> tuple[Array, Array]:
     keys: Array = np.unique(first.astype(np.int64) * size + second)
     return (keys // size).astype(np.int32), (keys % size).astype(np.int32)
 

@@ -47,6 +47,7 @@ class _Lowering:
         self.graph = problem.graph
         self.layout = Layout(plan)
         self.crossing: Crossings = crossings(problem.graph, plan)
+        self.read_once = bool((np.diff(self.crossing.tensor) != 0).all())
         self.in_flight = in_flight(plan, self.layout, self.crossing)
         self.order: Order = _order(problem, plan, self.layout, self.in_flight)
         self.kinds = list(self.order)
@@ -117,7 +118,7 @@ class _Lowering:
     def _levels(self) -> Array:
         """Return the level of every node."""
         device, key, node, total = self._order_entries()
-        by_device = np.lexsort((key, device))
+        by_device = _by_device(device, key)
         device, node = device[by_device], node[by_device]
         follows = device[1:] == device[:-1]
         source, target = [node[:-1][follows]], [node[1:][follows]]
@@ -260,8 +261,9 @@ class _Lowering:
 
     def _list_activations(self, tensor: Array, producer: Array, reader: Array, turn: Array) -> None:
         """Send each tensor once to every remote device that reads it; rows are sorted by reader."""
-        first = _first_of(self._home(tensor, turn, self.layout.device(reader, turn)))
-        tensor, producer, reader, turn = (p[first] for p in (tensor, producer, reader, turn))
+        if not self.read_once:
+            first = _first_of(self._home(tensor, turn, self.layout.device(reader, turn)))
+            tensor, producer, reader, turn = (p[first] for p in (tensor, producer, reader, turn))
         for rank in range(int(self.layout.tp.max())):
             rows = np.flatnonzero(self.layout.tp[reader] > rank)
             a, b, m = producer[rows], reader[rows], turn[rows]
@@ -279,12 +281,13 @@ class _Lowering:
         """Send each gradient back once from every remote device, after its last contributor."""
         assert self.gradient_kind is not None
         level = self.level[self.node(self.gradient_kind, reader, turn)]
-        home = self._home(tensor, turn, self.layout.device(reader, turn))
-        late_first = np.lexsort((-level, home))
-        last = late_first[_first_of(home[late_first])]
-        tensor, producer, reader, turn, level = (
-            p[np.sort(last)] for p in (tensor, producer, reader, turn, level)
-        )
+        if not self.read_once:
+            home = self._home(tensor, turn, self.layout.device(reader, turn))
+            late_first = np.lexsort((-level, home))
+            last = np.sort(late_first[_first_of(home[late_first])])
+            tensor, producer, reader, turn, level = (
+                p[last] for p in (tensor, producer, reader, turn, level)
+            )
         for rank in range(int(self.layout.tp.max())):
             rows = np.flatnonzero(self.layout.tp[producer] > rank)
             a, b, m = producer[rows], reader[rows], turn[rows]
@@ -426,6 +429,14 @@ def _order(problem: Problem, plan: Plan, layout: Layout, depth: Array) -> Order:
             "schedule 'pipedream' keeps versions of whole weights; shard 'none' only"
         )
     return SCHEDULES[plan.schedule](Pipeline(plan, layout, depth))
+
+
+def _by_device(device: Array, key: Array) -> Array:
+    """Return the entries sorted by device and key."""
+    low, span = int(key.min()), int(key.max()) - int(key.min()) + 1
+    if span * (int(device.max()) + 1) < 2**62:
+        return np.argsort(device * np.int64(span) + (key - low), kind="stable")
+    return np.lexsort((key, device))
 
 
 def _first_of(keys: Array) -> Array:

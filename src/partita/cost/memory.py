@@ -85,7 +85,7 @@ def static_memory(problem: Problem, plan: Plan, program: Program) -> StaticMemor
     )
 
 
-def _stage_columns(plan: Plan) -> tuple[Array, Array]:
+def _stage_columns(plan: Plan) -> tuple[Array, Array, Array]:
     """Return tensor-parallel degree, replicas and rank of the shard of each stage."""
     rank = list(Shard)
     rows = [(stage.tp, stage.num_replicas, rank.index(stage.shard)) for stage in plan.stages]
@@ -93,7 +93,7 @@ def _stage_columns(plan: Plan) -> tuple[Array, Array]:
     return tp, replicas, shard
 
 
-def _held(problem: Problem, plan: Plan) -> tuple[Array, Array, Array]:
+def _held(problem: Problem, plan: Plan) -> tuple[Array, Array, Array, Array]:
     """Return device, parameter and lowest stage of everything held, and whether it is tied."""
     parameter, stage = owners(problem.graph, plan)
     tied = np.bincount(parameter, minlength=len(problem.graph.parameters)) > 1
@@ -113,7 +113,7 @@ def _held(problem: Problem, plan: Plan) -> tuple[Array, Array, Array]:
     return device[first], parameter, stage[first], tied[parameter]
 
 
-def _stage_memory(problem: Problem, plan: Plan) -> tuple[Array]:
+def _stage_memory(problem: Problem, plan: Plan) -> tuple[Array, Array]:
     """Return by device: memory of variants that no column holds, and the largest workspace."""
     graph = problem.graph
     per_sample = plan.microbatch_sizes.max() / graph.batch_size
@@ -160,7 +160,7 @@ def _versions(program: Program, plan: Plan) -> Array:
     return versions
 
 
-def saved_by_stage(problem: Problem, plan: Plan, samples: Array) -> tuple[Array]:
+def saved_by_stage(problem: Problem, plan: Plan, samples: Array) -> tuple[Array, Array]:
     """Return what a microbatch keeps from forward to backward, and what recomputing brings back.
 
     Both have the shape (stages, microbatches).
@@ -296,7 +296,9 @@ def _last_before_next(program: Program, rows: Array, consumer: Array) -> Array:
     return last
 
 
-def _running(problem: Problem, plan: Plan, program: Program) -> tuple[Array, MemoryEvents, Array]:
+def _running(
+    problem: Problem, plan: Plan, program: Program
+) -> tuple[Array, MemoryEvents, Array, Array]:
     """Return the static memory, and the events in list order with their device and memory after."""
     base = static_memory(problem, plan, program).total
     events = memory_events(problem, plan, program)
@@ -323,7 +325,7 @@ def peak_memory(problem: Problem, plan: Plan, program: Program) -> Array:
 
 def memory_curve(
     problem: Problem, plan: Plan, program: Program, timeline: Timeline
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array, Array]:
     """Return device, time and bytes of every change, sorted by device and time."""
     base, events, device, used = _running(problem, plan, program)
     time_s = np.where(events.at_end, timeline.end_s[events.row], timeline.start_s[events.row])

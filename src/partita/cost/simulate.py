@@ -210,7 +210,7 @@ def _scratch(rows: int, devices: int, joints: int, ports: int) -> list[Array]:
     ]
 
 
-def _ports(program: Program, cluster: Cluster) -> tuple[Array, int, bool]:
+def _ports(program: Program, cluster: Cluster) -> tuple[Array, Array, int, bool]:
     """Return the ports of every row, how many, and whether they must be served by time of issue.
 
     A SEND has one port out and one in; a collective member the two ports of its place in the ring.

@@ -1,6 +1,6 @@
-"""Inputs and splits of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph
-Operators" (NeurIPS 2020), as JSON.
+"""Inputs of the ``dnn-partitioning`` programs, as JSON.
 
+Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020.
 An input has ``maxSizePerFPGA``, ``maxFPGAs``, ``maxCPUs``, ``nodes`` and ``edges``; "FPGA" stands
 for any accelerator. How a Problem holds it:
 
@@ -59,9 +59,8 @@ ACCELERATOR = "accelerator"
 CPU = "cpu"
 COST_TOLERANCE_MS = 1e-6
 MAX_MS = MAX_SECONDS * MS_PER_S
-_NODE_KEYS = (
-    *("id", "supportedOnFpga", "cpuLatency", "fpgaLatency", "isBackwardNode", "colorClass", "size"),
-)
+_TIME_KEYS = ("cpuLatency", "fpgaLatency")
+_NODE_KEYS = ("id", "supportedOnFpga", *_TIME_KEYS, "isBackwardNode", "colorClass", "size")
 _EDGE_KEYS = ("sourceId", "destId", "cost", "size")
 _FORBIDDEN = ("containedSubnodes", "containedNodes")
 _TOP_KEYS = ("maxSizePerFPGA", "maxFPGAs", "maxCPUs", "nodes", "edges")
@@ -189,7 +188,7 @@ def _tensor_table(
 def _cluster(document: Fields, name: str) -> Cluster:
     accelerators = document.integer("maxFPGAs", high=MAX_DEVICES)
     cpus = document.integer("maxCPUs", high=MAX_DEVICES)
-    memory = document.number("maxSizePerFPGA", high=float("inf"))
+    memory = document.number("maxSizePerFPGA", high=MAX_BYTES)
     devices = [
         Device(name=f"acc{i}", type=ACCELERATOR, memory_bytes=memory) for i in range(accelerators)
     ]
@@ -212,10 +211,8 @@ def write_dnn_partitioning(problem: Problem) -> str:
     notes = graph.annotations.get(FORMAT, {})
     accelerator = _only(cluster, DeviceKind.GPU)
     cpu = _only(cluster, DeviceKind.CPU)
-    latency = {
-        "cpuLatency": _latency_s(problem, cpu, CPU),
-        "fpgaLatency": _latency_s(problem, accelerator, ACCELERATOR),
-    }
+    times_s = (_latency_s(problem, cpu, CPU), _latency_s(problem, accelerator, ACCELERATOR))
+    latency = dict(zip(_TIME_KEYS, times_s, strict=True))
     ids = op_ids(graph)
     size = _sizes(problem)
     classes = notes.get("color_classes", ())

@@ -29,8 +29,11 @@ def format_errors() -> Iterator[None]:
 
 def refuse(place: str, value: object, expected: str) -> NoReturn:
     """Raise a ``FormatError`` about a value of a document."""
-    text = repr(value)
-    shown = text if len(text) <= 60 else f"{text[:57]}..."
+    if isinstance(value, list | dict):
+        shown = "a list" if isinstance(value, list) else "an object"
+    else:
+        text = repr(value)
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
     raise FormatError(f"{place} is {shown}; expected {expected}")
 
 
@@ -240,6 +243,11 @@ def _value(value: Any) -> str:  # noqa: ANN401 (JSON is any value)
     if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
         return "[\n" + ",\n".join(json.dumps(thawed(row), allow_nan=False) for row in value) + "\n]"
     return json.dumps(thawed(value), allow_nan=False)
+
+
+def plain(value: float) -> float | int:
+    """Return a number as people write it in JSON: a whole one without ``.0``."""
+    return int(value) if float(value).is_integer() and abs(value) < MAX_ID else float(value)
 
 
 def thawed(value: Any) -> Any:  # noqa: ANN401 (JSON is any value)

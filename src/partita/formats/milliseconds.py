@@ -33,12 +33,10 @@ def milliseconds(value_s: float) -> float:
 def _shortest(value_s: float) -> float | None:
     """Return the shortest decimal among the doubles that give these seconds, if there is one."""
     middle = value_s * MS_PER_S
-    for digits in (12, 15, 16):
+    for digits in (12, 15):
         short = float(f"{middle:.{digits}g}")
         if seconds(short) == value_s:
             return short
     below, above = math.nextafter(middle, 0.0), math.nextafter(middle, math.inf)
-    for near in (middle, below, above):
-        if seconds(near) == value_s:
-            return near
-    return None
+    near = [ms for ms in (below, middle, above) if seconds(ms) == value_s]
+    return min(near, key=lambda ms: len(repr(ms)), default=None)

@@ -1,9 +1,9 @@
 """Splits of a ``dnn-partitioning`` input: which device runs each node, as JSON.
 
 Either ``{"fpgas": [{"nodes": [...]}, ...], "cpus": [...]}``, as the published programs write it, or
-``{"assignment": {"<node>": device}}`` with ``"acc0"``, ``"cpu0"``, or a number: 0 = the CPU, i from 1
-on = accelerator i - 1. A split of the forward nodes alone places the backward nodes by their colour
-class. Loads are not read, and not written: the cost model says them.
+``{"assignment": {"<node>": device}}`` with ``"acc0"``, ``"cpu0"``, or a number: 0 = the CPU, i from
+1 on = accelerator i - 1. A split of the forward nodes alone places the backward nodes by their
+colour class. Loads are not read, and not written: the cost model says them.
 """
 
 from collections.abc import Mapping

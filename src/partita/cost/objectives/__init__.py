@@ -1,4 +1,8 @@
-"""The published objectives, one named function each: plans compared on their authors' terms."""
+"""The published objectives, one named function each: plans compared on their authors' terms.
+
+Seconds are those of one batch of the graph as it was profiled, whatever the plan's microbatches. A
+plan must fit its problem (``plan.check_fits``, which ``evaluate_published`` calls).
+"""
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias

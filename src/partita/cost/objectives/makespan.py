@@ -15,6 +15,8 @@ graph's order.
 
   which is the arrival. A tensor is fetched once by a device, or, with ``per_edge``, once for each
   edge, as in graphs whose tensors are named by edge.
+
+Memory follows ``footprint``; in the parallel version each edge from another device is a copy.
 """
 
 import heapq
@@ -28,6 +30,7 @@ from partita.core.plan import Plan
 from partita.core.problem import Metric, Mode, Problem
 from partita.cost.durations import cluster_devices
 from partita.cost.links import transfer_s
+from partita.cost.objectives.footprint import footprint
 from partita.cost.objectives.placed import (
     placement_errors,
     plan_devices,
@@ -45,12 +48,14 @@ class OpTimes(NamedTuple):
         order: The forward ops in the order they are committed.
         start_s: Start of each op of the graph; NaN for explicit backward ops.
         end_s: End of each op.
+        copied_bytes: Bytes that each op fetched from other devices.
         transfers: Number of transfers between devices.
     """
 
     order: Longs
     start_s: Floats
     end_s: Floats
+    copied_bytes: Floats
     transfers: int
 
 
@@ -95,6 +100,7 @@ class _Walk(NamedTuple):
     begin: list[int]
     source: list[int]
     tensor: list[int]
+    size_bytes: list[float]
     transfer_s: list[float]
 
 
@@ -120,6 +126,7 @@ def _walk(problem: Problem, plan: Plan) -> _Walk:
         pointers.tolist(),
         source.tolist(),
         tensor.tolist(),
+        graph.tensors.bytes[tensor].tolist(),
         seconds_of_edge.tolist(),
     )
 
@@ -170,11 +177,12 @@ def _smallest_first(graph: Graph, key: Longs, source: Ints, reader: Ints) -> Lon
 
 
 def parallel_times(problem: Problem, plan: Plan) -> OpTimes:
-    """Return when the ops run if transfers do not hinder one another."""
+    """Return when the ops run if transfers do not hinder one another; each edge is a transfer."""
     walk = _walk(problem, plan)
     free = [0.0] * len(plan.devices)
     start, end = _unknown(problem), _unknown(problem)
-    fetched = set()
+    copied = [0.0] * len(problem.graph)
+    transfers = 0
     for op in walk.order:
         device = walk.device_of[op]
         at = free[device]
@@ -183,11 +191,12 @@ def parallel_times(problem: Problem, plan: Plan) -> OpTimes:
             arrival = end[source]
             if walk.device_of[source] != device:
                 arrival += walk.transfer_s[row]
-                fetched.add((walk.tensor[row], device))
+                copied[op] += walk.size_bytes[row]
+                transfers += 1
             at = max(at, arrival)
         start[op] = at
         end[op] = free[device] = at + walk.seconds[op]
-    return OpTimes(np.array(walk.order), np.array(start), np.array(end), len(fetched))
+    return _op_times(walk.order, start, end, copied, transfers)
 
 
 def sequential_times(problem: Problem, plan: Plan, *, per_edge: bool = False) -> OpTimes:
@@ -196,6 +205,7 @@ def sequential_times(problem: Problem, plan: Plan, *, per_edge: bool = False) ->
     free = [0.0] * len(plan.devices)
     channel = [0.0] * len(plan.devices)
     start, end = _unknown(problem), _unknown(problem)
+    copied = [0.0] * len(problem.graph)
     arrival_of: dict[tuple[int, int], float] = {}
     for op in walk.order:
         device = walk.device_of[op]
@@ -213,10 +223,18 @@ def sequential_times(problem: Problem, plan: Plan, *, per_edge: bool = False) ->
                 channel[other] = send + seconds
                 channel[device] = max(send, channel[device]) + seconds
                 arrival_of[key] = channel[device]
+                copied[op] += walk.size_bytes[row]
             at = max(at, arrival_of[key])
         start[op] = at
         end[op] = free[device] = at + walk.seconds[op]
-    return OpTimes(np.array(walk.order), np.array(start), np.array(end), len(arrival_of))
+    return _op_times(walk.order, start, end, copied, len(arrival_of))
+
+
+def _op_times(
+    order: list[int], start: list[float], end: list[float], copied: list[float], transfers: int
+) -> OpTimes:
+    columns = np.array(start), np.array(end), np.array(copied)
+    return OpTimes(np.array(order, dtype=np.int64), *columns, transfers)
 
 
 def _unknown(problem: Problem) -> list[float]:
@@ -230,13 +248,16 @@ def _value(problem: Problem, plan: Plan, metric: Metric, times: OpTimes) -> Valu
     busy = sum_by(device_of, ends - times.start_s[times.order], len(plan.devices))
     used = np.unique(device_of).tolist()
     name = problem.graph.ops.names[last]
+    memory = footprint(problem, plan, times.order, times.copied_bytes)
     return Value(
         metric=metric,
         value=float(ends.max()),
         bottleneck=f"op {name!r} on {plan.devices[plan.device_of[last]]} ends last",
         details={
             "busy_s": {plan.devices[device]: float(busy[device]) for device in used},
+            "used_bytes": {plan.devices[d]: float(memory.used_bytes[d]) for d in used},
+            "peak_bytes": {plan.devices[d]: float(memory.peak_bytes[d]) for d in used},
             "transfers": times.transfers,
         },
-        errors=tuple(placement_errors(problem, plan)),
+        errors=(*placement_errors(problem, plan), *memory.errors),
     )

@@ -1,6 +1,7 @@
 """DynamicMLTrainer's sharding cost.
 
-With W_g the weight (forward seconds) of the ops on device g and M the matrix of latencies,
+With W_g the weight (seconds of the reference costs) of the ops on device g and M the matrix of
+latencies,
 
     cost = Σ_g (W_g - mean W)²  +  Σ over edges u -> v between devices of M[g(u)][g(v)]
 
@@ -12,7 +13,7 @@ import math
 import numpy as np
 
 from partita.core.plan import Plan
-from partita.core.problem import Metric, Problem
+from partita.core.problem import Metric, Mode, Problem
 from partita.cost.durations import cluster_devices
 from partita.cost.objectives.placed import placement_errors, why_not_placed
 from partita.cost.objectives.sums import sum_by
@@ -34,8 +35,10 @@ def sharding_cost(problem: Problem, plan: Plan) -> Value:
     """
     check_applies(Metric.SHARDING_COST, why_not_sharding(problem, plan))
     graph, cluster = problem.graph, problem.cluster
+    training = problem.objective.mode is Mode.TRAINING
+    seconds = graph.forward_s + graph.backward_s if training else graph.forward_s
     device_of = cluster_devices(problem, plan.devices)[plan.device_of]
-    weight = sum_by(device_of, graph.forward_s, len(cluster))
+    weight = sum_by(device_of, seconds, len(cluster))
     variance = float(((weight - weight.mean()) ** 2).sum())
     inner = np.flatnonzero(graph.edge_source >= 0)
     source, reader = device_of[graph.edge_source[inner]], device_of[graph.edges.reader[inner]]

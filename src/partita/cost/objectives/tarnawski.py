@@ -191,12 +191,29 @@ def _errors(
     problem: Problem, plan: Plan, placed: _Placed, *, cpus_are_one: bool
 ) -> tuple[str, ...]:
     """Return broken constraints; only accelerators have a memory limit."""
-    size = sum_by(placed.device_of, problem.graph.ops.saved_bytes, len(plan.devices))
+    size = _device_bytes(problem, plan)
     need = {device: float(size[device]) for device in np.flatnonzero(placed.accelerator).tolist()}
     return (
         *placement_errors(problem, plan, cpus_are_one=cpus_are_one),
         *memory_errors(plan_devices(problem, plan), need, problem.objective.memory_factor),
     )
+
+
+def _device_bytes(problem: Problem, plan: Plan) -> Floats:
+    """Return what the ops of each device hold.
+
+    A published graph gives the size of an op as its saved bytes and has no parameters; elsewhere
+    parameters are added, each once a device, in training with gradients and optimizer state.
+    """
+    table, count = problem.graph.parameters, len(plan.devices)
+    held = table.bytes.copy()
+    if problem.objective.mode is Mode.TRAINING:
+        state = table.elements * problem.objective.optimizer_bytes_per_element
+        held += np.where(table.trainable, table.bytes + state, 0.0)
+    users = plan.device_of[table.use_op].astype(np.int64)
+    pairs = np.unique(table.use_parameter.astype(np.int64) * count + users)
+    saved = sum_by(plan.device_of, problem.graph.ops.saved_bytes, count)
+    return saved + sum_by(pairs % count, held[pairs // count], count)
 
 
 def single_sample_latency(problem: Problem, plan: Plan, *, serial: bool = False) -> Value:

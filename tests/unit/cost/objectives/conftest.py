@@ -39,7 +39,9 @@ def _graph(
     return Graph(
         ops=OpTable(
             names=tuple(f"op{i}" for i in range(count)),
-            types=Labels(names=tuple(names), of=np.array([names.index(t) for t in types], np.int32)),
+            types=Labels(
+                names=tuple(names), of=np.array([names.index(t) for t in types], np.int32)
+            ),
             **columns,
         ),
         costs=tuple(costs) or (OpCosts(forward_s=np.array(forward, float), backward_s=backward),),
@@ -67,7 +69,9 @@ def _flat(count: int, bandwidth: float = float("inf"), **columns: object) -> Clu
     """Return devices ``d0``.. of one host."""
     return Cluster(
         devices=tuple(Device(name=f"d{i}", **columns) for i in range(count)),
-        levels=(Level(name="host", group_of=np.zeros(count, int), bandwidth_bytes_per_s=bandwidth),),
+        levels=(
+            Level(name="host", group_of=np.zeros(count, int), bandwidth_bytes_per_s=bandwidth),
+        ),
     )
 
 
@@ -104,7 +108,9 @@ def _matrix(rows: Sequence[Sequence[float]]) -> Cluster:
     size = len(rows)
     return Cluster(
         devices=tuple(Device(name=f"d{i}") for i in range(size)),
-        matrix=LinkMatrix(bandwidth_bytes_per_s=np.full(size * size, np.inf), latency_s=np.array(rows)),
+        matrix=LinkMatrix(
+            bandwidth_bytes_per_s=np.full(size * size, np.inf), latency_s=np.array(rows)
+        ),
     )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from partita.core.placement import placement_plan
-from partita.core.problem import Problem
+from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.cost.objectives.makespan import (
     commit_order,
     makespan_parallel,
@@ -77,11 +77,9 @@ def test_the_order_of_a_device_follows_the_stages_not_the_graph(place):
     assert times.start_s.tolist() == pytest.approx([0, 5, 4])
 
 
-def test_inside_a_stage_remote_inputs_go_first_and_remote_readers_last(
-    make_graph, flat, pipeline
-):
-    # Stage 1 holds op1 (free), op2 (reads op0 of d0), op3 (read by op4 of d0) and op5 after op3.
-    edges = [(0, 2), (3, 4), (3, 5)]
+def test_inside_a_stage_remote_inputs_go_first_and_remote_readers_last(make_graph, flat, pipeline):
+    # Stage 1: op1 is free, op2 reads op0 of d0, op3 is read by op4 of d0, op5 reads op1 and op3.
+    edges = [(0, 2), (3, 4), (1, 5), (3, 5)]
     graph = make_graph([1] * 6, edges, transfer=1.0)
     cluster = flat(2)
     plan = pipeline(graph, cluster, [0, 1, 1, 1, 2, 1], [["d0"], ["d1"], ["d0"]])
@@ -109,3 +107,28 @@ def test_replicated_stages_are_refused(make_graph, flat, pipeline):
     for objective in (makespan_parallel, makespan_sequential):
         with pytest.raises(InvalidInputError, match="expected one device for each op"):
             objective(problem, plan)
+
+
+def test_memory_follows_baechi_and_names_the_first_op_that_does_not_fit(make_graph, flat):
+    # Each op keeps 2 * 3 bytes of parameters and gradients and saves 4; op1 copies 5 from op0 and
+    # needs 7 more while it runs.
+    columns = {"saved_bytes": [4, 4], "workspace_bytes": [0, 7]}
+    graph = make_graph([1, 1], [(0, 1)], sizes=[5, 0], transfer=1.0, parameters=[3, 3], **columns)
+    for limit, fits in ((22.0, True), (21.0, False)):
+        cluster = flat(2, memory_bytes=limit)
+        plan = placement_plan(graph, cluster.device_names, np.array([0, 1]))
+        value = makespan_parallel(Problem(graph=graph, cluster=cluster), plan)
+        assert value.feasible == fits
+        # The recorded peak is max(10 + 7, 10 + 5), without the copy beside the workspace.
+        assert dict(value.details["peak_bytes"]) == {"d0": 10.0, "d1": 17.0}
+        assert dict(value.details["used_bytes"]) == {"d0": 10.0, "d1": 15.0}
+    assert value.errors == ("device 'd1' needs 22 bytes at op 'op1', limit 21",)
+
+
+def test_inference_keeps_parameters_alone(make_graph, flat):
+    graph = make_graph([1], [], parameters=[3], saved_bytes=[4])
+    cluster = flat(1)
+    plan = placement_plan(graph, cluster.device_names, np.array([0]), schedule=Schedule.INFERENCE)
+    objective = Objective(mode=Mode.INFERENCE)
+    value = makespan_parallel(Problem(graph=graph, cluster=cluster, objective=objective), plan)
+    assert dict(value.details["used_bytes"]) == {"d0": 3.0}

@@ -65,7 +65,9 @@ def test_a_value_is_not_negative_and_its_details_cannot_change():
 def test_many_split_classes_are_counted_not_listed(make_graph, flat):
     count = 16
     graph = make_graph(
-        [1] * count, [(i, i + 1) for i in range(count - 1)], colocation=[i // 2 for i in range(count)]
+        [1] * count,
+        [(i, i + 1) for i in range(count - 1)],
+        colocation=[i // 2 for i in range(count)],
     )
     cluster = flat(2, 1.0)
     plan = placement_plan(graph, cluster.device_names, np.arange(count) % 2)

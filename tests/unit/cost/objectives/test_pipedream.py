@@ -2,6 +2,7 @@
 
 import pytest
 
+from partita.core.cluster import Cluster, Device, Level
 from partita.core.problem import Metric, Mode, Objective, Problem
 from partita.cost.objectives.pipedream import pipedream_time, why_not_pipedream
 from partita.errors import InvalidInputError
@@ -9,7 +10,7 @@ from partita.errors import InvalidInputError
 
 @pytest.fixture
 def chain(make_graph):
-    """Forward and backward seconds 2, 4, 6; outputs of 5, 20, 7 bytes; weights of 8, 16, 0 bytes."""
+    """Forward and backward seconds 2, 4, 6; outputs 5, 20, 7 bytes; weights 8, 16, 0 bytes."""
     return make_graph(
         [1, 2, 3], [(0, 1), (1, 2)], backward=[1, 2, 3], sizes=[5, 20, 7], parameters=[8, 16]
     )
@@ -26,8 +27,8 @@ def flat_case(chain, flat, pipeline):
 
 
 def test_flat_time_is_the_largest_of_stages_and_transfers(flat_case):
-    # B = 5: stage 1 (4 + 4*1*16/(5*2))/2 = 5.2; into stage 1 2*5/(5*2) = 1; out of it 2*20/(5*2) = 4;
-    # into stage 2 2*20/5 = 8; stage 2 takes 6.
+    # B = 5: stage 1 takes (4 + 4*1*16/(5*2))/2 = 5.2 and stage 2 takes 6; into stage 1 go
+    # 2*5/(5*2) = 1, out of it 2*20/(5*2) = 4, and into stage 2 go 2*20/5 = 8.
     value = pipedream_time(*flat_case(5.0))
     assert value.value == pytest.approx(8.0)
     assert value.bottleneck == "transfer into stage 2"
@@ -57,23 +58,24 @@ def test_true_cut_bytes_leave_out_what_nobody_needs(make_graph, flat, pipeline):
     edges = [(0, 1), (0, 2), (1, 3), (2, 3)]
     graph = make_graph([1] * 4, edges, sizes=[100, 10, 1, 1000])
     cluster = flat(2, 1.0)
-    case = Problem(graph=graph, cluster=cluster), pipeline(
-        graph, cluster, [0, 0, 0, 1], [["d0"], ["d1"]]
+    case = (
+        Problem(graph=graph, cluster=cluster),
+        pipeline(graph, cluster, [0, 0, 0, 1], [["d0"], ["d1"]]),
     )
     assert pipedream_time(*case).value == pytest.approx(222.0)
     assert pipedream_time(*case, true_cut_bytes=True).value == pytest.approx(22.0)
 
 
 def test_two_levels_tie_inner_pipelines_to_their_servers(make_graph, two_level, pipeline):
-    # Seconds 6, 4, 12; outputs 10, 10, 0; weights 8, 4, 2. Two outer stages: {0, 1} on hosts 0 and 1
-    # as [2, 1] devices in each, {2} on host 2 with its 3 devices. B1 = 4, B2 = 1, n1 = 3.
+    # Seconds 6, 4, 12; outputs 10, 10, 0; weights 8, 4, 2. Two outer stages: {0, 1} on hosts 0
+    # and 1 as [2, 1] devices in each, {2} on host 2 with its 3 devices. B1 = 4, B2 = 1, n1 = 3.
     graph = make_graph([6, 4, 12], [(0, 1), (1, 2)], sizes=[10, 10, 0], parameters=[8, 4, 2])
     cluster = two_level(3, 3, 4.0, 1.0)
     groups = [["h0d0", "h1d0", "h0d1", "h1d1"], ["h0d2", "h1d2"], ["h2d0", "h2d1", "h2d2"]]
     plan = pipeline(graph, cluster, [0, 1, 2], groups)
     value = pipedream_time(Problem(graph=graph, cluster=cluster), plan)
-    # Outer stage 0 inside a server: (6 + 4*1*8/(4*2))/2 = 5; 4; into stage 1 2*10/(4*1) = 5, and the
-    # same out of it: 5. Over 2 servers: (5 + 4*1*12/(1*2)/3)/2 = 6.5.
+    # Outer stage 0 inside a server: (6 + 4*1*8/(4*2))/2 = 5; 4; into stage 1 2*10/(4*1) = 5, and
+    # the same out of it: 5. Over 2 servers: (5 + 4*1*12/(1*2)/3)/2 = 6.5.
     # Outer stage 1: (12 + 4*2*2/(4*3))/3 = 4.444; into it 2*10/(1*1) = 20.
     assert value.value == pytest.approx(20.0)
     without = pipedream_time(Problem(graph=graph, cluster=cluster), plan, compression=None)
@@ -87,7 +89,7 @@ def test_a_later_outer_stage_pays_the_all_reduce_in_full(make_graph, two_level, 
     graph = make_graph([1, 1], [(0, 1)], parameters=[0, 12])
     cluster = two_level(3, 1, 1.0, 1.0)
     plan = pipeline(graph, cluster, [0, 1], [["h0d0"], ["h1d0", "h2d0"]])
-    # (1 + 4*1*12/(1*2)) / 2
+    # One second and the all-reduce of (2 - 1)/2 of 12 bytes, four times: 1 + 24, over 2 servers.
     assert pipedream_time(Problem(graph=graph, cluster=cluster), plan).value == pytest.approx(12.5)
 
 
@@ -100,8 +102,6 @@ def test_released_memory_rule_never_binds_the_last_stage(chain, flat, pipeline):
 
 
 def test_a_stage_of_unequal_devices_takes_the_slowest(make_graph, pipeline):
-    from partita.core.cluster import Cluster, Device, Level  # noqa: PLC0415 (one test only)
-
     cluster = Cluster(
         devices=(Device(name="fast", speed=2.0), Device(name="slow", speed=0.5)),
         levels=(Level(name="host", group_of=[0, 0], bandwidth_bytes_per_s=1.0),),

@@ -67,9 +67,7 @@ def test_recomputation_is_a_choice_of_each_op(graph, flat, pipeline):
     value = piper_time(problem, plan)
     assert value.value == pytest.approx(33.0)
     assert value.details["memory_bytes"] == pytest.approx((116.0, 109.0))
-    assert value.errors == tuple(
-        f"device 'd{i}' needs 116 bytes, limit 115" for i in range(4)
-    )
+    assert value.errors == tuple(f"device 'd{i}' needs 116 bytes, limit 115" for i in range(4))
 
 
 def test_degrees_must_fit_the_microbatches(graph, flat, pipeline):

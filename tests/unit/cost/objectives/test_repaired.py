@@ -23,7 +23,7 @@ def test_flat_stage_is_compute_and_all_reduce_over_replicas(make_graph, flat, pi
     cluster = flat(4, 2.0)
     plan = pipeline(graph, cluster, [0, 1], [["d0", "d1", "d2"], ["d3"]])
     problem = Problem(graph=graph, cluster=cluster)
-    # (8 + g * 2/3 * 6/2) / 3
+    # 8 seconds and g times 2/3 of 6 bytes at 2 bytes/s, over 3 replicas.
     assert pipedream_repaired_time(problem, plan).value == pytest.approx((8 + 8) / 3)
     fast = pipedream_repaired_time(problem, plan, allreduce_factor=2.0)
     assert fast.value == pytest.approx((8 + 4) / 3)
@@ -49,16 +49,14 @@ def test_all_reduce_passes_both_levels(make_graph, two_level, pipeline):
     names = ["h0d0", "h0d1", "h1d0", "h1d1", "h2d0", "h2d1"]
     plan = pipeline(graph, cluster, [0], [names])
     value = pipedream_repaired_time(Problem(graph=graph, cluster=cluster), plan)
-    # 4/6 + (4 * 1/2 * 6/8 + 4 * 2/3 * 6/1) / 6
+    # Four times 1/2 of 6 bytes at 8 bytes/s, and four times 2/3 of 6 bytes at 1 byte/s.
     assert value.value == pytest.approx(4 / 6 + (1.5 + 16) / 6)
 
 
 def test_tied_stages_stay_inside_their_servers(make_graph, two_level, pipeline):
     graph = make_graph([1, 1], [(0, 1)], sizes=[30, 0])
     cluster = two_level(2, 3, 10.0, 1.0)
-    plan = pipeline(
-        graph, cluster, [0, 1], [["h0d0", "h1d0"], ["h0d1", "h1d1", "h0d2", "h1d2"]]
-    )
+    plan = pipeline(graph, cluster, [0, 1], [["h0d0", "h1d0"], ["h0d1", "h1d1", "h0d2", "h1d2"]])
     value = pipedream_repaired_time(Problem(graph=graph, cluster=cluster), plan)
     # 2*30*(1/2)/10 on the links of stage 0, nothing on the ports.
     assert value.value == pytest.approx(3.0)
@@ -82,8 +80,8 @@ def test_memory_counts_versions_gradients_optimizer_and_inputs(make_graph, flat,
         [1, 1, 1], [(0, 1), (1, 2)], sizes=[10, 20, 0], parameters=[4, 8], saved_bytes=[3, 5, 7]
     )
     plan_of = [["d0"], ["d1"], ["d2"]]
-    # Adam keeps 8 bytes for each of 1 and 2 elements. Versions 3, 2, 1.
-    # d0: 3*4 + 4 + 8 + 3*3 = 33; d1: 2*8 + 8 + 16 + 2*(5 + 10) = 70; d2: 1*(7 + 20) = 27.
+    # Adam keeps 8 bytes for each of 1 and 2 elements. Versions 3, 2, 1. The first device needs
+    # 3*4 + 4 + 8 + 3*3 = 33, the second 2*8 + 8 + 16 + 2*(5 + 10) = 70, the last 1*(7 + 20) = 27.
     for limit, errors in (
         (70.0, []),
         (69.0, ["device 'd1' needs 70 bytes, limit 69"]),

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pytest
 
 from partita.core.placement import placement_plan
 from partita.core.problem import Problem

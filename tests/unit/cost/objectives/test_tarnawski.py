@@ -1,6 +1,7 @@
 """Max-load and single-sample latency, computed by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def test_a_path_that_leaves_and_comes_back_is_not_contiguous(on_devices):
     chain = [(0, 1), (1, 2)]
     back = max_load(*on_devices(3, chain, ["acc0", "acc1", "acc0"])).details
     assert (back["contiguous"], back["acyclic_quotient"]) == (False, False)
-    # Two pairs that feed one another crosswise: each set is contiguous, the quotient is not acyclic.
+    # Two pairs that feed one another crosswise: the sets are contiguous, the quotient is cyclic.
     cross = max_load(*on_devices(4, [(0, 1), (2, 3)], ["acc0", "acc1", "acc1", "acc0"])).details
     assert (cross["contiguous"], cross["acyclic_quotient"]) == (True, False)
     split = max_load(*on_devices(3, chain, ["acc0", "acc0", "acc1"])).details
@@ -65,7 +66,11 @@ def test_a_path_that_leaves_and_comes_back_is_not_contiguous(on_devices):
 def test_backward_ops_count_and_contiguity_looks_at_forward_ops_only(on_devices):
     # Forward 0 -> 1, backward 2 -> 3 mirrored on the same devices.
     case = on_devices(
-        4, [(0, 1), (2, 3)], ["acc0", "acc1", "acc1", "acc0"], phase=[0, 0, 1, 1], colocation=[0, 1, 1, 0]
+        4,
+        [(0, 1), (2, 3)],
+        ["acc0", "acc1", "acc1", "acc0"],
+        phase=[0, 0, 1, 1],
+        colocation=[0, 1, 1, 0],
     )
     value = max_load(*case)
     # Forward acc0 1 + .5, acc1 2 + .5; backward acc0 4 + .5, acc1 3 + .5.
@@ -139,7 +144,7 @@ def test_a_set_that_is_left_and_entered_again_is_two_calls(on_devices):
     # 0 (acc0) -> 1 (cpu) -> 2 (acc0); op3 (acc0) has no input and joins the first piece.
     case = on_devices(4, [(0, 1), (1, 2)], ["acc0", "cpu0", "acc0", "acc0"])
     value = single_sample_latency(*case)
-    # (1 + 4 + .5) + 20 + (3 + .5)
+    # The first call takes 1 + 4 + .5, the CPU 20, the second call .5 + 3.
     assert value.value == pytest.approx(29.0)
     assert value.details["pieces"] == 2
 
@@ -191,3 +196,16 @@ def test_latency_of_a_level_is_paid_for_each_transfer(make_graph):
     cluster = Cluster(devices=(Device(name="d0"), Device(name="d1")), levels=(level,))
     plan = placement_plan(graph, ["d0", "d1"], np.array([0, 1]))
     assert max_load(Problem(graph=graph, cluster=cluster), plan).value == pytest.approx(4.25)
+
+
+def test_parameters_count_once_a_device_with_their_gradients_and_state(make_graph, flat):
+    graph = make_graph([1, 1], [(0, 1)], parameters=[4, 8], saved_bytes=[1, 2])
+    shared = replace(graph.parameters, use_op=[0, 1, 1], use_parameter=[0, 0, 1])
+    graph = replace(graph, parameters=shared)
+    cluster = flat(2, 1.0, memory_bytes=1.0)
+    plan = placement_plan(graph, cluster.device_names, np.array([0, 0]))
+    # 3 saved, and weights, gradients and 8 bytes for each of 1 + 2 elements; forward: 3 + 12.
+    training = max_load(Problem(graph=graph, cluster=cluster), plan)
+    assert training.errors == ("device 'd0' needs 51 bytes, limit 1",)
+    inference = max_load(Problem(graph=graph, cluster=cluster, objective=INFERENCE), plan)
+    assert inference.errors == ("device 'd0' needs 15 bytes, limit 1",)

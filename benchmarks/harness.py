@@ -1,0 +1,54 @@
+"""What the benchmarks share: arguments, public data, CPU time, and the last line with the figures."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def shared_data() -> Path:
+    """Return the folder of public inputs, or exit 4 where it is absent."""
+    folder = Path(os.environ.get("PARTITA_SHARED", ROOT.parent / "shared")) / "data"
+    if not folder.is_dir():
+        print(f"no public data at {folder}; set PARTITA_SHARED", file=sys.stderr)
+        raise SystemExit(4)
+    return folder
+
+
+def cpu_s(work: Callable[[], object], *, repeats: int = 1) -> float:
+    """Return the least CPU seconds of this process over some calls."""
+    best = float("inf")
+    for _ in range(repeats):
+        begin = time.process_time()
+        work()
+        best = min(best, time.process_time() - begin)
+    return best
+
+
+def run(description: str, measure: Callable[[], tuple[dict[str, Any], list[str]]]) -> None:
+    """Run a benchmark: ``measure`` returns figures and what is missed.
+
+    With ``--check`` the exit code is 1 when something is missed; the last line holds the figures.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--check", action="store_true", help="exit 1 when a number is missed")
+    parser.add_argument("--json", action="store_true", help="print only the figures, as JSON")
+    options = parser.parse_args()
+    if options.json:
+        sys.stdout, shown = open(os.devnull, "w"), sys.stdout  # noqa: PTH123, SIM115
+    figures, missed = measure()
+    if options.json:
+        sys.stdout = shown
+        print(json.dumps({"figures": figures, "missed": missed}))
+    else:
+        for line in missed:
+            print(f"missed: {line}")
+        parts = (f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in figures.items())
+        print(f"{'FAIL' if missed else 'ok'} " + " ".join(parts))
+    raise SystemExit(1 if options.check and missed else 0)

@@ -1,0 +1,146 @@
+"""The event simulator against simpy, and its growth.
+
+One 1F1B pipeline, 64 devices and 512 microbatches, every transfer occupying its link, in our
+simulator and written plainly with simpy (a Resource for each link direction): same makespan, ratio
+of CPU seconds on a warm call. Then the growth from 250,000 to 2 million instructions.
+"""
+
+import resource
+
+import numpy as np
+import simpy
+from harness import cpu_s, run
+
+from partita.core.cluster import Cluster, Device, LinkMatrix
+from partita.core.graph import EdgeTable, Graph, OpCosts, OpTable, TensorTable
+from partita.core.plan import Plan, Stage, equal_microbatches
+from partita.core.problem import Problem, Schedule
+from partita.cost.durations import instruction_seconds
+from partita.cost.lower import lower
+from partita.cost.simulate import play
+
+FORWARD_S, BACKWARD_S, TRANSFER_S = 1.0, 2.0, 0.01
+WANTED_RATIO, WANTED_GROWTH, WANTED_MB = 100.0, 2.3, 2000.0
+
+
+def pipeline(stages: int, microbatches: int) -> tuple[Problem, Plan]:
+    """Return a chain of equal stages, one a device, with one link for each ordered pair."""
+    names = [f"op{s}" for s in range(stages)]
+    graph = Graph(
+        ops=OpTable(names=names),
+        costs=(OpCosts(forward_s=np.full(stages, FORWARD_S), backward_s=np.full(stages, BACKWARD_S)),),
+        tensors=TensorTable(names=[f"t{s}" for s in range(stages)], producer=np.arange(stages), bytes=1e6),
+        edges=EdgeTable(tensor=np.arange(stages - 1), reader=np.arange(1, stages)),
+        loss=stages - 1,
+    )
+    cluster = Cluster(
+        devices=[Device(name=f"d{s}") for s in range(stages)],
+        matrix=LinkMatrix(bandwidth_bytes_per_s=np.full(stages * stages, 1e6 / TRANSFER_S)),
+    )
+    plan = Plan(
+        fingerprint=graph.fingerprint,
+        devices=cluster.device_names,
+        stage_of=np.arange(stages),
+        stages=tuple(Stage(devices=((s,),)) for s in range(stages)),
+        schedule=Schedule.ONE_F_ONE_B,
+        microbatch_sizes=equal_microbatches(microbatches, 1),
+    )
+    return Problem(graph=graph, cluster=cluster), plan
+
+
+def simpy_makespan(stages: int, microbatches: int) -> float:
+    """Return the makespan of the same pipeline, written plainly with simpy."""
+    env = simpy.Environment()
+    down = [simpy.Resource(env, capacity=1) for _ in range(stages - 1)]
+    up = [simpy.Resource(env, capacity=1) for _ in range(stages - 1)]
+    activation = [[env.event() for _ in range(microbatches)] for _ in range(stages)]
+    gradient = [[env.event() for _ in range(microbatches)] for _ in range(stages)]
+
+    def transfer(link, arrived):
+        with link.request() as turn:
+            yield turn
+            yield env.timeout(TRANSFER_S)
+        arrived.succeed()
+
+    def device(stage):
+        in_flight = min(stages - stage, microbatches)
+        order = [("F", m) for m in range(in_flight)]
+        for m in range(microbatches):
+            order.append(("B", m))
+            if m + in_flight < microbatches:
+                order.append(("F", m + in_flight))
+        for kind, m in order:
+            if kind == "F":
+                if stage > 0:
+                    yield activation[stage][m]
+                yield env.timeout(FORWARD_S)
+                if stage + 1 < stages:
+                    env.process(transfer(down[stage], activation[stage + 1][m]))
+            else:
+                if stage + 1 < stages:
+                    yield gradient[stage][m]
+                yield env.timeout(BACKWARD_S)
+                if stage > 0:
+                    env.process(transfer(up[stage - 1], gradient[stage - 1][m]))
+
+    for stage in range(stages):
+        env.process(device(stage))
+    env.run()
+    return env.now
+
+
+def against_simpy(missed: list[str]) -> dict:
+    """Compare one warm call with simpy, in turns so that both see the same machine."""
+    problem, plan = pipeline(64, 512)
+    program = lower(problem, plan)
+    seconds = instruction_seconds(problem, plan, program)
+    ours = play(program, problem.cluster, seconds).makespan_s
+    theirs = simpy_makespan(64, 512)
+    ours_s, simpy_s = float("inf"), float("inf")
+    for _ in range(4):
+        simpy_s = min(simpy_s, cpu_s(lambda: simpy_makespan(64, 512)))
+        ours_s = min(ours_s, cpu_s(lambda: play(program, problem.cluster, seconds), repeats=5))
+    fresh_s = cpu_s(lambda: play(lower(problem, plan), problem.cluster, seconds), repeats=3)
+    ratio = simpy_s / ours_s
+    print(f"{len(program)} instructions, makespan {ours:.6f} s, simpy {theirs:.6f} s")
+    print(f"warm call {1e3 * ours_s:.2f} ms, simpy {1e3 * simpy_s:.0f} ms of CPU: {ratio:.0f} times faster")
+    print(f"lowering and matching included: {simpy_s / fresh_s:.0f} times")
+    if abs(ours / theirs - 1) > 1e-9:
+        missed.append(f"makespan {ours} differs from simpy's {theirs}")
+    if ratio < WANTED_RATIO:
+        missed.append(f"{ratio:.0f} times faster than simpy, wanted {WANTED_RATIO:.0f}")
+    return {"instructions": len(program), "ratio": ratio, "ratio_with_lowering": simpy_s / fresh_s}
+
+
+def growth(missed: list[str]) -> dict:
+    """Measure simulation and lowering from 250,000 to 2 million instructions."""
+    rows, worst = [], 0.0
+    for microbatches in (657, 1314, 2628, 5256):
+        problem, plan = pipeline(64, microbatches)
+        lower_s = cpu_s(lambda: lower(problem, plan), repeats=3)  # noqa: B023
+        program = lower(problem, plan)
+        seconds = instruction_seconds(problem, plan, program)
+        play_s = cpu_s(lambda: play(program, problem.cluster, seconds), repeats=5)  # noqa: B023
+        rows.append((len(program), lower_s, play_s))
+        print(f"{len(program):9,} instructions: lower {1e3 * lower_s:7.1f} ms, play {1e3 * play_s:7.1f} ms")
+    for before, after in zip(rows, rows[1:], strict=False):
+        for what, index in (("lower", 1), ("play", 2)):
+            factor = after[index] / before[index]
+            worst = max(worst, factor)
+            if factor > WANTED_GROWTH:
+                missed.append(f"{what} grows {factor:.2f} times from {before[0]} instructions")
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    print(f"peak memory {peak_mb:.0f} MB")
+    if peak_mb > WANTED_MB:
+        missed.append(f"{peak_mb:.0f} MB, limit {WANTED_MB:.0f}")
+    return {"most_instructions": rows[-1][0], "worst_growth": worst, "peak_mb": peak_mb}
+
+
+def measure() -> tuple[dict, list[str]]:
+    """Run both parts."""
+    missed: list[str] = []
+    return {**against_simpy(missed), **growth(missed)}, missed
+
+
+if __name__ == "__main__":
+    run(__doc__ or "", measure)

@@ -1,0 +1,177 @@
+"""What commands print: tables and lines on stdout, progress on stderr, or JSON alone."""
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from partita.core.graph import Graph
+from partita.core.problem import Mode, Problem
+from partita.flows.summary import Summary
+from partita.units import format_bytes, format_count, format_seconds
+
+
+def terminal_width() -> int:
+    """Return the width to print at: the terminal's, or 100 where there is none."""
+    return max(40, shutil.get_terminal_size((100, 40)).columns)
+
+
+def stdout_console() -> Console:
+    """Return a console for results; plain where stdout is not a terminal."""
+    return Console(file=sys.stdout, width=terminal_width(), highlight=False, soft_wrap=False)
+
+
+def print_json(value: object) -> None:
+    """Print a result as JSON."""
+    click.echo(json.dumps(value, indent=1, allow_nan=False))
+
+
+@contextmanager
+def progress(what: str, *, quiet: bool) -> Iterator[Any]:
+    """Show what is going on: a spinner on a terminal, a plain line a step elsewhere.
+
+    Yields a function to be told each step.
+    """
+    if quiet:
+        yield lambda _: None
+        return
+    if sys.stderr.isatty():
+        console = Console(file=sys.stderr)
+        with console.status(what) as status:
+            yield lambda step: status.update(f"{what}: {step}")
+        return
+    yield lambda step: click.echo(f"{what}: {step}", err=True)
+
+
+def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text]]) -> Table:
+    """Return a table; a column is a title and how it is justified. Empty columns are left out."""
+    kept = [
+        index
+        for index in range(len(columns))
+        if not rows or any(str(row[index]) not in ("", "-") for row in rows)
+    ]
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for index in kept:
+        title, justify = columns[index]
+        fixed = title in ("plan", "peak / memory")
+        result.add_column(title, justify=justify, overflow="fold", no_wrap=fixed)  # type: ignore[arg-type]
+    for row in rows:
+        result.add_row(*(row[index] for index in kept))
+    return result
+
+
+def percent(value: float, *, sign: bool = False) -> str:
+    """Return a share for people; ``-`` where it is not known."""
+    if not math.isfinite(value):
+        return "-"
+    digits = 1 if abs(value) < 0.0995 else 0
+    return f"{100 * value:{'+' if sign else ''}.{digits}f} %"
+
+
+def model_line(graph: Graph) -> str:
+    """Return one line about a graph."""
+    parts = [graph.name]
+    if len(graph.parameters):
+        elements = float(graph.parameters.elements[~graph.parameters.buffer].sum())
+        parts.append(f"{format_count(elements)} parameters")
+    layers = len(graph.ops.layers.names)
+    counts = f"{len(graph):,} ops"
+    parts.append(f"{layers} layers, {counts}" if layers else counts)
+    types = [costs.device_type for costs in graph.costs if costs.device_type]
+    origin = graph.costs[0].origin.value
+    parts.append(f"{origin} costs" + (f" ({', '.join(types)})" if types else ""))
+    return " · ".join(parts)
+
+
+def step_line(problem: Problem) -> str:
+    """Return one line about a step of a problem."""
+    cluster, objective = problem.cluster, problem.objective
+    count, size = problem.microbatches, problem.microbatch_size
+    unit = "samples" if problem.graph.sample_unit.value == "sample" else "minibatches"
+    words = f"{objective.mode.value} on {cluster.name} ({len(cluster)} devices)"
+    return f"{words} · {count} microbatches of {size} = {count * size:,} {unit} a step"
+
+
+def memory_cell(summary: Summary) -> str:
+    """Return the peak of the fullest device against its limit."""
+    timeline = summary.evaluation.timeline
+    share = timeline.peak_bytes / timeline.limit_bytes
+    worst = int(share.argmax())
+    peak = float(timeline.peak_bytes[worst if share[worst] > 0 else timeline.peak_bytes.argmax()])
+    limit = float(timeline.limit_bytes[worst])
+    if not math.isfinite(limit):
+        return format_bytes(peak)
+    return f"{format_bytes(peak)} / {format_bytes(limit)}"
+
+
+SUMMARY_COLUMNS = (
+    ("rank", "right"),
+    ("planner", "left"),
+    ("plan", "left"),
+    ("value", "right"),
+    ("step", "right"),
+    ("samples/s", "right"),
+    ("tokens/s", "right"),
+    ("busy", "right"),
+    ("MFU", "right"),
+    ("peak / memory", "right"),
+    ("cost/step", "right"),
+    ("vs bound", "right"),
+)
+
+
+def summary_row(rank: int, summary: Summary, label: str) -> list[str]:
+    """Return the row of a solution in a ranked table."""
+    solution, evaluation = summary.solution, summary.evaluation
+    figures = summary.figures()
+    own = solution.metric.value != "throughput"
+    value = format_value(solution.value, solution.unit) if own else ""
+    gap = solution.gap
+    return [
+        str(rank),
+        label,
+        summary.title,
+        f"{value} {solution.metric.value}" if own else "",
+        format_seconds(evaluation.step_s),
+        _rate(evaluation.samples_per_s),
+        format_count(evaluation.tokens_per_s) if evaluation.tokens_per_s > 0 else "-",
+        percent(figures["utilisation"]),
+        percent(evaluation.flop_utilisation),
+        memory_cell(summary),
+        f"{evaluation.price_per_step:.3g}" if evaluation.price_per_step > 0 else "-",
+        percent(gap, sign=True) if math.isfinite(gap) else "-",
+    ]
+
+
+def format_value(value: float, unit: str) -> str:
+    """Return the value of an objective for people."""
+    return format_seconds(value) if unit == "s" else f"{value:.6g}{' ' + unit if unit else ''}"
+
+
+def _rate(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:,.1f}" if value < 1000 else format_count(value)
+
+
+def bound_line(summary: Summary) -> str:
+    """Return what is known about the best possible plan."""
+    solution = summary.solution
+    if solution.lower_bound <= 0:
+        return "no lower bound is known for this objective"
+    bound = format_value(solution.lower_bound, solution.unit)
+    return f"no plan can beat {bound} (work and longest path on these devices)"
+
+
+def is_training(problem: Problem) -> bool:
+    """Return whether a problem is about training."""
+    return problem.objective.mode is Mode.TRAINING

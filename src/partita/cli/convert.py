@@ -1,0 +1,69 @@
+"""``partita convert``: between Partita's documents and foreign formats."""
+
+from pathlib import PurePath
+from typing import Any
+
+import click
+
+from partita.catalogue.cluster_yaml_writer import write_cluster_yaml
+from partita.cli.inputs import read_problem, take_problem_options
+from partita.cli.options import cluster_options, output_options, problem_options
+from partita.core.cluster import Cluster
+from partita.core.plan import Plan
+from partita.core.problem import Problem
+from partita.core.solution import Solution
+from partita.documents import load, write_bytes, write_text
+from partita.errors import InvalidInputError
+from partita.formats.detect import FORMATS, format_for, write_as
+from partita.plan.pipeline import solution_of
+
+
+@click.command(
+    epilog="Example: partita convert gpt-small.plan.json gpus=4.txt\n\n"
+    f"Formats: {', '.join(FORMATS)}, cluster-yaml"
+)
+@click.argument("source", metavar="IN")
+@click.argument("target", metavar="OUT")
+@click.option("--to", help="Format to write; default by OUT's ending: .txt, .npy, .yaml, else ours.")
+@click.option("--graph", help="The graph (or problem) that IN is a plan for.")
+@cluster_options
+@problem_options
+@output_options
+def command(source: str, target: str, to: str | None, graph: str | None, **rest: Any) -> None:  # noqa: ANN401
+    """Translate IN to OUT; either may be - for stdin or stdout.
+
+    The format of IN is found by its content, not by its name. A foreign plan needs the --graph it is
+    for, and a --cluster unless that file holds one.
+    """
+    rest.pop("debug")
+    problem = None if graph is None else read_problem(graph, take_problem_options(rest))
+    found = load(source, problem=problem)
+    if isinstance(found, Plan) and problem is not None:
+        found = solution_of(problem, found, "", {})
+    text, name = _written(found, target, to)
+    if isinstance(text, bytes):
+        if target == "-":
+            raise InvalidInputError("a binary file cannot go to stdout; name a file")
+        write_bytes(target, text)
+    else:
+        write_text(target, text)
+    kind = type(found).__name__.lower()
+    if rest["as_json"] and target != "-":
+        from partita.cli.console import print_json  # noqa: PLC0415 (rich only where it prints)
+
+        print_json({"read": kind, "format": name, "written": target, "bytes": len(text)})
+    elif not rest["quiet"] and target != "-":
+        click.echo(f"{kind} written as {name} to {target}")
+
+
+def _written(found: Any, target: str, to: str | None) -> tuple[str | bytes, str]:  # noqa: ANN401
+    name = to or format_for(target, found)
+    yaml = PurePath(target).suffix.lower() in (".yaml", ".yml")
+    if name == "cluster-yaml" or (to is None and yaml):
+        if isinstance(found, Solution | Problem):
+            found = found.cluster if isinstance(found, Problem) else found.problem.cluster
+        if not isinstance(found, Cluster):
+            kind = type(found).__name__.lower()
+            raise InvalidInputError(f"YAML holds a cluster, got a {kind}; name another format with --to")
+        return write_cluster_yaml(found), "cluster-yaml"
+    return write_as(found, name), name

@@ -1,0 +1,188 @@
+"""``partita explain``: where time and memory of a plan go."""
+
+from typing import Any
+
+import click
+
+from partita.catalogue.what_if import what_if
+from partita.cli.console import (
+    bound_line,
+    format_value,
+    model_line,
+    percent,
+    print_json,
+    progress,
+    stdout_console,
+    step_line,
+    table,
+)
+from partita.cli.inputs import read_catalogue, read_solution, take_problem_options
+from partita.cli.options import cluster_options, output_options, problem_options
+from partita.documents import write_text
+from partita.flows.explain import Explanation, WhatIf, explain
+from partita.units import format_bytes, format_seconds
+
+USUAL = ("bandwidth=2x", "memory=0.5x")
+MOST_ROWS = 40
+
+
+@click.command(
+    epilog="Example: partita explain gpt-small.plan.json --what-if bandwidth=2x --what-if +1xa100"
+)
+@click.argument("plan")
+@click.option("--graph", help="The graph, where PLAN is a bare plan.")
+@cluster_options
+@problem_options
+@click.option(
+    "--what-if",
+    "changes",
+    multiple=True,
+    help="+1xa100, bandwidth=2x, memory=0.5x, speed=2x; several times. [one more device, the last two]",
+)
+@click.option("-o", "--output", help="Write the figures to a JSON file.")
+@output_options
+def command(plan: str, graph: str | None, changes: tuple[str, ...], **rest: Any) -> None:  # noqa: ANN401
+    """Say where the time and memory of PLAN go, what bounds it, and what would change it.
+
+    A what-if is planned again by the plan's own planner; a fixed map says that it cannot be.
+    """
+    rest.pop("debug")
+    options = take_problem_options(rest)
+    solution = read_solution(plan, graph, options)
+    catalogue = read_catalogue(options)
+    kind = solution.problem.cluster.devices[0].type
+    asked = changes or ((f"+1x{kind}",) if kind in catalogue.devices else ()) + USUAL
+    with progress("explaining", quiet=rest["quiet"] or rest["as_json"]) as tell:
+        found = explain(
+            solution,
+            asked,
+            change_cluster=lambda cluster, change: what_if(cluster, change, catalogue),
+            progress=tell,
+        )
+    if rest["output"]:
+        import json  # noqa: PLC0415 (only for a file)
+
+        write_text(rest["output"], json.dumps(found.figures(), indent=1, allow_nan=False) + "\n")
+    if rest["as_json"]:
+        print_json(found.figures())
+        return
+    _show(found)
+
+
+def _show(found: Explanation) -> None:
+    console = stdout_console()
+    summary = found.summary
+    problem = summary.solution.problem
+    console.print(model_line(problem.graph))
+    console.print(step_line(problem))
+    console.print(f"plan: {summary.title} · step {format_seconds(summary.evaluation.step_s)}")
+    console.print(table(_STAGE_COLUMNS, _stage_rows(found)))
+    console.print(table(_TIME_COLUMNS, _time_rows(found)))
+    console.print(table(_MEMORY_COLUMNS, _memory_rows(found)))
+    console.print(f"bound by: {summary.evaluation.bottleneck}")
+    parts = (f"{what} {format_seconds(seconds)}" for what, seconds in found.critical_path.items())
+    console.print(f"critical path: {', '.join(parts)}")
+    console.print(bound_line(summary))
+    for metric, value in summary.evaluation.values.items():
+        if metric.value != "throughput":
+            shown = format_value(value.value, value.unit)
+            console.print(f"  {metric.value}: {shown} ({value.bottleneck})")
+            for error in value.errors:
+                console.print(f"    not feasible there: {error}")
+    for answer in found.what_if:
+        console.print(_what_if_line(answer))
+    for line in summary.evaluation.assumptions:
+        console.print(f"assumed: {line}", style="dim")
+
+
+def _what_if_line(answer: WhatIf) -> str:
+    if answer.value != answer.value:
+        return f"what if {answer.change}: {answer.note}"
+    change = percent(answer.relative, sign=True)
+    return f"what if {answer.change}: {format_seconds(answer.value)} ({change}), {answer.note}"
+
+
+_STAGE_COLUMNS = (
+    ("stage", "right"),
+    ("devices", "left"),
+    ("ops", "right"),
+    ("from op", "left"),
+    ("forward", "right"),
+    ("backward", "right"),
+    ("parameters", "right"),
+    ("sends", "right"),
+)
+
+
+def _stage_rows(found: Explanation) -> list[list[str]]:
+    rows = []
+    for row in found.stages[:MOST_ROWS]:
+        devices = row["devices"]
+        more = f" +{len(devices) - 2}" if len(devices) > 2 else ""
+        rows.append(
+            [
+                str(row["stage"]),
+                ", ".join(devices[:2]) + more,
+                str(row["ops"]),
+                row["first_op"],
+                format_seconds(row["forward_s"]),
+                format_seconds(row["backward_s"]),
+                format_bytes(row["parameter_bytes"]),
+                format_bytes(row["sent_bytes"]),
+            ]
+        )
+    if len(found.stages) > MOST_ROWS:
+        rows.append(["...", f"{len(found.stages) - MOST_ROWS} more", *[""] * 6])
+    return rows
+
+
+_TIME_COLUMNS = (
+    ("device", "left"),
+    ("type", "left"),
+    ("forward", "right"),
+    ("backward", "right"),
+    ("recompute", "right"),
+    ("load", "right"),
+    ("update", "right"),
+    ("idle", "right"),
+    ("busy", "right"),
+    ("sending", "right"),
+)
+
+
+def _time_rows(found: Explanation) -> list[list[str]]:
+    keys = ("forward_s", "backward_s", "recompute_s", "load_s", "update_s", "idle_s")
+    return [
+        [
+            row["device"],
+            row["type"],
+            *(format_seconds(row[key]) if row[key] > 0 else "-" for key in keys),
+            percent(row["utilisation"]),
+            format_seconds(row["sending_s"]) if row["sending_s"] > 0 else "-",
+        ]
+        for row in found.devices[:MOST_ROWS]
+    ]
+
+
+_MEMORY_COLUMNS = (
+    ("device", "left"),
+    ("weights", "right"),
+    ("gradients", "right"),
+    ("optimizer", "right"),
+    ("activations", "right"),
+    ("workspace", "right"),
+    ("peak", "right"),
+    ("limit", "right"),
+)
+
+
+def _memory_rows(found: Explanation) -> list[list[str]]:
+    keys = ("weights", "gradients", "optimizer", "activations", "workspace", "peak")
+    return [
+        [
+            row["device"],
+            *(format_bytes(row[f"{key}_bytes"]) if row[f"{key}_bytes"] > 0 else "-" for key in keys),
+            format_bytes(row["limit_bytes"]) if row["limit_bytes"] is not None else "-",
+        ]
+        for row in found.devices[:MOST_ROWS]
+    ]

@@ -1,0 +1,104 @@
+"""The command ``partita``: commands are loaded when they are used, so that help comes at once."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+
+import click
+
+from partita import __version__
+from partita.errors import PartitaError
+
+COMMANDS: Mapping[str, str] = {
+    "demo": "Show the whole flow on a built-in profile and a mixed cluster.",
+    "plan": "Plan a model over a cluster and write the plan.",
+    "compare": "Run several planners on one problem and rank them.",
+    "simulate": "Play a plan and show its pipeline, utilisation and memory.",
+    "explain": "Say where time and memory of a plan go, and what would change it.",
+    "convert": "Translate between Partita's documents and its ancestors' formats.",
+    "doctor": "Say what this machine has and lacks.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in one module each."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        """Return the commands in the order of the flow."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import the module of a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"partita.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggest a near name for a command that does not exist."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib  # noqa: PLC0415 (only for a mistyped command)
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
+            raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Every command has --help with an example, and --json.",
+)
+@click.version_option(__version__, prog_name="partita")
+def partita() -> None:
+    """Plan, simulate and run neural networks on more than one device.
+
+    \b
+    Example: partita plan gpt-small --cluster 2x4xa100+1x2xv100
+    """  # noqa: D301 (\b is click's)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code.
+
+    0 = done, 1 = an error of ours, 2 = usage or bad input, 3 = infeasible, 4 = the environment
+    cannot, 5 = a run failed.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = partita.main(args=list(arguments), standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.ClickException as exc:
+        context = getattr(exc, "ctx", None)
+        where = f" (see {context.command_path} --help)" if context is not None else ""
+        _fail(f"{exc.format_message()}{where}", 2)
+    except click.exceptions.Exit as exc:
+        sys.exit(exc.exit_code)
+    except click.Abort:
+        _fail("stopped", 1)
+    except PartitaError as exc:
+        if "--debug" in arguments:
+            raise
+        _fail(str(exc), exc.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except MemoryError:
+        _fail("this needs more memory than there is", 4)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"partita: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

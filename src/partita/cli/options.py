@@ -1,0 +1,80 @@
+"""Options that several commands share, declared once."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+MODES = ("training", "inference")
+METRICS = (
+    "throughput",
+    "latency",
+    "pipedream",
+    "pipedream-repaired",
+    "max-load",
+    "single-sample-latency",
+    "piper",
+    "makespan-parallel",
+    "makespan-sequential",
+    "sharding-cost",
+)
+SCHEDULES = (
+    "gpipe",
+    "1f1b",
+    "interleaved-1f1b",
+    "zero-bubble",
+    "early-recompute-1f1b",
+    "pipedream",
+    "inference",
+)
+OPTIMIZER_BYTES = {"sgd": 0.0, "momentum": 4.0, "adam": 8.0}
+
+
+def _all(*decorators: Callable[[_F], _F]) -> Callable[[_F], _F]:
+    def decorate(function: _F) -> _F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+output_options = _all(
+    click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else."),
+    click.option("--quiet", "-q", is_flag=True, help="No progress on stderr."),
+    click.option("--debug", is_flag=True, help="Show a traceback when something fails."),
+)
+
+cluster_options = _all(
+    click.option("--cluster", "-c", help="Shorthand such as 2x4xa100+1x2xv100, or a file."),
+    click.option("--devices", type=click.IntRange(1, 16), help="N CPU processes of this machine."),
+    click.option("--bandwidth", help="Bandwidth by level: host=25GB/s,rack=1e9."),
+    click.option("--latency", help="Latency by level: host=5us."),
+    click.option("--catalogue", "catalogue_file", help="Your own device types, a YAML file."),
+)
+
+problem_options = _all(
+    click.option("--mode", type=click.Choice(MODES), default=None, help="Default: training."),
+    click.option(
+        "--objective", "metric", type=click.Choice(METRICS), default=None, help="What to minimise."
+    ),
+    click.option("--schedule", type=click.Choice(SCHEDULES), default=None, help="Pipeline schedule."),
+    click.option("--microbatches", type=click.IntRange(1), help="Microbatches in a step."),
+    click.option("--microbatch-size", type=click.IntRange(1), help="Samples in a microbatch."),
+    click.option("--batch-size", type=click.IntRange(1), help="Samples in a step: their product."),
+    click.option("--memory-factor", type=float, help="Share of each device's memory to use."),
+    click.option(
+        "--optimizer",
+        type=click.Choice(list(OPTIMIZER_BYTES)),
+        default=None,
+        help="For its state in memory. Default: adam.",
+    ),
+)
+
+planner_options = _all(
+    click.option("--planner", "-p", help="Planner, such as uniform or custom:0,8,14. [uniform]"),
+    click.option("--partition", help="The same as --planner."),
+    click.option("--option", "-O", "options", multiple=True, help="Option of the planner, k=v."),
+    click.option("--seed", type=int, help="Seed of a random planner."),
+)

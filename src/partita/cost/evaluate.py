@@ -1,0 +1,196 @@
+"""Everything the cost model says of a plan, in one place."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from partita.core.columns import Array
+from partita.core.graph import CostOrigin, SampleUnit
+from partita.core.plan import Plan, equal_microbatches
+from partita.core.problem import Metric, Mode, Problem, Schedule
+from partita.core.program import LAST_COMPUTE, Kind
+from partita.core.timeline import Timeline
+from partita.cost.durations import cluster_devices, stage_seconds
+from partita.cost.lower import lower
+from partita.cost.memory import peak_memory
+from partita.cost.objectives import OBJECTIVES, evaluate_published
+from partita.cost.objectives.value import Value
+from partita.cost.simulate import simulate
+from partita.errors import InfeasibleError, UnsupportedError
+from partita.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What becomes of a plan, and what bounds it.
+
+    Attributes:
+        step_s: Seconds of a step: from idle to the last update; with weight stashing the steady
+            period.
+        timeline: The simulated step.
+        values: Value of the plan by every objective that applies.
+        samples_per_s: NaN where the graph does not know its samples.
+        tokens_per_s: NaN where it is not a token model.
+        flop_utilisation: Share of the devices' peak rate that the model's arithmetic reaches;
+            NaN where the figures are not known.
+        price_per_step: Money for a step; NaN where a price is not known.
+        bottleneck: What bounds the step, for people.
+        assumptions: What was assumed because nothing was known, a sentence each.
+    """
+
+    step_s: float
+    timeline: Timeline
+    values: Mapping[Metric, Value]
+    samples_per_s: float
+    tokens_per_s: float
+    flop_utilisation: float
+    price_per_step: float
+    bottleneck: str
+    assumptions: tuple[str, ...]
+
+    @property
+    def headroom_bytes(self) -> Array:
+        """Memory that is left on each device of the plan at its peak."""
+        return self.timeline.limit_bytes - self.timeline.peak_bytes
+
+
+def evaluate(problem: Problem, plan: Plan) -> Evaluation:
+    """Return all that the cost model says of a plan.
+
+    Raises:
+        InvalidInputError: The plan is not one for the problem, or cannot run.
+    """
+    timeline = simulate(problem, plan, period=plan.stashes_weights)
+    step_s = timeline.period_s if plan.stashes_weights else timeline.makespan_s
+    values = {Metric.THROUGHPUT: _step_value(timeline, step_s), **evaluate_published(problem, plan)}
+    known = problem.graph.sample_unit is SampleUnit.SAMPLE and step_s > 0
+    rate = plan.samples / step_s if known else float("nan")
+    return Evaluation(
+        step_s=step_s,
+        timeline=timeline,
+        values=values,
+        samples_per_s=rate,
+        tokens_per_s=rate * problem.graph.tokens_per_sample or float("nan"),
+        flop_utilisation=_flop_utilisation(problem, plan, step_s),
+        price_per_step=_price(problem, plan, step_s),
+        bottleneck=_bottleneck(timeline, step_s),
+        assumptions=_assumptions(problem, plan),
+    )
+
+
+def measure(problem: Problem, plan: Plan) -> Value:
+    """Return the value of a plan by the problem's own metric.
+
+    Raises:
+        UnsupportedError: The metric needs figures that nothing here provides.
+    """
+    metric = problem.objective.metric
+    if metric in OBJECTIVES:
+        return OBJECTIVES[metric](problem, plan)
+    if metric is Metric.ENERGY:
+        raise UnsupportedError("metric 'energy' needs an energy profile; use 'throughput'")
+    if metric is Metric.LATENCY:
+        return _latency_value(problem, plan)
+    timeline = simulate(problem, plan, period=plan.stashes_weights)
+    return _step_value(timeline, timeline.period_s if plan.stashes_weights else timeline.makespan_s)
+
+
+def check_memory(problem: Problem, plan: Plan) -> None:
+    """Check that a plan keeps within the memory of its devices.
+
+    Raises:
+        InfeasibleError: It does not; names the device, by how much, and what would do.
+    """
+    peak = peak_memory(problem, plan, lower(problem, plan))
+    limit = problem.cluster.memory_bytes[cluster_devices(problem, plan.devices)]
+    limit = limit * problem.objective.memory_factor
+    over = peak - limit
+    worst = int(np.argmax(over))
+    if over[worst] > 0:
+        raise InfeasibleError(
+            f"device {plan.devices[worst]!r} needs {format_bytes(peak[worst])}, "
+            f"{format_bytes(over[worst])} more than its limit of {format_bytes(limit[worst])}; "
+            "use more devices, smaller microbatches or recomputation"
+        )
+
+
+def _step_value(timeline: Timeline, step_s: float) -> Value:
+    return Value(
+        metric=Metric.THROUGHPUT, value=step_s, unit="s", bottleneck=_bottleneck(timeline, step_s)
+    )
+
+
+def _latency_value(problem: Problem, plan: Plan) -> Value:
+    """Return the time of one microbatch from input to output."""
+    objective = replace(problem.objective, mode=Mode.INFERENCE, schedule=None, microbatches=1)
+    stages = tuple(
+        replace(stage, devices=stage.devices[:1], shares=()) for stage in plan.stages
+    )
+    one = replace(
+        plan,
+        stages=stages,
+        schedule=Schedule.INFERENCE,
+        microbatch_sizes=equal_microbatches(1, int(plan.microbatch_sizes[0])),
+    )
+    timeline = simulate(replace(problem, objective=objective), one)
+    latency = timeline.makespan_s
+    bottleneck = _bottleneck(timeline, latency)
+    return Value(metric=Metric.LATENCY, value=latency, unit="s", bottleneck=bottleneck)
+
+
+def _bottleneck(timeline: Timeline, step_s: float) -> str:
+    """Return what the critical path spends most of its time on."""
+    path = timeline.critical_path
+    spent = timeline.end_s[path] - timeline.start_s[path]
+    compute = timeline.kind[path] <= LAST_COMPUTE
+    by_device = np.bincount(
+        timeline.device[path[compute]], weights=spent[compute], minlength=len(timeline.devices)
+    )
+    moving = float(spent[~compute].sum())
+    worst = int(np.argmax(by_device))
+    of = f"{format_seconds(max(moving, float(by_device[worst])))} of {format_seconds(step_s)}"
+    if moving > by_device[worst]:
+        transfer = timeline.kind[path] == Kind.SEND
+        what = "transfers" if float(spent[transfer].sum()) * 2 > moving else "reductions"
+        return f"{what} on the critical path ({of})"
+    return f"compute on {timeline.devices[worst]} ({of})"
+
+
+def _flop_utilisation(problem: Problem, plan: Plan, step_s: float) -> float:
+    graph = problem.graph
+    devices = [problem.cluster.devices[i] for i in cluster_devices(problem, plan.devices).tolist()]
+    peaks = [device.peak_flop_per_s.get(graph.dtype, 0.0) for device in devices]
+    passes = 3.0 if problem.objective.mode is Mode.TRAINING else 1.0
+    work = passes * float(graph.ops.flops.sum()) * plan.samples / graph.batch_size
+    if not work or not all(peaks) or step_s <= 0:
+        return float("nan")
+    return work / (sum(peaks) * step_s)
+
+
+def _price(problem: Problem, plan: Plan, step_s: float) -> float:
+    devices = [problem.cluster.devices[i] for i in cluster_devices(problem, plan.devices).tolist()]
+    return sum(device.price_per_hour for device in devices) * step_s / 3600
+
+
+def _assumptions(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Return what the cost model assumed, a sentence each."""
+    graph, result = problem.graph, []
+    training = problem.objective.mode is Mode.TRAINING
+    if graph.costs[0].origin in (CostOrigin.ESTIMATED, CostOrigin.GENERATED):
+        result.append(f"op times are {graph.costs[0].origin.value}, not measured")
+    if stage_seconds(problem, plan).modelled:
+        result.append("op times of some device types are modelled from another type's by roofline")
+    split = bool(np.isnan(graph.costs[0].backward_input_s).any())
+    if training and plan.schedule is Schedule.ZERO_BUBBLE and split:
+        result.append("the split of backward is not known: half for inputs, half for weights")
+    if any(stage.tp > 1 for stage in plan.stage_index) and not len(graph.variants):
+        result.append("tensor-parallel ops are assumed to split evenly at no extra cost")
+    devices = [problem.cluster.devices[i] for i in cluster_devices(problem, plan.devices).tolist()]
+    if training and not all(device.memory_bytes_per_s for device in devices):
+        result.append("weight updates take no time where the memory bandwidth is not known")
+    if not bool(graph.tensors.load_s.any()):
+        result.append("loading of inputs takes no time")
+    if training and not bool(graph.is_forward.all()):
+        result.append("gradients travel along the forward edges; explicit backward edges are ignored")
+    return tuple(result)

@@ -1,0 +1,132 @@
+"""Documents on disk: opening any file that Partita reads, and writing its own whole or not at all."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from partita.catalogue.catalogue import load_catalogue
+from partita.catalogue.cluster_yaml import read_cluster_yaml
+from partita.core.codec import write_json
+from partita.core.problem import Problem
+from partita.errors import FormatError, InvalidInputError
+from partita.formats.detect import read_any
+from partita.formats.server_file import open_beside
+
+MAX_FILE_BYTES = 2**31
+
+
+def load(path: str | Path, *, problem: Problem | None = None) -> Any:  # noqa: ANN401 (any core type)
+    """Return the core object in a file: a Partita document, or any foreign format that is known.
+
+    The format is found by content, not by name. ``-`` reads standard input. A foreign plan needs the
+    problem that it is for.
+
+    Raises:
+        FormatError: The file cannot be read, or holds nothing that is known.
+    """
+    name = str(path)
+    data = read_bytes(name)
+    try:
+        return read_any(
+            data,
+            name=Path(name).name.split(".")[0],
+            open_text=open_beside("" if name == "-" else name, _open_named),
+            problem=problem,
+            read_yaml=lambda text: read_cluster_yaml(text, load_catalogue()),
+        )
+    except FormatError as exc:
+        raise (exc if exc.path else exc.at("standard input" if name == "-" else name)) from exc
+
+
+def save(value: object, path: str | Path) -> None:
+    """Write the document of a core object to a file."""
+    write_text(path, write_json(value))
+
+
+def read_bytes(name: str) -> bytes:
+    """Return the bytes of a file, or of standard input for ``-``.
+
+    Raises:
+        FormatError: It cannot be read.
+    """
+    if name == "-":
+        return sys.stdin.buffer.read(MAX_FILE_BYTES)
+    path = Path(name)
+    try:
+        if path.is_dir():
+            raise FormatError("is a directory; expected a file", path=name)
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise FormatError(f"is larger than {MAX_FILE_BYTES} bytes", path=name)
+        return path.read_bytes()
+    except (OSError, ValueError) as exc:
+        reason = getattr(exc, "strerror", None) or str(exc)
+        raise FormatError(f"cannot be read: {reason.lower()}", path=name) from exc
+
+
+def read_text(name: str) -> str:
+    """Return the text of a file in UTF-8, without a byte order mark.
+
+    Raises:
+        FormatError: It cannot be read, or is not text.
+    """
+    try:
+        return read_bytes(name).decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise FormatError(f"is not UTF-8 text (byte {exc.start})", path=name) from exc
+
+
+def _open_named(name: str) -> str:
+    """Return the text of a file that another one names; ``FileNotFoundError`` where there is none."""
+    if not Path(name).exists():
+        raise FileNotFoundError(2, "no such file", name)
+    return read_text(name)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file whole or not at all; ``-`` writes to standard output.
+
+    Raises:
+        InvalidInputError: It cannot be written.
+    """
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a file under a temporary name and rename it.
+
+    Raises:
+        InvalidInputError: It cannot be written.
+    """
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            mask = os.umask(0)
+            os.umask(mask)
+            Path(temporary).chmod(0o666 & ~mask)
+            Path(temporary).replace(target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
+        raise InvalidInputError(f"{target} cannot be written: {reason}") from exc
+
+
+def unused_path(path: Path) -> Path:
+    """Return the path, or the first numbered one that does not exist yet."""
+    if not path.exists():
+        return path
+    stem, suffix = path.name.split(".", 1) if "." in path.name else (path.name, "")
+    for number in range(2, 10_000):
+        candidate = path.with_name(f"{stem}-{number}.{suffix}" if suffix else f"{stem}-{number}")
+        if not candidate.exists():
+            return candidate
+    raise InvalidInputError(f"{path} and 9998 numbered ones exist; name another with -o")

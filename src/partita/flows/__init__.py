@@ -1,0 +1,1 @@
+"""Questions that need several parts: comparing planners, explaining a plan, what-if."""

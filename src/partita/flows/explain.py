@@ -1,0 +1,233 @@
+"""Where the time and the memory of a plan go, what bounds it, and what would change it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from partita.core.cluster import Cluster
+from partita.core.program import LAST_COMPUTE, Kind
+from partita.core.solution import Solution
+from partita.cost.durations import cluster_devices, stage_seconds
+from partita.cost.evaluate import measure
+from partita.cost.layout import crossings, owners, tensor_bytes
+from partita.cost.lower import lower
+from partita.cost.memory import static_memory
+from partita.errors import InfeasibleError, InvalidInputError, PartitaError
+from partita.flows.summary import Summary, known, summarise, thawed
+from partita.plan.table import get_planner
+
+FIXED = ("", "manual")
+"""Planners whose plan is a map that the user gave, which nobody can plan again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """The answer to one what-if.
+
+    Attributes:
+        change: What was changed.
+        value: Value of the new plan; NaN where there is none.
+        relative: Change of the value, relative to the plan.
+        note: What the new plan is, or why there is none.
+    """
+
+    change: str
+    value: float
+    relative: float
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A plan taken apart.
+
+    Attributes:
+        summary: The plan and its figures.
+        stages: A row for each stage: where it runs, its times, bytes and parameters.
+        devices: A row for each device: where its time and its memory go.
+        critical_path: Seconds of the critical path by what it does.
+        what_if: Answers, in the order of the questions.
+    """
+
+    summary: Summary
+    stages: tuple[dict[str, Any], ...]
+    devices: tuple[dict[str, Any], ...]
+    critical_path: dict[str, float]
+    what_if: tuple[WhatIf, ...]
+
+    def figures(self) -> dict[str, Any]:
+        """Return everything as JSON values under stable keys."""
+        return {
+            **self.summary.figures(),
+            "stages": list(self.stages),
+            "devices": list(self.devices),
+            "critical_path": self.critical_path,
+            "what_if": [
+                {
+                    "change": answer.change,
+                    "value": known(answer.value),
+                    "relative": known(answer.relative),
+                    "note": answer.note,
+                }
+                for answer in self.what_if
+            ],
+        }
+
+
+def explain(
+    solution: Solution,
+    changes: tuple[str, ...] = (),
+    *,
+    change_cluster: Callable[[Cluster, str], Cluster],
+    progress: Callable[[str], None] = lambda _: None,
+) -> Explanation:
+    """Return a plan taken apart, with answers to what-ifs.
+
+    Args:
+        solution: The plan and its problem.
+        changes: Such as ``"+1xa100"`` or ``"bandwidth=2x"``.
+        change_cluster: Returns a cluster with one change made.
+        progress: Told each change before it is tried.
+    """
+    summary = summarise(solution)
+    answers = []
+    for change in changes:
+        progress(change)
+        answers.append(_answer(solution, change, change_cluster))
+    return Explanation(
+        summary=summary,
+        stages=tuple(_stage_rows(solution)),
+        devices=tuple(_device_rows(summary)),
+        critical_path=_critical_path(summary),
+        what_if=tuple(answers),
+    )
+
+
+def _answer(
+    solution: Solution, change: str, change_cluster: Callable[[Cluster, str], Cluster]
+) -> WhatIf:
+    """Plan the changed problem again with the plan's own planner."""
+    cluster = change_cluster(solution.problem.cluster, change)
+    problem = replace(solution.problem, cluster=cluster)
+    if solution.planner in FIXED:
+        return _same_plan(solution, change, replace(solution.problem, cluster=cluster))
+    options = thawed(solution.options)
+    try:
+        found = get_planner(solution.planner, **options)(problem)
+    except (InfeasibleError, InvalidInputError) as exc:
+        return WhatIf(change=change, value=float("nan"), relative=float("nan"), note=str(exc))
+    note = summarise(found).title
+    return WhatIf(
+        change=change, value=found.value, relative=_relative(solution, found.value), note=note
+    )
+
+
+def _same_plan(solution: Solution, change: str, problem: Any) -> WhatIf:  # noqa: ANN401
+    """A fixed map cannot be planned again; say what it would take as it is, where that is defined."""
+    note = "a fixed map cannot be planned again; the same plan"
+    if change.startswith("+"):
+        return WhatIf(
+            change=change,
+            value=float("nan"),
+            relative=float("nan"),
+            note="a fixed map cannot be planned again, so another device changes nothing",
+        )
+    try:
+        value = measure(problem, solution.plan).value
+    except PartitaError as exc:
+        return WhatIf(change=change, value=float("nan"), relative=float("nan"), note=str(exc))
+    return WhatIf(change=change, value=value, relative=_relative(solution, value), note=note)
+
+
+def _relative(solution: Solution, value: float) -> float:
+    return value / solution.value - 1 if solution.value > 0 else float("nan")
+
+
+def _stage_rows(solution: Solution) -> list[dict[str, Any]]:
+    problem, plan, graph = solution.problem, solution.plan, solution.problem.graph
+    seconds = stage_seconds(problem, plan)
+    samples = float(plan.microbatch_sizes.max())
+    crossing = crossings(graph, plan)
+    moved = tensor_bytes(graph, np.array(samples), crossing.tensor)
+    sent = np.zeros(len(plan.stages))
+    _, first = np.unique(crossing.tensor, return_index=True)
+    np.add.at(sent, crossing.producer[first], moved[first])
+    parameter, owner = owners(graph, plan)
+    weights = np.bincount(owner, weights=graph.parameters.bytes[parameter], minlength=len(plan.stages))
+    counts = np.bincount(plan.stage_of, minlength=len(plan.stages))
+    rows = []
+    for index, stage in enumerate(plan.stages):
+        at = (int(seconds.class_of[stage.devices[0][0]]), index)
+        rows.append(
+            {
+                "stage": index,
+                "devices": [plan.devices[d] for group in stage.devices for d in group],
+                "replicas": stage.num_replicas,
+                "tp": stage.tp,
+                "ops": int(counts[index]),
+                "first_op": graph.ops.names[int(np.argmax(plan.stage_of == index))],
+                "forward_s": float(seconds.forward[0][at] + samples * seconds.forward[1][at]),
+                "backward_s": float(seconds.backward[0][at] + samples * seconds.backward[1][at]),
+                "parameter_bytes": float(weights[index]),
+                "sent_bytes": float(sent[index]),
+            }
+        )
+    return rows
+
+
+def _device_rows(summary: Summary) -> list[dict[str, Any]]:
+    problem, plan = summary.solution.problem, summary.solution.plan
+    timeline = summary.evaluation.timeline
+    static = static_memory(problem, plan, lower(problem, plan))
+    spent = timeline.end_s - timeline.start_s
+    where = cluster_devices(problem, plan.devices)
+    rows = []
+    for index, name in enumerate(timeline.devices):
+        here = timeline.device == index
+
+        def total(kinds: tuple[Kind, ...], mask: Any = here) -> float:  # noqa: ANN401
+            return float(spent[mask & np.isin(timeline.kind, kinds)].sum())
+
+        peak = float(timeline.peak_bytes[index])
+        held = float(static.total[index])
+        rows.append(
+            {
+                "device": name,
+                "type": problem.cluster.devices[int(where[index])].type,
+                "forward_s": total((Kind.FORWARD,)),
+                "backward_s": total((Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)),
+                "recompute_s": total((Kind.RECOMPUTE,)),
+                "load_s": total((Kind.LOAD,)),
+                "update_s": total((Kind.UPDATE,)),
+                "idle_s": timeline.makespan_s - float(timeline.busy_s[index]),
+                "sending_s": total((Kind.SEND,)),
+                "weights_bytes": float(static.weights[index]),
+                "gradients_bytes": float(static.gradients[index]),
+                "optimizer_bytes": float(static.optimizer[index]),
+                "activations_bytes": peak - held,
+                "workspace_bytes": float(static.workspace[index]),
+                "peak_bytes": peak,
+                "limit_bytes": known(float(timeline.limit_bytes[index])),
+                "utilisation": float(timeline.utilisation[index]),
+                "bubble": float(timeline.bubble[index]),
+            }
+        )
+    return rows
+
+
+def _critical_path(summary: Summary) -> dict[str, float]:
+    timeline = summary.evaluation.timeline
+    path = timeline.critical_path
+    spent = timeline.end_s[path] - timeline.start_s[path]
+    result: dict[str, float] = {}
+    for kind in sorted({int(k) for k in timeline.kind[path]}):
+        seconds = float(spent[timeline.kind[path] == kind].sum())
+        if seconds > 0:
+            name = Kind(kind).name.lower()
+            if kind <= LAST_COMPUTE:
+                result[name] = seconds
+            else:
+                result["transfer" if kind == Kind.SEND else name] = seconds
+    return result

@@ -1,0 +1,108 @@
+"""The figures of a solution that tables, JSON and pages show, computed once."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from partita.core.plan import Plan
+from partita.core.solution import Solution
+from partita.cost.evaluate import Evaluation, evaluate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A solution with all that the cost model says of it.
+
+    Attributes:
+        solution: The solution.
+        evaluation: What the cost model says of its plan.
+    """
+
+    solution: Solution
+    evaluation: Evaluation
+
+    @property
+    def title(self) -> str:
+        """The plan in a few words, such as ``"4 stages x 2, 1f1b"``."""
+        return describe_plan(self.solution.plan)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures as JSON values under stable keys; unknown ones are null."""
+        solution, evaluation = self.solution, self.evaluation
+        timeline = evaluation.timeline
+        devices = [
+            {
+                "device": name,
+                "utilisation": float(timeline.utilisation[index]),
+                "bubble": float(timeline.bubble[index]),
+                "peak_bytes": float(timeline.peak_bytes[index]),
+                "limit_bytes": known(float(timeline.limit_bytes[index])),
+                "headroom_bytes": known(float(evaluation.headroom_bytes[index])),
+            }
+            for index, name in enumerate(timeline.devices)
+        ]
+        return {
+            "planner": solution.planner,
+            "options": thawed(solution.options),
+            "plan": self.title,
+            "metric": solution.metric.value,
+            "value": solution.value,
+            "unit": solution.unit,
+            "lower_bound": solution.lower_bound,
+            "gap": known(solution.gap),
+            "proof": solution.proof.value,
+            "step_s": evaluation.step_s,
+            "samples_per_s": known(evaluation.samples_per_s),
+            "tokens_per_s": known(evaluation.tokens_per_s),
+            "flop_utilisation": known(evaluation.flop_utilisation),
+            "utilisation": float(timeline.utilisation.mean()),
+            "bubble": float(timeline.bubble.mean()),
+            "price_per_step": known(evaluation.price_per_step),
+            "bottleneck": evaluation.bottleneck,
+            "assumptions": list(evaluation.assumptions),
+            "objectives": {
+                metric.value: known(value.value) for metric, value in evaluation.values.items()
+            },
+            "devices": devices,
+        }
+
+
+def summarise(solution: Solution) -> Summary:
+    """Return a solution with its evaluation."""
+    return Summary(solution=solution, evaluation=evaluate(solution.problem, solution.plan))
+
+
+def describe_plan(plan: Plan) -> str:
+    """Return a plan in a few words."""
+    replicas = sorted({stage.num_replicas for stage in plan.stage_index})
+    used = len({device for stage in plan.stage_index for group in stage.devices for device in group})
+    tp = max(stage.tp for stage in plan.stage_index)
+    visits = len(plan.stages) > used and plan.schedule.value != "interleaved-1f1b"
+    if visits:
+        return f"{len(plan.stages)} stages on {used} devices, {plan.schedule.value}"
+    if len(plan.stages) == 1:
+        words = "1 stage"
+    else:
+        words = f"{len(plan.stages)} stages"
+    if replicas != [1]:
+        per_stage = [stage.num_replicas for stage in plan.stages]
+        same = len(replicas) == 1
+        words += f" x {replicas[0]}" if same else f" ({'-'.join(map(str, per_stage[:8]))})"
+    if tp > 1:
+        words += f", tensor-parallel {tp}"
+    return f"{words}, {plan.schedule.value}"
+
+
+def known(value: float) -> float | None:
+    """Return a number, or None where it is not known or not limited."""
+    return value if math.isfinite(value) else None
+
+
+def thawed(value: Any) -> Any:  # noqa: ANN401 (JSON is any value)
+    """Return a frozen JSON value with plain lists and dicts."""
+    if isinstance(value, Mapping):
+        return {key: thawed(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [thawed(part) for part in value]
+    return value

@@ -1,0 +1,1 @@
+"""Planners: pure functions from a problem to a solution, one file each, in one visible table."""

@@ -1,0 +1,87 @@
+"""The planners by name, and the one way to call them."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.metadata import entry_points
+from typing import Any, TypeAlias
+
+from partita.core.problem import Problem
+from partita.core.solution import Solution
+from partita.errors import InvalidInputError
+from partita.plan.custom import plan_custom
+from partita.plan.manual import plan_manual
+from partita.plan.scattered import plan_random
+from partita.plan.single import plan_single
+from partita.plan.uniform import plan_uniform
+
+Planner: TypeAlias = Callable[..., Solution]
+
+PLANNERS: Mapping[str, Planner] = {
+    "single": plan_single,
+    "uniform": plan_uniform,
+    "custom": plan_custom,
+    "random": plan_random,
+    "manual": plan_manual,
+}
+DEFAULT_PLANNER = "uniform"
+ENTRY_POINTS = "partita.planners"
+
+
+def planners() -> Mapping[str, Planner]:
+    """Return all planners: those of the table, and of installed plug-ins."""
+    plugged = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    return {**{name: entry.load() for name, entry in plugged.items()}, **PLANNERS}
+
+
+def get_planner(name: str, **options: object) -> Callable[[Problem], Solution]:
+    """Return a planner by name with its options bound.
+
+    Raises:
+        InvalidInputError: There is no such planner or option; suggests near names.
+    """
+    known = planners()
+    if name not in known:
+        raise InvalidInputError(f"there is no planner {name!r}{_near(name, known)}")
+    planner = known[name]
+    accepted = [
+        parameter.name
+        for parameter in inspect.signature(planner).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    for option in options:
+        if option not in accepted:
+            raise InvalidInputError(
+                f"planner {name!r} has no option {option!r}{_near(option, accepted)}"
+            )
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(planner).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        and parameter.default is inspect.Parameter.empty
+        and parameter.name not in options
+    ]
+    if needed:
+        raise InvalidInputError(f"planner {name!r} needs the option {needed[0]!r}")
+    return partial(planner, **options)
+
+
+def solve(problem: Problem, planner: str = DEFAULT_PLANNER, **options: Any) -> Solution:  # noqa: ANN401
+    """Return the solution that a planner finds for a problem.
+
+    >>> from partita.catalogue.examples import example
+    >>> solve(example("gpt-small"), "uniform").plan.schedule.value
+    '1f1b'
+
+    Raises:
+        InfeasibleError: Nothing that it finds fits.
+        InvalidInputError: There is no such planner or option.
+    """
+    return get_planner(planner, **options)(problem)
+
+
+def _near(name: str, known: Any) -> str:  # noqa: ANN401 (any collection of names)
+    close = difflib.get_close_matches(name, list(known), n=1)
+    listing = ", ".join(known)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {listing or 'none'}"

@@ -1,0 +1,56 @@
+"""Equal numbers of layers on every stage.
+
+Merak's and DeepSpeed's ``uniform``: stages of ceil(layers / stages) layers, in order; fewer stages
+where the layers run out. A boundary that would split ops which must stay together moves to the next
+one that does not. Costs are not looked at.
+"""
+
+import numpy as np
+
+from partita.core.problem import Problem
+from partita.core.solution import Solution
+from partita.errors import InvalidInputError
+from partita.plan.pipeline import (
+    allowed_boundaries,
+    cut_layers,
+    layer_of_ops,
+    main_devices,
+    pipeline_plan,
+    solution_of,
+)
+
+
+def plan_uniform(problem: Problem, *, stages: int = 0, replicas: int = 1) -> Solution:
+    """Cut the layers into equal stages on consecutive devices.
+
+    Args:
+        problem: The problem.
+        stages: Number of stages; 0 = as many as the devices and the layers allow.
+        replicas: Replicas of every stage.
+
+    Raises:
+        InfeasibleError: A device has too little memory.
+        InvalidInputError: There are not that many devices.
+    """
+    devices = main_devices(problem)
+    if replicas < 1 or replicas > len(devices):
+        raise InvalidInputError(f"replicas is {replicas}; expected 1 to {len(devices)}")
+    most = len(devices) // replicas
+    if not 0 <= stages <= most:
+        raise InvalidInputError(
+            f"{stages} stages of {replicas} replicas need {stages * replicas} devices; "
+            f"there are {len(devices)}"
+        )
+    _, count = layer_of_ops(problem.graph)
+    wanted = min(stages or most, count)
+    each = -(-count // wanted)
+    allowed = allowed_boundaries(problem.graph)
+    steps = np.minimum(np.arange(0, count + each, each), count)
+    moved = allowed[np.searchsorted(allowed, steps)]
+    boundaries = np.unique(np.append(moved, count)).tolist()
+    stage_of = cut_layers(problem.graph, boundaries)
+    groups = [
+        devices[stage * replicas : (stage + 1) * replicas] for stage in range(len(boundaries) - 1)
+    ]
+    plan = pipeline_plan(problem, stage_of, groups)
+    return solution_of(problem, plan, "uniform", {"stages": stages, "replicas": replicas})

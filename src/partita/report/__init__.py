@@ -1,0 +1,1 @@
+"""Pictures and files that show a Timeline: they draw what it says and compute nothing new."""

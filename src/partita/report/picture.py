@@ -1,0 +1,372 @@
+"""A Timeline as a picture of characters that fits the terminal.
+
+One row is one device, time goes to the right. A cell begins with the number of its microbatch (of
+its stage where the step has one microbatch) and goes on with a line: single for forward, double for
+backward. A cell of one column has no number. Where cells are narrower than a column, the column
+shows what fills it best.
+"""
+
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from partita.core.program import Kind
+from partita.core.timeline import Timeline
+from partita.report.lanes import (
+    Cell,
+    Shown,
+    axis_ticks,
+    cell_of,
+    column_shares,
+    compute_rows,
+    dominant_cells,
+    shown_devices,
+)
+from partita.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+MIN_WIDTH = 40
+MAX_ROWS = 40
+
+_Span: TypeAlias = tuple[str, str]
+_Line: TypeAlias = list[_Span]
+
+_UNICODE: Mapping[Cell, str] = {
+    Cell.FORWARD: "─",
+    Cell.BACKWARD: "═",
+    Cell.WEIGHT: "≈",
+    Cell.RECOMPUTE: "┄",
+    Cell.LOAD: "▫",
+    Cell.UPDATE: "▲",
+    Cell.MIXED: "▒",
+    Cell.COLLECTIVE: "◊",
+    Cell.TRANSFER: "‹",
+    Cell.IDLE: "·",
+}
+_ASCII: Mapping[Cell, str] = {
+    Cell.FORWARD: "-",
+    Cell.BACKWARD: "=",
+    Cell.WEIGHT: "~",
+    Cell.RECOMPUTE: ":",
+    Cell.LOAD: "o",
+    Cell.UPDATE: "^",
+    Cell.MIXED: "#",
+    Cell.COLLECTIVE: "*",
+    Cell.TRANSFER: "<",
+    Cell.IDLE: ".",
+}
+_MEANING: Mapping[Cell, str] = {
+    Cell.FORWARD: "forward",
+    Cell.BACKWARD: "backward",
+    Cell.WEIGHT: "weight gradient",
+    Cell.RECOMPUTE: "recompute",
+    Cell.LOAD: "load",
+    Cell.UPDATE: "update",
+    Cell.MIXED: "forward and backward",
+    Cell.COLLECTIVE: "collective",
+    Cell.TRANSFER: "idle, receiving",
+    Cell.IDLE: "idle",
+}
+_RICH_STYLES: Mapping[str, str] = {
+    "forward": "blue",
+    "backward": "green",
+    "weight": "cyan",
+    "recompute": "yellow",
+    "load": "magenta",
+    "update": "bold magenta",
+    "mixed": "cyan",
+    "collective": "yellow",
+    "transfer": "yellow",
+    "idle": "dim",
+    "axis": "dim",
+    "title": "bold",
+    "alarm": "bold red",
+    "": "",
+}
+_ANSI = {
+    **{"bold": "1", "dim": "2", "red": "31", "green": "32"},
+    **{"yellow": "33", "blue": "34", "magenta": "35", "cyan": "36"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Glyphs:
+    """The characters of a picture."""
+
+    cells: Mapping[Cell, str]
+    border: str
+    tick: str
+    more: str
+    dot: str
+    ascii_only: bool
+
+    def safe(self, text: str) -> str:
+        """Return a name without characters that would spoil the picture."""
+        text = "".join(c if c.isprintable() else "?" for c in text)
+        return text.encode("ascii", "replace").decode("ascii") if self.ascii_only else text
+
+
+def _glyphs(encoding: str) -> _Glyphs:
+    unicode = _Glyphs(_UNICODE, "│", "╵", "…", "·", ascii_only=False)
+    try:
+        ("".join(_UNICODE.values()) + "│╵…·").encode(encoding)
+    except (LookupError, UnicodeEncodeError):
+        return _Glyphs(_ASCII, "|", "'", "...", "-", ascii_only=True)
+    return unicode
+
+
+def pipeline_picture(
+    timeline: Timeline,
+    width: int,
+    *,
+    colour: bool = False,
+    encoding: str = "utf-8",
+    max_rows: int = MAX_ROWS,
+) -> str:
+    """Return a timeline as lines of text.
+
+    Args:
+        timeline: What to draw.
+        width: Columns of the terminal; less than 40 counts as 40. No line is longer.
+        colour: Whether to colour the cells by ANSI codes.
+        encoding: Of the terminal; one that lacks the characters of the picture gets plain ASCII.
+        max_rows: Devices beyond so many rows are left out, and a line says how many.
+    """
+    lines = _lines(timeline, width, encoding, max_rows)
+    return "".join(_plain(line, colour=colour) + "\n" for line in lines)
+
+
+def picture_text(
+    timeline: Timeline,
+    width: int,
+    *,
+    encoding: str = "utf-8",
+    max_rows: int = MAX_ROWS,
+) -> "Text":
+    """Return the same picture as a ``rich`` text, for a console that draws other things too."""
+    from rich.text import Text  # noqa: PLC0415 (only command lines have a use for it)
+
+    text = Text(no_wrap=True, overflow="crop")
+    for number, line in enumerate(_lines(timeline, width, encoding, max_rows)):
+        text.append("\n" if number else "")
+        for part, style in line:
+            text.append(part, _RICH_STYLES[style] or None)
+    return text
+
+
+def _plain(line: _Line, *, colour: bool) -> str:
+    if not colour:
+        return "".join(part for part, _ in line).rstrip()
+    parts = []
+    for part, style in line:
+        codes = ";".join(_ANSI[word] for word in _RICH_STYLES[style].split())
+        parts.append(f"\x1b[{codes}m{part}\x1b[0m" if codes and part.strip() else part)
+    return "".join(parts)
+
+
+def _lines(timeline: Timeline, width: int, encoding: str, max_rows: int) -> list[_Line]:
+    width = max(width, MIN_WIDTH)
+    glyphs = _glyphs(encoding)
+    shown = shown_devices(len(timeline.devices), max_rows)
+    table = _Table(timeline, width, glyphs, shown)
+    used: set[Cell] = set()
+    lines = [*_title(timeline, width, glyphs), *table.header()]
+    for device in shown.head:
+        lines.append(table.row(device, used))
+    if len(shown.hidden):
+        lines.append(_hidden_line(timeline, shown, width, glyphs))
+    for device in shown.tail:
+        lines.append(table.row(device, used))
+    lines.append(table.axis())
+    return lines + _legend(timeline, used, width, glyphs)
+
+
+def _columns(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def _fitted(text: str, width: int, more: str) -> str:
+    """Return a name in exactly so many columns; one that is too long loses its beginning."""
+    if _columns(text) > width:
+        while text and _columns(text) > width - len(more):
+            text = text[1:]
+        text = (more + text)[:width]
+    return text + " " * (width - _columns(text))
+
+
+def _wrapped(items: Sequence[_Line], width: int, gap: _Span) -> list[_Line]:
+    """Return items one after the other, on as many lines as they need."""
+    lines: list[_Line] = []
+    room = 0
+    for item in items:
+        size = sum(_columns(part) for part, _ in item)
+        if lines and size + len(gap[0]) <= room:
+            lines[-1] += [gap, *item]
+            room -= size + len(gap[0])
+        else:
+            lines.append(list(item))
+            room = width - size
+    return lines
+
+
+def _title(timeline: Timeline, width: int, glyphs: _Glyphs) -> list[_Line]:
+    facts = [timeline.origin.value, format_seconds(timeline.makespan_s)]
+    for what, values in (
+        ("device", None),
+        ("stage", timeline.stage),
+        ("microbatch", timeline.microbatch),
+    ):
+        if values is None:
+            count = len(timeline.devices)
+        else:
+            count = len(np.unique(values[values >= 0]))
+        plural = "" if count == 1 else "es" if what.endswith("ch") else "s"
+        facts.append(f"{count:,} {what}{plural}")
+    return _wrapped([[(fact, "title")] for fact in facts], width, (f" {glyphs.dot} ", "title"))
+
+
+class _Table:
+    """The rows of a picture and where their columns begin."""
+
+    def __init__(self, timeline: Timeline, width: int, glyphs: _Glyphs, shown: Shown) -> None:
+        self.timeline, self.glyphs = timeline, glyphs
+        devices = [*shown.head, *shown.tail]
+        names = [glyphs.safe(timeline.devices[device]) for device in devices]
+        longest = max((_columns(name) for name in names), default=0)
+        self.label = min(max(longest, 3), max(8, width // 5))
+        notes = _notes(timeline, devices)
+        room = width - self.label - 2
+        while notes and room - _notes_width(notes) < max(20, room // 2):
+            notes.pop()
+        self.notes = notes
+        self.cells = room - (_notes_width(notes) if notes else 0)
+        self.edges = np.linspace(0.0, max(timeline.makespan_s, 1e-300), self.cells + 1)
+        self.by_stage = len(np.unique(timeline.microbatch[timeline.microbatch >= 0])) <= 1
+
+    def header(self) -> list[_Line]:
+        """Return the line above the figures, if there are any."""
+        if not self.notes:
+            return []
+        left = " " * (self.label + 2 + self.cells)
+        return [
+            [(left, ""), *(("  " + note.head.rjust(note.width), "axis") for note in self.notes)]
+        ]
+
+    def row(self, device: int, used: set[Cell]) -> _Line:
+        """Return the line of a device and note the sorts of cells on it."""
+        name = _fitted(
+            self.glyphs.safe(self.timeline.devices[device]), self.label, self.glyphs.more
+        )
+        line: _Line = [(name + " ", ""), (self.glyphs.border, "axis")]
+        line += self._cells(device, used)
+        for note in self.notes:
+            text, style = note.of[device]
+            line.append(("  " + text.rjust(note.width), style))
+        return line
+
+    def _cells(self, device: int, used: set[Cell]) -> Iterator[_Span]:
+        """Yield the cells of a device, in runs of one style."""
+        sorts = dominant_cells(column_shares(self.timeline, device, self.edges)).tolist()
+        text = [self.glyphs.cells[Cell(sort)] for sort in sorts]
+        for first, last, sort, label in self._wide(device):
+            sorts[first:last] = [sort] * (last - first)
+            text[first:last] = self.glyphs.cells[sort] * (last - first)
+            text[first : first + len(label)] = label
+        used.update(Cell(sort) for sort in sorts)
+        begin = 0
+        for column in range(1, self.cells + 1):
+            if column == self.cells or sorts[column] != sorts[begin]:
+                yield "".join(text[begin:column]), Cell(sorts[begin]).name.lower()
+                begin = column
+
+    def _wide(self, device: int) -> Iterator[tuple[int, int, Cell, str]]:
+        """Yield the cells that fill columns of their own: from, to, sort and label."""
+        timeline = self.timeline
+        rows = compute_rows(timeline, device)
+        scale = self.cells / self.edges[-1]
+        first = np.rint(timeline.start_s[rows] * scale).astype(np.int64)
+        last = np.rint(timeline.end_s[rows] * scale).astype(np.int64)
+        length = (timeline.end_s[rows] - timeline.start_s[rows]) * scale
+        update = timeline.kind[rows] == Kind.UPDATE
+        first = np.where(update, np.minimum(first, self.cells - 1), first)
+        last = np.where(update, np.maximum(last, first + 1), last)
+        wide = (last > first) & ((length >= 0.75) | (last - first > 1) | update)
+        number = timeline.stage if self.by_stage else timeline.microbatch
+        columns = (first, last, cell_of(timeline, rows), number[rows])
+        for a, b, sort, turn in zip(*(part[wide].tolist() for part in columns), strict=True):
+            label = str(turn) if turn >= 0 and sort not in (Cell.UPDATE, Cell.LOAD) else ""
+            yield a, b, Cell(sort), label[-(b - a - 1) :] if b - a > 1 else ""
+
+    def axis(self) -> _Line:
+        """Return the line with the times."""
+        ticks, scale, unit = axis_ticks(self.timeline.makespan_s, max(2, self.cells // 12))
+        text = ""
+        for tick in ticks:
+            at = round(tick / self.edges[-1] * self.cells)
+            label = f"{self.glyphs.tick}{tick / scale:g} {unit}"
+            if at >= len(text) + (1 if text else 0) and at + len(label) <= self.cells:
+                text = text.ljust(at) + label
+        return [(" " * (self.label + 2) + text, "axis")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """A figure beside each row.
+
+    Attributes:
+        head: What it is.
+        width: Columns that it needs.
+        of: Text and style by device.
+    """
+
+    head: str
+    width: int
+    of: Mapping[int, _Span]
+
+
+def _notes_width(notes: Sequence[_Note]) -> int:
+    return sum(note.width + 2 for note in notes)
+
+
+def _notes(timeline: Timeline, devices: Sequence[int]) -> list[_Note]:
+    """Return the figures beside the rows, the most important first."""
+    busy = {d: (f"{timeline.utilisation[d]:.0%}", "") for d in devices}
+    notes = [_note("busy", busy)]
+    if len(timeline.memory_device):
+        peak, limit = timeline.peak_bytes, timeline.limit_bytes
+        style = {d: "alarm" if peak[d] > limit[d] else "" for d in devices}
+        notes.append(_note("peak", {d: (format_bytes(peak[d]), style[d]) for d in devices}))
+        if bool(np.isfinite(limit[list(devices)]).all()):
+            notes.append(_note("of", {d: (format_bytes(limit[d]), style[d]) for d in devices}))
+    return notes
+
+
+def _note(head: str, of: Mapping[int, _Span]) -> _Note:
+    return _Note(head, max(len(head), *(len(text) for text, _ in of.values())), of)
+
+
+def _hidden_line(timeline: Timeline, shown: Shown, width: int, glyphs: _Glyphs) -> _Line:
+    busy = timeline.utilisation[shown.hidden.start : shown.hidden.stop]
+    text = f"{glyphs.more} {len(shown.hidden):,} more devices, busy {busy.min():.0%} to {busy.max():.0%}"
+    return [(text[:width], "axis")]
+
+
+def _legend(timeline: Timeline, used: set[Cell], width: int, glyphs: _Glyphs) -> list[_Line]:
+    turns = timeline.microbatch[timeline.microbatch >= 0]
+    what = "stage" if len(np.unique(turns)) <= 1 else "microbatch"
+    items: list[_Line] = []
+    for cell in sorted(used):
+        glyph, meaning = glyphs.cells[cell], _MEANING[cell]
+        if cell in (Cell.FORWARD, Cell.BACKWARD):
+            glyph, meaning = f"3{glyph * 2}", f"{meaning} of {what} 3"
+        items.append([(glyph, cell.name.lower()), (f" {meaning}", "axis")])
+    return _wrapped(items, width, ("   ", ""))

@@ -1,0 +1,1 @@
+"""Runs Programs with torch: in one process (the interpreter), and over many."""
