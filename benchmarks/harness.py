@@ -1,4 +1,4 @@
-"""What the benchmarks share: arguments, public data, CPU time, and the last line with the figures."""
+"""What the benchmarks share: arguments, public data, CPU time, the last line with the figures."""
 
 import argparse
 import json

@@ -121,7 +121,7 @@ def shared_data() -> Path:
     return root / "data"
 
 
-def read_json(path: Path) -> Any:  # noqa: ANN401 (JSON is any value)
+def read_json(path: Path) -> Any:
     """Return the content of a JSON file, packed or not."""
     if path.suffix == ".gz":
         return json.loads(gzip.decompress(path.read_bytes()))

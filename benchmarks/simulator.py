@@ -6,6 +6,7 @@ of CPU seconds on a warm call. Then the growth from 250,000 to 2 million instruc
 """
 
 import resource
+from itertools import pairwise
 
 import numpy as np
 import simpy
@@ -28,8 +29,12 @@ def pipeline(stages: int, microbatches: int) -> tuple[Problem, Plan]:
     names = [f"op{s}" for s in range(stages)]
     graph = Graph(
         ops=OpTable(names=names),
-        costs=(OpCosts(forward_s=np.full(stages, FORWARD_S), backward_s=np.full(stages, BACKWARD_S)),),
-        tensors=TensorTable(names=[f"t{s}" for s in range(stages)], producer=np.arange(stages), bytes=1e6),
+        costs=(
+            OpCosts(forward_s=np.full(stages, FORWARD_S), backward_s=np.full(stages, BACKWARD_S)),
+        ),
+        tensors=TensorTable(
+            names=[f"t{s}" for s in range(stages)], producer=np.arange(stages), bytes=1e6
+        ),
         edges=EdgeTable(tensor=np.arange(stages - 1), reader=np.arange(1, stages)),
         loss=stages - 1,
     )
@@ -103,7 +108,9 @@ def against_simpy(missed: list[str]) -> dict:
     fresh_s = cpu_s(lambda: play(lower(problem, plan), problem.cluster, seconds), repeats=3)
     ratio = simpy_s / ours_s
     print(f"{len(program)} instructions, makespan {ours:.6f} s, simpy {theirs:.6f} s")
-    print(f"warm call {1e3 * ours_s:.2f} ms, simpy {1e3 * simpy_s:.0f} ms of CPU: {ratio:.0f} times faster")
+    print(
+        f"warm call {1e3 * ours_s:.2f} ms of CPU, simpy {1e3 * simpy_s:.0f} ms: {ratio:.0f} times"
+    )
     print(f"lowering and matching included: {simpy_s / fresh_s:.0f} times")
     if abs(ours / theirs - 1) > 1e-9:
         missed.append(f"makespan {ours} differs from simpy's {theirs}")
@@ -122,8 +129,10 @@ def growth(missed: list[str]) -> dict:
         seconds = instruction_seconds(problem, plan, program)
         play_s = cpu_s(lambda: play(program, problem.cluster, seconds), repeats=5)  # noqa: B023
         rows.append((len(program), lower_s, play_s))
-        print(f"{len(program):9,} instructions: lower {1e3 * lower_s:7.1f} ms, play {1e3 * play_s:7.1f} ms")
-    for before, after in zip(rows, rows[1:], strict=False):
+        print(
+            f"{len(program):9,} instructions: lower {1e3 * lower_s:6.1f} ms, play {1e3 * play_s:6.1f} ms"
+        )
+    for before, after in pairwise(rows):
         for what, index in (("lower", 1), ("play", 2)):
             factor = after[index] / before[index]
             worst = max(worst, factor)

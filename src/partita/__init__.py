@@ -1,4 +1,4 @@
-"""Partita: profile a PyTorch model, plan it over mixed devices, run it, save energy, share a cluster.
+"""Partita: plan neural networks over mixed devices, and see what becomes of the plan.
 
 Public names are imported on first use, so that ``import partita`` stays light and never imports
 torch.

@@ -1,4 +1,4 @@
-"""Documents on disk: opening any file that Partita reads, and writing its own whole or not at all."""
+"""Files: opening any that Partita reads, and writing its own whole or not at all."""
 
 import os
 import sys
@@ -17,11 +17,11 @@ from partita.formats.server_file import open_beside
 MAX_FILE_BYTES = 2**31
 
 
-def load(path: str | Path, *, problem: Problem | None = None) -> Any:  # noqa: ANN401 (any core type)
+def load(path: str | Path, *, problem: Problem | None = None) -> Any:  # noqa: ANN401 (any type)
     """Return the core object in a file: a Partita document, or any foreign format that is known.
 
-    The format is found by content, not by name. ``-`` reads standard input. A foreign plan needs the
-    problem that it is for.
+    The format is found by content, not by name. ``-`` reads standard input. A foreign plan needs
+    the problem that it is for.
 
     Raises:
         FormatError: The file cannot be read, or holds nothing that is known.
@@ -31,13 +31,19 @@ def load(path: str | Path, *, problem: Problem | None = None) -> Any:  # noqa: A
     try:
         return read_any(
             data,
-            name=Path(name).name.split(".")[0],
+            name=_title(name),
             open_text=open_beside("" if name == "-" else name, _open_named),
             problem=problem,
             read_yaml=lambda text: read_cluster_yaml(text, load_catalogue()),
         )
     except FormatError as exc:
         raise (exc if exc.path else exc.at("standard input" if name == "-" else name)) from exc
+
+
+def _title(name: str) -> str:
+    """Return what to call a graph: the file's stem, or the folder of a plain ``graph.txt``."""
+    stem = Path(name).name.split(".")[0]
+    return Path(name).resolve().parent.name if stem == "graph" else stem.strip("-")
 
 
 def save(value: object, path: str | Path) -> None:
@@ -78,7 +84,7 @@ def read_text(name: str) -> str:
 
 
 def _open_named(name: str) -> str:
-    """Return the text of a file that another one names; ``FileNotFoundError`` where there is none."""
+    """Return the text of a file that another one names, or raise ``FileNotFoundError``."""
     if not Path(name).exists():
         raise FileNotFoundError(2, "no such file", name)
     return read_text(name)

@@ -170,7 +170,6 @@ def _placement_toy(
                 "parameter_mem": [size / 2 for size in memory],
                 "output_mem": [0.0] * len(names),
                 "names": [f"op{name}" for name in names],
-                "name": f"graph_{name.rpartition('-')[2]}",
             }
         },
     )

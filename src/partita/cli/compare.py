@@ -24,7 +24,9 @@ from partita.flows.compare import Candidate, compare
 DEFAULTS = ("single", "uniform", "random")
 
 
-@click.command(epilog="Example: partita compare resnet50 --cluster 4xa100 -p single -p uniform -p random:1")
+@click.command(
+    epilog="Example: partita compare resnet50 --cluster 4xa100 -p single -p uniform -p random:1"
+)
 @click.argument("model", required=False)
 @cluster_options
 @problem_options
@@ -38,7 +40,7 @@ DEFAULTS = ("single", "uniform", "random")
 @click.option("--option", "-O", "options", multiple=True, help="Option k=v of all planners.")
 @click.option("-o", "--output", help="Where to write the best plan.")
 @output_options
-def command(  # noqa: PLR0913 (click passes every option)
+def command(
     model: str | None,
     planners: tuple[str, ...],
     options: tuple[str, ...],
@@ -46,7 +48,7 @@ def command(  # noqa: PLR0913 (click passes every option)
     *,
     as_json: bool,
     quiet: bool,
-    **rest: Any,  # noqa: ANN401
+    **rest: Any,
 ) -> None:
     """Run several planners on MODEL and rank what they find."""
     rest.pop("debug")

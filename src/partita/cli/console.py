@@ -154,7 +154,7 @@ def summary_row(rank: int, summary: Summary, label: str) -> list[str]:
 
 def format_value(value: float, unit: str) -> str:
     """Return the value of an objective for people."""
-    return format_seconds(value) if unit == "s" else f"{value:.6g}{' ' + unit if unit else ''}"
+    return format_seconds(value) if unit == "s" else f"{value:.6g}"
 
 
 def _rate(value: float) -> str:

@@ -24,16 +24,18 @@ from partita.plan.pipeline import solution_of
 )
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT")
-@click.option("--to", help="Format to write; default by OUT's ending: .txt, .npy, .yaml, else ours.")
+@click.option(
+    "--to", help="Format to write; default by OUT's ending: .txt, .npy, .yaml, else ours."
+)
 @click.option("--graph", help="The graph (or problem) that IN is a plan for.")
 @cluster_options
 @problem_options
 @output_options
-def command(source: str, target: str, to: str | None, graph: str | None, **rest: Any) -> None:  # noqa: ANN401
+def command(source: str, target: str, to: str | None, graph: str | None, **rest: Any) -> None:
     """Translate IN to OUT; either may be - for stdin or stdout.
 
-    The format of IN is found by its content, not by its name. A foreign plan needs the --graph it is
-    for, and a --cluster unless that file holds one.
+    The format of IN is found by its content, not by its name. A foreign plan needs the --graph it
+    is for, and a --cluster unless that file holds one.
     """
     rest.pop("debug")
     problem = None if graph is None else read_problem(graph, take_problem_options(rest))
@@ -56,7 +58,7 @@ def command(source: str, target: str, to: str | None, graph: str | None, **rest:
         click.echo(f"{kind} written as {name} to {target}")
 
 
-def _written(found: Any, target: str, to: str | None) -> tuple[str | bytes, str]:  # noqa: ANN401
+def _written(found: Any, target: str, to: str | None) -> tuple[str | bytes, str]:
     name = to or format_for(target, found)
     yaml = PurePath(target).suffix.lower() in (".yaml", ".yml")
     if name == "cluster-yaml" or (to is None and yaml):
@@ -64,6 +66,8 @@ def _written(found: Any, target: str, to: str | None) -> tuple[str | bytes, str]
             found = found.cluster if isinstance(found, Problem) else found.problem.cluster
         if not isinstance(found, Cluster):
             kind = type(found).__name__.lower()
-            raise InvalidInputError(f"YAML holds a cluster, got a {kind}; name another format with --to")
+            raise InvalidInputError(
+                f"YAML holds a cluster, got a {kind}; name another format with --to"
+            )
         return write_cluster_yaml(found), "cluster-yaml"
     return write_as(found, name), name

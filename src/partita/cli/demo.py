@@ -44,8 +44,8 @@ PLANNERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 @click.command(epilog="Example: partita demo -o demo")
 @click.option("-o", "--output", default="demo", show_default=True, help="Folder for the files.")
 @output_options
-def command(output: str, as_json: bool, quiet: bool, **rest: Any) -> None:  # noqa: ANN401, FBT001
-    """Plan a built-in GPT over four A100 and two V100 with several planners, and look at the best."""
+def command(output: str, as_json: bool, quiet: bool, **rest: Any) -> None:
+    """Plan a built-in GPT over four A100 and two V100 with several planners; show the best."""
     del rest
     problem = Problem(
         graph=example(MODEL).graph,
@@ -73,8 +73,8 @@ def command(output: str, as_json: bool, quiet: bool, **rest: Any) -> None:  # no
     write_text(files["trace"], trace)
     write_text(files["picture"], timeline_svg(timeline))
     if as_json:
-        rows = [{"name": c.name, **(c.summary.figures() if c.summary else {})} for c in found]
-        print_json({"plans": rows, "files": {name: str(path) for name, path in files.items()}})
+        plans = [{"name": c.name, **(c.summary.figures() if c.summary else {})} for c in found]
+        print_json({"plans": plans, "files": {name: str(path) for name, path in files.items()}})
         return
     console = stdout_console()
     console.print(model_line(problem.graph))
@@ -94,5 +94,7 @@ def command(output: str, as_json: bool, quiet: bool, **rest: Any) -> None:  # no
     for line in best.evaluation.assumptions:
         console.print(f"assumed: {line}", style="dim")
     console.print("written: " + ", ".join(str(path) for path in files.values()))
-    console.print(f"open {files['trace']} in Perfetto (ui.perfetto.dev) or chrome://tracing", style="dim")
+    console.print(
+        f"open {files['trace']} in Perfetto (ui.perfetto.dev) or chrome://tracing", style="dim"
+    )
     console.print(f"next: partita explain {files['plan']}", style="dim")

@@ -24,10 +24,12 @@ PACKAGES = (
 
 
 @click.command(epilog="Example: partita doctor --why")
-@click.option("--why", is_flag=True, help="Say for each missing part what it is for and how to get it.")
+@click.option(
+    "--why", is_flag=True, help="Say for each missing part what it is for and how to get it."
+)
 @click.option("-o", "--output", help="Write the findings to a JSON file.")
 @output_options
-def command(why: bool, output: str | None, as_json: bool, **rest: Any) -> None:  # noqa: ANN401, FBT001
+def command(why: bool, output: str | None, as_json: bool, **rest: Any) -> None:
     """Say what this machine has and lacks."""
     del rest
     found = examine()
@@ -44,7 +46,9 @@ def command(why: bool, output: str | None, as_json: bool, **rest: Any) -> None: 
             return
     torch = found["packages"]["torch"]["version"]
     gpus = found["gpus"]
-    memory = f"{found['memory_bytes'] / 1e9:.0f} GB" if found["memory_bytes"] else "memory not known"
+    memory = (
+        f"{found['memory_bytes'] / 1e9:.0f} GB" if found["memory_bytes"] else "memory not known"
+    )
     click.echo(
         " · ".join(
             [
@@ -67,7 +71,9 @@ def command(why: bool, output: str | None, as_json: bool, **rest: Any) -> None: 
     if why:
         for name, package in found["packages"].items():
             if package["version"] is None:
-                click.echo(f"  {name}: for {package['purpose']}; pip install {package['install']!r}")
+                click.echo(
+                    f"  {name}: for {package['purpose']}; pip install {package['install']!r}"
+                )
         if not gpus:
             click.echo("  GPUs: none is visible (nvidia-smi); everything runs on CPU processes")
         if not found["rapl"]:
@@ -84,7 +90,9 @@ def examine() -> dict[str, Any]:
     torch = packages["torch"]["version"] is not None
     return {
         "python": platform.python_version(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "memory_bytes": _memory_bytes(),
         "gpus": gpus,
         "rapl": _has_rapl(),

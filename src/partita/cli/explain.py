@@ -37,11 +37,11 @@ MOST_ROWS = 40
     "--what-if",
     "changes",
     multiple=True,
-    help="+1xa100, bandwidth=2x, memory=0.5x, speed=2x; several times. [one more device, the last two]",
+    help="+1xa100, bandwidth=2x, memory=0.5x, speed=2x; several times.",
 )
 @click.option("-o", "--output", help="Write the figures to a JSON file.")
 @output_options
-def command(plan: str, graph: str | None, changes: tuple[str, ...], **rest: Any) -> None:  # noqa: ANN401
+def command(plan: str, graph: str | None, changes: tuple[str, ...], **rest: Any) -> None:
     """Say where the time and memory of PLAN go, what bounds it, and what would change it.
 
     A what-if is planned again by the plan's own planner; a fixed map says that it cannot be.
@@ -181,7 +181,10 @@ def _memory_rows(found: Explanation) -> list[list[str]]:
     return [
         [
             row["device"],
-            *(format_bytes(row[f"{key}_bytes"]) if row[f"{key}_bytes"] > 0 else "-" for key in keys),
+            *(
+                format_bytes(row[f"{key}_bytes"]) if row[f"{key}_bytes"] > 0 else "-"
+                for key in keys
+            ),
             format_bytes(row["limit_bytes"]) if row["limit_bytes"] is not None else "-",
         ]
         for row in found.devices[:MOST_ROWS]

@@ -86,10 +86,7 @@ def read_problem(model: str | None, options: ProblemOptions) -> Problem:
 
 
 def _read_model(model: str) -> Graph | Problem:
-    if model in EXAMPLES:
-        found = EXAMPLES[model]()
-    else:
-        found = load(model)
+    found = EXAMPLES[model]() if model in EXAMPLES else load(model)
     if isinstance(found, Solution):
         return found.problem
     if isinstance(found, Graph | Problem):
@@ -149,7 +146,9 @@ def _objective(graph: Graph, start: Objective, options: ProblemOptions) -> Objec
     return dataclasses.replace(start, **changes)
 
 
-def _batch(graph: Graph, start: Objective, options: ProblemOptions) -> tuple[int | None, int | None]:
+def _batch(
+    graph: Graph, start: Objective, options: ProblemOptions
+) -> tuple[int | None, int | None]:
     """Return microbatches and their size; any two of the three options give the third."""
     count, size, batch = options.microbatches, options.microbatch_size, options.batch_size
     if batch is None:
@@ -182,7 +181,9 @@ def read_solution(path: str, graph: str | None, options: ProblemOptions) -> Solu
         return solution_of(problem, found.plan, found.planner, thawed(found.options))
     if not isinstance(found, Plan):
         kind = type(found).__name__.lower()
-        raise InvalidInputError(f"{path!r} holds a {kind}, not a plan; make one with 'partita plan'")
+        raise InvalidInputError(
+            f"{path!r} holds a {kind}, not a plan; make one with 'partita plan'"
+        )
     if graph is None:
         raise click.UsageError(f"{path} is a bare plan: name its --graph and --cluster")
     return solution_of(_changed(None, graph, options), found, "", {})
@@ -225,7 +226,7 @@ def read_planner(
     return name, values
 
 
-def _value(text: str) -> Any:  # noqa: ANN401 (whatever the option is)
+def _value(text: str) -> Any:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:

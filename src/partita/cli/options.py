@@ -59,7 +59,9 @@ problem_options = _all(
     click.option(
         "--objective", "metric", type=click.Choice(METRICS), default=None, help="What to minimise."
     ),
-    click.option("--schedule", type=click.Choice(SCHEDULES), default=None, help="Pipeline schedule."),
+    click.option(
+        "--schedule", type=click.Choice(SCHEDULES), default=None, help="Pipeline schedule."
+    ),
     click.option("--microbatches", type=click.IntRange(1), help="Microbatches in a step."),
     click.option("--microbatch-size", type=click.IntRange(1), help="Samples in a microbatch."),
     click.option("--batch-size", type=click.IntRange(1), help="Samples in a step: their product."),

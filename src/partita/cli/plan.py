@@ -24,19 +24,21 @@ from partita.flows.summary import summarise
 from partita.plan.table import get_planner
 
 
-@click.command(epilog="Example: partita plan gpt-small --cluster 2x4xa100+1x2xv100 --microbatches 32")
+@click.command(
+    epilog="Example: partita plan gpt-small --cluster 2x4xa100+1x2xv100 --microbatches 32"
+)
 @click.argument("model", required=False)
 @cluster_options
 @planner_options
 @problem_options
 @click.option("-o", "--output", help="Where to write the plan; - is stdout. [NAME.plan.json]")
 @output_options
-def command(model: str | None, output: str | None, as_json: bool, quiet: bool, **rest: Any) -> None:  # noqa: ANN401, FBT001
+def command(model: str | None, output: str | None, as_json: bool, quiet: bool, **rest: Any) -> None:
     """Plan MODEL over a cluster and write the plan.
 
     MODEL is a built-in name (gpt-small, resnet50, chain201, ...), a Partita document, or any graph
-    file that 'partita convert' reads; - is stdin. It may be left out where the cluster file names its
-    profiles. With --json no file is written unless -o names one.
+    file that 'partita convert' reads; - is stdin. It may be left out where the cluster file names
+    its profiles. With --json no file is written unless -o names one.
     """
     rest.pop("debug")
     name, options = read_planner(
@@ -47,7 +49,9 @@ def command(model: str | None, output: str | None, as_json: bool, quiet: bool, *
     with progress("planning", quiet=quiet or as_json) as tell:
         tell(f"{problem.graph.name} with {name}")
         summary = summarise(planner(problem))
-    target = output or (None if as_json else str(unused_path(Path(f"{problem.graph.name}.plan.json"))))
+    target = output or (
+        None if as_json else str(unused_path(Path(f"{problem.graph.name}.plan.json")))
+    )
     if target is not None and target != "-":
         save(summary.solution, target)
     if as_json:

@@ -48,7 +48,7 @@ from partita.units import format_bytes, format_seconds
 @click.option("--width", type=click.IntRange(40, 400), help="Columns of the picture.")
 @click.option("-o", "--output", help="Write the timeline as a Partita document.")
 @output_options
-def command(plan: str, graph: str | None, **rest: Any) -> None:  # noqa: ANN401
+def command(plan: str, graph: str | None, **rest: Any) -> None:
     """Play PLAN on its cluster and show pipeline, utilisation and memory.
 
     PLAN is what 'partita plan' wrote, or a bare plan with --graph and --cluster; - is stdin.

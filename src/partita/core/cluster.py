@@ -6,6 +6,7 @@ the level's child that it lies in (a whole host between hosts) or, with ``port_p
 own. A matrix has one link for each ordered pair.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -177,7 +178,7 @@ class LinkMatrix(Columns):
         bandwidth = frozen_array(
             np.asarray(self.bandwidth_bytes_per_s, np.float64).ravel(), np.float64
         )
-        size = round(len(bandwidth) ** 0.5)
+        size = math.isqrt(len(bandwidth))
         if size * size != len(bandwidth):
             raise InvalidInputError(f"a link matrix must be square, got {len(bandwidth)} values")
         latency = self.latency_s
@@ -192,7 +193,7 @@ class LinkMatrix(Columns):
     @property
     def num_devices(self) -> int:
         """Number of devices that it joins."""
-        return int(round(len(self.bandwidth_bytes_per_s) ** 0.5))
+        return math.isqrt(len(self.bandwidth_bytes_per_s))
 
 
 class Links(NamedTuple):
@@ -235,7 +236,8 @@ class Cluster(Columns):
         self._set(hosts=tuple(self.hosts), devices=tuple(self.devices), levels=tuple(self.levels))
         if not 1 <= len(self.devices) <= MAX_DEVICES:
             raise InvalidInputError(
-                f"cluster {self.name!r} has {len(self.devices)} devices; expected 1 to {MAX_DEVICES}"
+                f"cluster {self.name!r} has {len(self.devices)} devices; "
+                f"expected 1 to {MAX_DEVICES}"
             )
         names([host.name for host in self.hosts], "hosts")
         names(self.device_names, "devices")

@@ -177,7 +177,7 @@ def _optional(hint: object) -> object | None:
     return inner
 
 
-def _encode(value: Any) -> Any:  # noqa: ANN401 (any field)
+def _encode(value: Any) -> Any:  # noqa: ANN401, PLR0911 (any field; one return a kind)
     if isinstance(value, np.ndarray):
         return _encode_column(value)
     if isinstance(value, Enum):
@@ -205,7 +205,8 @@ def _encode_number(value: float) -> float | str | None:
 def _encode_column(values: NDArray[Any]) -> Any:  # noqa: ANN401 (a list or an object)
     if len(values) > _SHORT:
         first = values[0]
-        same = np.isnan(values) if first != first else values == first
+        unknown = values.dtype.kind == "f" and np.isnan(first)
+        same = np.isnan(values) if unknown else values == first
         if same.all():
             return {"every": _encode(first.item()), "rows": len(values)}
     if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -253,7 +254,8 @@ def _decode_object(value: object, kind: Any, path: str) -> Any:  # noqa: ANN401 
     unknown = set(value) - {name for name, _, _ in known}
     if unknown:
         raise FormatError(
-            f"{path}: unknown key {_short(min(unknown))}; known are {', '.join(n for n, _, _ in known)}"
+            f"{path}: unknown key {_short(min(unknown))}; known are "
+            f"{', '.join(name for name, _, _ in known)}"
         )
     absent = [name for name, _, optional in known if name not in value and not optional]
     if absent:

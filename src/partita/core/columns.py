@@ -5,6 +5,7 @@ first bad value is named together with the row it belongs to.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -72,7 +73,7 @@ def same_value(a: object, b: object) -> bool:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(same_value, a, b))
     if isinstance(a, float) and isinstance(b, float):
-        return a == b or (a != a and b != b)
+        return a == b or (math.isnan(a) and math.isnan(b))
     return bool(a == b)
 
 

@@ -228,7 +228,7 @@ class TensorTable(Columns):
         producer: The op that makes it; -1 = an input of the model.
         bytes: Size for one batch.
         fixed_bytes: The part that does not grow with the samples (masks, position biases).
-        transfer_s: Seconds to move it between two devices where a file gives times; NaN = from bytes.
+        transfer_s: Seconds to move it between devices, where a file gives times; NaN = from bytes.
         differentiable: Whether a gradient of it flows back.
         load_s: Seconds to load it, for inputs of the model.
     """
@@ -315,7 +315,7 @@ class ParameterTable(Columns):
         unknown = set(dtypes) - set(DTYPE_BYTES)
         if unknown or len(dtypes) != len(rows):
             raise InvalidInputError(
-                f"parameter dtypes {sorted(unknown)} are not known; use one of {sorted(DTYPE_BYTES)}"
+                f"parameter dtypes {sorted(unknown)} are not known; there are {sorted(DTYPE_BYTES)}"
                 if unknown
                 else f"{len(dtypes)} dtypes for {len(rows)} parameters"
             )

@@ -128,7 +128,7 @@ def _cut(graph: Graph, device_of: NDArray[Any], order: NDArray[Any]) -> tuple[In
 def _place_backward(
     graph: Graph, device_of: NDArray[Any], stage_of: Ints, stage_device: Ints
 ) -> tuple[Ints, Ints]:
-    """Put explicit backward ops with a forward op of their class, else with a stage of their device."""
+    """Put explicit backward ops with a forward op of their class, else anywhere on their device."""
     backward = np.flatnonzero(stage_of < 0)
     if not len(backward):
         return stage_of, stage_device

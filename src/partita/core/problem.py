@@ -9,7 +9,6 @@ from partita.core.columns import Columns
 from partita.core.graph import KIND_BIT, Graph
 from partita.errors import InvalidInputError
 
-
 DEFAULT_MICROBATCHES = 8
 """Microbatches in a step where nobody says how many."""
 
@@ -35,6 +34,16 @@ class Metric(StrEnum):
     MAKESPAN_PARALLEL = "makespan-parallel"
     MAKESPAN_SEQUENTIAL = "makespan-sequential"
     SHARDING_COST = "sharding-cost"
+
+
+SINGLE_MICROBATCH = (
+    Metric.LATENCY,
+    Metric.SINGLE_SAMPLE_LATENCY,
+    Metric.MAKESPAN_PARALLEL,
+    Metric.MAKESPAN_SEQUENTIAL,
+    Metric.SHARDING_COST,
+)
+"""Metrics that look at one microbatch alone."""
 
 
 class Schedule(StrEnum):
@@ -122,8 +131,9 @@ class Problem(Columns):
 
     @property
     def microbatches(self) -> int:
-        """Microbatches in a step: as asked, else ``DEFAULT_MICROBATCHES``."""
-        return self.objective.microbatches or DEFAULT_MICROBATCHES
+        """Microbatches in a step: as asked, else 8, or 1 where the metric is about a single one."""
+        single = self.objective.metric in SINGLE_MICROBATCH
+        return self.objective.microbatches or (1 if single else DEFAULT_MICROBATCHES)
 
     @property
     def microbatch_size(self) -> int:

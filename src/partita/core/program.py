@@ -177,4 +177,5 @@ class Program(Columns):
         if self.bucket[row] >= 0:
             parts.append(f"bucket {self.bucket[row]}")
         place = self.devices[self.device[row]]
-        return f"{place}: {kind.name}({', '.join(parts)}) at position {row - self.ptr[self.device[row]]}"
+        position = row - self.ptr[self.device[row]]
+        return f"{place}: {kind.name}({', '.join(parts)}) at position {position}"

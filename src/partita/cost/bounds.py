@@ -14,7 +14,7 @@ from partita.core.columns import Array
 from partita.core.graph import KIND_BIT, Graph
 from partita.core.problem import Metric, Mode, Problem
 from partita.cost.durations import op_seconds
-from partita.cost.kernels import csr, run_kernel
+from partita.cost.kernels import Column, csr, run_kernel
 
 
 def lower_bound(problem: Problem) -> float:
@@ -27,7 +27,7 @@ def lower_bound(problem: Problem) -> float:
 
 
 def _op_times(problem: Problem, mode: Mode) -> tuple[Array, Array]:
-    """Return for each class of device its number, and seconds of every op there (inf = not allowed)."""
+    """Return the size of each class of devices, and seconds of every op there (inf = barred)."""
     graph = problem.graph
     classes: dict[object, list[int]] = {}
     for index, device in enumerate(problem.cluster.devices):
@@ -59,7 +59,7 @@ def _variant_work(graph: Graph, total: Array, mode: Mode) -> Array:
 
 
 def _samples(problem: Problem) -> tuple[float, float]:
-    """Return how often fixed costs are paid in a step at least, and the batches of samples in it."""
+    """Return how often fixed costs are paid in a step at least, and its batches of samples."""
     turns = problem.microbatches
     paid = float(turns) if problem.objective.microbatches is not None else 1.0
     return paid, turns * problem.microbatch_size / problem.graph.batch_size
@@ -96,13 +96,13 @@ def _path_bound(problem: Problem, mode: Mode) -> float:
     inner = graph.edge_source >= 0
     ptr, targets = csr(graph.edge_source[inner], graph.edges.reader[inner], len(graph))
     finish = np.zeros(len(graph))
-    run_kernel(
-        _longest_path, len(targets), [graph.topological_order, ptr, targets, best], [finish]
-    )
+    run_kernel(_longest_path, len(targets), [graph.topological_order, ptr, targets, best], [finish])
     return float(finish.max())
 
 
-def _longest_path(order, ptr, targets, weight, finish) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 (lists or arrays)
+def _longest_path(
+    order: Column, ptr: Column, targets: Column, weight: Column, finish: Column
+) -> None:
     """Fill ``finish`` with the heaviest path that ends with each node."""
     for node in order:
         finish[node] += weight[node]

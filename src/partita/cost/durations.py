@@ -1,7 +1,7 @@
 """Seconds of ops, stages and instructions.
 
 An op that takes ``t`` seconds for the graph's batch takes ``t (c + (1 - c) n / batch)`` for n
-samples, ``c`` its fixed share, divided by the speed of the device. Costs come from the graph for the
+samples, ``c`` its fixed share, divided by the speed of the device. Costs are the graph's for the
 device's type; for a type without costs they are scaled by the ratio of the two rooflines and called
 modelled. A tensor-parallel op takes its variant's time where the graph has one, else an equal part.
 """
@@ -202,7 +202,8 @@ def _update_s(problem: Problem, plan: Plan, device: Device) -> Array:
     touched = 3 * table.bytes + 2 * state
     total = np.bincount(once[0], weights=touched[once[1]], minlength=len(plan.stages))
     split = np.array([_update_parts(stage) for stage in plan.stages])
-    return total / split / device.memory_bytes_per_s
+    result: Array = total / split / device.memory_bytes_per_s
+    return result
 
 
 def _update_parts(stage: Any) -> int:  # noqa: ANN401 (a Stage)

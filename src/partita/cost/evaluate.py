@@ -124,9 +124,7 @@ def _step_value(timeline: Timeline, step_s: float) -> Value:
 def _latency_value(problem: Problem, plan: Plan) -> Value:
     """Return the time of one microbatch from input to output."""
     objective = replace(problem.objective, mode=Mode.INFERENCE, schedule=None, microbatches=1)
-    stages = tuple(
-        replace(stage, devices=stage.devices[:1], shares=()) for stage in plan.stages
-    )
+    stages = tuple(replace(stage, devices=stage.devices[:1], shares=()) for stage in plan.stages)
     one = replace(
         plan,
         stages=stages,
@@ -165,12 +163,12 @@ def _flop_utilisation(problem: Problem, plan: Plan, step_s: float) -> float:
     work = passes * float(graph.ops.flops.sum()) * plan.samples / graph.batch_size
     if not work or not all(peaks) or step_s <= 0:
         return float("nan")
-    return work / (sum(peaks) * step_s)
+    return float(work / (sum(peaks) * step_s))
 
 
 def _price(problem: Problem, plan: Plan, step_s: float) -> float:
     devices = [problem.cluster.devices[i] for i in cluster_devices(problem, plan.devices).tolist()]
-    return sum(device.price_per_hour for device in devices) * step_s / 3600
+    return float(sum(device.price_per_hour for device in devices)) * step_s / 3600
 
 
 def _assumptions(problem: Problem, plan: Plan) -> tuple[str, ...]:
@@ -192,5 +190,7 @@ def _assumptions(problem: Problem, plan: Plan) -> tuple[str, ...]:
     if not bool(graph.tensors.load_s.any()):
         result.append("loading of inputs takes no time")
     if training and not bool(graph.is_forward.all()):
-        result.append("gradients travel along the forward edges; explicit backward edges are ignored")
+        result.append(
+            "gradients travel along the forward edges; explicit backward edges are ignored"
+        )
     return tuple(result)

@@ -7,13 +7,16 @@ to pay for it.
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from partita.core.columns import Array
 
 COMPILE_FROM = 30_000
+
+Column: TypeAlias = Any
+"""What a kernel indexes: a list, or compiled an array."""
 
 
 @cache
@@ -49,7 +52,7 @@ def csr(source: Array, target: Array, num_nodes: int) -> tuple[Array, Array]:
 
 
 def longest_levels(
-    ptr: Any, targets: Any, waiting: Any, queue: Any, level: Any, count: Any
+    ptr: Column, targets: Column, waiting: Column, queue: Column, level: Column, count: Column
 ) -> None:
     """Fill ``level`` with the longest path to each node, ``count[0]`` with the nodes reached."""
     tail = 0
@@ -72,7 +75,7 @@ def longest_levels(
     count[0] = tail
 
 
-def heaviest_suffix(ptr: Any, targets: Any, weight: Any, total: Any) -> None:  # noqa: ANN401
+def heaviest_suffix(ptr: Column, targets: Column, weight: Column, total: Column) -> None:
     """Fill ``total`` with each node's weight plus the largest total of its targets.
 
     Edges must lead from lower to higher numbers.

@@ -50,7 +50,7 @@ class Listing:
         """Add compute instructions."""
         self._add(device, level, _COMPUTE, number, kind=kind, **columns)
 
-    def messages(
+    def messages(  # noqa: PLR0913 (the columns of a message)
         self,
         *,
         tensor: Array,

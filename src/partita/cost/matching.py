@@ -1,12 +1,12 @@
 """Who waits for whom in a Program: messages, their consumers, and joint instructions."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from partita.core.columns import Array, derived
 from partita.core.program import FIRST_COLLECTIVE, Kind, Program
-from partita.cost.kernels import run_kernel
+from partita.cost.kernels import Column, run_kernel
 from partita.errors import InvalidInputError
 
 _FORWARD, _BACKWARD, _BACKWARD_INPUT = (
@@ -92,29 +92,29 @@ def _refuse(program: Program, row: int, other: int) -> None:
     )
 
 
-def _match(  # noqa: C901, PLR0912, PLR0913, PLR0915 (one compiled pass over all rows)
-    ptr: Any,  # noqa: ANN401 (lists or arrays, as for every argument here)
-    kind: Any,  # noqa: ANN401
-    stage: Any,  # noqa: ANN401
-    microbatch: Any,  # noqa: ANN401
-    tensor: Any,  # noqa: ANN401
-    gradient: Any,  # noqa: ANN401
-    peer: Any,  # noqa: ANN401
-    size_bytes: Any,  # noqa: ANN401
-    device: Any,  # noqa: ANN401
-    partner: Any,  # noqa: ANN401
-    consumer: Any,  # noqa: ANN401
-    first_wait: Any,  # noqa: ANN401
-    next_wait: Any,  # noqa: ANN401
-    sends: Any,  # noqa: ANN401
-    recvs: Any,  # noqa: ANN401
-    by_source: Any,  # noqa: ANN401
-    count: Any,  # noqa: ANN401
-    forward: Any,  # noqa: ANN401
-    backward: Any,  # noqa: ANN401
-    update: Any,  # noqa: ANN401
-    compute: Any,  # noqa: ANN401
-    error: Any,  # noqa: ANN401
+def _match(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled pass over all rows)
+    ptr: Column,
+    kind: Column,
+    stage: Column,
+    microbatch: Column,
+    tensor: Column,
+    gradient: Column,
+    peer: Column,
+    size_bytes: Column,
+    device: Column,
+    partner: Column,
+    consumer: Column,
+    first_wait: Column,
+    next_wait: Column,
+    sends: Column,
+    recvs: Column,
+    by_source: Column,
+    count: Column,
+    forward: Column,
+    backward: Column,
+    update: Column,
+    compute: Column,
+    error: Column,
 ) -> None:
     """Match the k-th SEND of an ordered pair with its k-th RECV, and find what waits for them.
 
@@ -184,7 +184,7 @@ def _match(  # noqa: C901, PLR0912, PLR0913, PLR0915 (one compiled pass over all
                     compute[stage[row]] = row
                 if what == _FORWARD:
                     forward[stage[row] * turns + microbatch[row]] = row
-                elif what == _BACKWARD or what == _BACKWARD_INPUT:  # noqa: PLR1714 (compiled)
+                elif what in (_BACKWARD, _BACKWARD_INPUT):
                     backward[stage[row] * turns + microbatch[row]] = row
                 continue
             if what == _SEND or stage[row] < 0:

@@ -20,8 +20,8 @@ class Bucket:
         index: Row of the Program's bucket table.
         stages: The owning stages, ascending.
         bytes_per_rank: Bytes that one tensor-parallel rank reduces.
-        groups: For each tensor-parallel rank the devices, ascending, and for each of them the lowest
-            owning stage there.
+        groups: For each tensor-parallel rank the devices, ascending, and for each of them the
+            lowest owning stage there.
         shard: What the replicas divide.
     """
 

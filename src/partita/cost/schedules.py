@@ -1,8 +1,8 @@
 """Pipeline schedules: a schedule gives every compute instruction a key, and a device runs by key.
 
 A new schedule is one function ``Order`` from a ``Pipeline`` to keys for each (stage, microbatch),
-entered in ``SCHEDULES``. Keys are compared on one device only. ``W_s``, the number of microbatches in
-flight on stage s, is its replicas plus the largest W of its successors; with
+entered in ``SCHEDULES``. Keys are compared on one device only. ``W_s``, the microbatches in flight
+on stage s, is its replicas plus the largest W of its successors; with
 
     phi(F(s, m)) = 2 m - W_s + 1        phi(B(s, m)) = 2 m + W_s
 
@@ -133,8 +133,8 @@ def _interleaving(plan: Plan, layout: Layout) -> tuple[int, int] | None:
 def order_zero_bubble(pipe: Pipeline) -> Order:
     """ZB-H1: 1F1B with the weight part of backward delayed to fill the bubble.
 
-    The weight part of a microbatch stands after the input part of the one that comes ``max W - W_s``
-    later, so that no stage keeps more activations than the first stage of 1F1B.
+    The weight part of a microbatch stands after the input part of the one ``max W - W_s`` later,
+    so that no stage keeps more activations than the first stage of 1F1B.
     """
     base = order_1f1b(pipe)
     delay = (pipe.in_flight.max() - pipe.in_flight).astype(np.int64)[:, None]

@@ -1,15 +1,14 @@
 """Plays a Program on a cluster: when does each instruction start and end.
 
 Compute runs one at a time in list order. A SEND is issued when the compute before it has ended and
-occupies one port out and one port in for as long as it takes; ports serve in order of issue, ties by
-device. A collective starts when all members have come to it and occupies the ports of its ring. A
+occupies one port out and one port in for as long as it takes; ports serve in order of issue, ties
+by device. A collective starts when all members have come to it and occupies the ports of its ring. A
 compute instruction waits for its RECVs and reductions.
 """
 
 import dataclasses
 import heapq
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from partita.core.problem import Problem
 from partita.core.program import FIRST_COLLECTIVE, Kind, Program
 from partita.core.timeline import Timeline, TimelineOrigin
 from partita.cost.durations import cluster_devices, instruction_seconds
-from partita.cost.kernels import run_kernel
+from partita.cost.kernels import Column, run_kernel
 from partita.cost.links import ring_order
 from partita.cost.lower import lower
 from partita.cost.matching import match
@@ -268,41 +267,41 @@ def _ring_successor(program: Program, rows: Array) -> Array:
     return np.array([table[pair] for pair in pairs], dtype=np.int64)
 
 
-def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915 (one compiled event loop)
-    ptr: Any,  # noqa: ANN401 (lists or arrays, as for every argument here)
-    kind: Any,  # noqa: ANN401
-    seconds: Any,  # noqa: ANN401
-    device_of: Any,  # noqa: ANN401
-    out_port: Any,  # noqa: ANN401
-    in_port: Any,  # noqa: ANN401
-    flags: Any,  # noqa: ANN401
-    partner: Any,  # noqa: ANN401
-    joint: Any,  # noqa: ANN401
-    joint_size: Any,  # noqa: ANN401
-    first_wait: Any,  # noqa: ANN401
-    next_wait: Any,  # noqa: ANN401
-    start: Any,  # noqa: ANN401
-    end: Any,  # noqa: ANN401
-    cause: Any,  # noqa: ANN401
-    position: Any,  # noqa: ANN401
-    clock: Any,  # noqa: ANN401
-    last: Any,  # noqa: ANN401
-    blocked: Any,  # noqa: ANN401
-    stack: Any,  # noqa: ANN401
-    come: Any,  # noqa: ANN401
-    ready: Any,  # noqa: ANN401
-    longest: Any,  # noqa: ANN401
-    reason: Any,  # noqa: ANN401
-    head: Any,  # noqa: ANN401
-    chain: Any,  # noqa: ANN401
-    free: Any,  # noqa: ANN401
-    holder: Any,  # noqa: ANN401
+def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event loop)
+    ptr: Column,
+    kind: Column,
+    seconds: Column,
+    device_of: Column,
+    out_port: Column,
+    in_port: Column,
+    flags: Column,
+    partner: Column,
+    joint: Column,
+    joint_size: Column,
+    first_wait: Column,
+    next_wait: Column,
+    start: Column,
+    end: Column,
+    cause: Column,
+    position: Column,
+    clock: Column,
+    last: Column,
+    blocked: Column,
+    stack: Column,
+    come: Column,
+    ready: Column,
+    longest: Column,
+    reason: Column,
+    head: Column,
+    chain: Column,
+    free: Column,
+    holder: Column,
 ) -> None:
     """Run every device as far as it goes, then serve the earliest transfer, until all is done.
 
     ``end`` is -1 until it is known. ``last`` is the last compute row of a device; ``head`` and
-    ``chain`` list the members that have come to a joint instruction; ``holder`` is the last row that
-    used a port. ``flags``: ports are served by time; there are joint instructions.
+    ``chain`` list the members that have come to a joint instruction; ``holder`` is the last row
+    that used a port. ``flags``: ports are served by time; there are joint instructions.
     """
     num_devices = len(ptr) - 1
     height = num_devices

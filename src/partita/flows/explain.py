@@ -125,7 +125,7 @@ def _answer(
 
 
 def _same_plan(solution: Solution, change: str, problem: Any) -> WhatIf:  # noqa: ANN401
-    """A fixed map cannot be planned again; say what it would take as it is, where that is defined."""
+    """A fixed map cannot be planned again: say what it would take as it is."""
     note = "a fixed map cannot be planned again; the same plan"
     if change.startswith("+"):
         return WhatIf(
@@ -155,7 +155,9 @@ def _stage_rows(solution: Solution) -> list[dict[str, Any]]:
     _, first = np.unique(crossing.tensor, return_index=True)
     np.add.at(sent, crossing.producer[first], moved[first])
     parameter, owner = owners(graph, plan)
-    weights = np.bincount(owner, weights=graph.parameters.bytes[parameter], minlength=len(plan.stages))
+    weights = np.bincount(
+        owner, weights=graph.parameters.bytes[parameter], minlength=len(plan.stages)
+    )
     counts = np.bincount(plan.stage_of, minlength=len(plan.stages))
     rows = []
     for index, stage in enumerate(plan.stages):

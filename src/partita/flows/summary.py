@@ -76,15 +76,14 @@ def summarise(solution: Solution) -> Summary:
 def describe_plan(plan: Plan) -> str:
     """Return a plan in a few words."""
     replicas = sorted({stage.num_replicas for stage in plan.stage_index})
-    used = len({device for stage in plan.stage_index for group in stage.devices for device in group})
+    used = len(
+        {device for stage in plan.stage_index for group in stage.devices for device in group}
+    )
     tp = max(stage.tp for stage in plan.stage_index)
     visits = len(plan.stages) > used and plan.schedule.value != "interleaved-1f1b"
     if visits:
         return f"{len(plan.stages)} stages on {used} devices, {plan.schedule.value}"
-    if len(plan.stages) == 1:
-        words = "1 stage"
-    else:
-        words = f"{len(plan.stages)} stages"
+    words = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
     if replicas != [1]:
         per_stage = [stage.num_replicas for stage in plan.stages]
         same = len(replicas) == 1

@@ -149,8 +149,6 @@ def _annotations(
         "edges": extra_columns(edges, _EDGE_KEYS),
         "document": document.rest(_TOP_KEYS),
     }
-    if "name" in document.values:
-        optional["name"] = document.text_or("name", FORMAT)
     return found | {key: value for key, value in optional.items() if value}
 
 
@@ -209,7 +207,7 @@ def write_baechi(problem: Problem) -> str:
         nodes.append(node | extra_of(notes.get("nodes", {}), op))
     return write_rows(
         {
-            "name": notes.get("name", graph.name),
+            "name": graph.name,
             **notes.get("document", {}),
             "nodes": nodes,
             "edges": _written_edges(problem, ids, notes),

@@ -73,8 +73,6 @@ def read_dynamicml(text: str, *, name: str = FORMAT) -> Problem:
     source, target = _pairs(document, len(names))
     count = document.integer("k", low=1, high=MAX_DEVICES)
     notes = document.rest(_KEYS)
-    if "name" in document.values:
-        notes["name"] = document.text_or("name", FORMAT)
     wiring = wire(
         names,
         source,
@@ -151,15 +149,14 @@ def write_dynamicml(problem: Problem) -> str:
     total = graph.forward_s + graph.backward_s if training else graph.forward_s
     pairs = zip(graph.edge_source.tolist(), graph.edges.reader.tolist(), strict=True)
     costs = _link_costs(problem)
-    extra = {key: value for key, value in notes.items() if key != "name"}
     return write_rows(
         {
-            "name": notes.get("name", graph.name),
+            "name": graph.name,
             "k": len(costs),
             "node_weights": total.tolist(),
             "edges": [[before, after] for before, after in pairs if before >= 0],
             "matrix": costs.tolist(),
-            **extra,
+            **notes,
         }
     )
 

@@ -183,7 +183,7 @@ def parse_lines(text: str) -> tuple[list[NodeLine], list[EdgeLine]]:
             continue
         if "\0" in line:
             raise FormatError("a NUL character; expected text", line=number)
-        if line[0] in "\t ":
+        if line[0] in "\t " and f"{KEYS[0]}=" not in line:
             edges.append(_parse_edge(line.strip(), number))
         else:
             nodes.append(_parse_node(line.strip(), number))

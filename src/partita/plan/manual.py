@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from partita.core.columns import Array
 from partita.core.placement import is_pipeline, placement_plan
 from partita.core.plan import Plan, Stage, equal_microbatches
 from partita.core.problem import Problem
@@ -45,14 +46,16 @@ def plan_manual(problem: Problem, *, assignment: Mapping[str, str]) -> Solution:
     if (device_of < 0).any():
         missing = names[int(np.argmax(device_of < 0))]
         raise InvalidInputError(f"op {missing!r} is placed nowhere; every op must be on one device")
-    return solution_of(problem, _plan(problem, device_of), "manual", {"assignment": dict(assignment)})
+    return solution_of(
+        problem, _plan(problem, device_of), "manual", {"assignment": dict(assignment)}
+    )
 
 
 def _claims(key: str, name: str) -> bool:
     return fnmatchcase(name, key) if "*" in key else name == key or name.startswith(f"{key}.")
 
 
-def _plan(problem: Problem, device_of: np.ndarray) -> Plan:  # type: ignore[type-arg]
+def _plan(problem: Problem, device_of: Array) -> Plan:
     """Return a pipeline with one stage a device where the map allows it, else a placement."""
     sizes = equal_microbatches(problem.microbatches, problem.microbatch_size)
     schedule = default_schedule(problem)
@@ -80,7 +83,7 @@ def _plan(problem: Problem, device_of: np.ndarray) -> Plan:  # type: ignore[type
     )
 
 
-def _device_order(problem: Problem, device_of: np.ndarray, first: dict[int, int]) -> list[int]:  # type: ignore[type-arg]
+def _device_order(problem: Problem, device_of: Array, first: dict[int, int]) -> list[int]:
     """Return the used devices so that data flows from earlier to later ones."""
     graph = problem.graph
     source, reader = graph.edge_source, graph.edges.reader
@@ -88,7 +91,9 @@ def _device_order(problem: Problem, device_of: np.ndarray, first: dict[int, int]
     inner[inner] = graph.is_forward[source[inner]] & graph.is_forward[reader[inner]]
     pairs = {
         (a, b)
-        for a, b in zip(device_of[source[inner]].tolist(), device_of[reader[inner]].tolist(), strict=True)
+        for a, b in zip(
+            device_of[source[inner]].tolist(), device_of[reader[inner]].tolist(), strict=True
+        )
         if a != b
     }
     waiting = {device: sum(1 for _, b in pairs if b == device) for device in first}

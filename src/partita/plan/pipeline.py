@@ -1,6 +1,7 @@
 """What planners share: cutting an order into stages, and turning a plan into a solution."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -62,13 +63,15 @@ def cut_layers(graph: Graph, boundaries: Sequence[int]) -> Array:
     layer, count = layer_of_ops(graph)
     what = "layers" if len(graph.ops.layers.of) else "ops"
     if len(boundaries) < 2 or boundaries[0] != 0:
-        raise InvalidInputError(f"boundaries {list(boundaries)} must start with 0 and end with {count}")
+        raise InvalidInputError(
+            f"boundaries {list(boundaries)} must start with 0 and end with {count}"
+        )
     if boundaries[-1] != count:
         raise InvalidInputError(
-            f"the last boundary is {boundaries[-1]}; graph {graph.name!r} has {count} {what}, so it "
-            f"must be {count}"
+            f"the last boundary is {boundaries[-1]}; graph {graph.name!r} has {count} {what}, "
+            f"so it must be {count}"
         )
-    if any(a >= b for a, b in zip(boundaries, boundaries[1:], strict=False)):
+    if any(a >= b for a, b in pairwise(boundaries)):
         raise InvalidInputError(f"boundaries {list(boundaries)} must ascend")
     stage = np.searchsorted(np.asarray(boundaries), layer, side="right") - 1
     return _with_backward(graph, stage)
@@ -113,7 +116,7 @@ def allowed_boundaries(graph: Graph) -> Array:
 
 
 def pipeline_plan(problem: Problem, stage_of: Array, groups: Sequence[Sequence[int]]) -> Plan:
-    """Return a pipeline whose stage k runs on the k-th group of cluster devices, one replica each."""
+    """Return a pipeline: stage k runs on the k-th group of cluster devices, a replica each."""
     used = [device for group in groups for device in group]
     names = problem.cluster.device_names
     index = {device: number for number, device in enumerate(dict.fromkeys(used))}

@@ -62,7 +62,9 @@ def _draw(problem: Problem, rng: random.Random) -> list[int]:
     for op, (color, kind) in enumerate(zip(colors, kinds, strict=True)):
         choices = able[allowed_of[color] if color >= 0 else kind]
         if not choices:
-            raise InfeasibleError(f"no device may run all ops that share one with {graph.ops.names[op]!r}")
+            raise InfeasibleError(
+                f"no device may run all ops that share one with {graph.ops.names[op]!r}"
+            )
         if color < 0:
             placed.append(rng.choice(choices))
         else:

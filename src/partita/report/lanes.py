@@ -9,7 +9,6 @@ import numpy as np
 from partita.core.columns import Array
 from partita.core.program import FIRST_COLLECTIVE, LAST_COMPUTE, Kind
 from partita.core.timeline import Timeline
-from partita.report.transfers import transfers
 
 
 class Cell(IntEnum):
@@ -98,25 +97,29 @@ def column_shares(timeline: Timeline, device: int, edges: Array) -> Array:
         shares[sort] = _covered(start[cell == sort], end[cell == sort], edges)
     joint = np.flatnonzero((timeline.device == device) & (timeline.kind >= FIRST_COLLECTIVE))
     shares[Cell.COLLECTIVE] = _union(timeline.start_s[joint], timeline.end_s[joint], edges)
-    send, recv, _ = transfers(timeline)
-    coming = np.flatnonzero(timeline.peer[send] == device)
-    arrival = np.where(recv[coming] >= 0, recv[coming], send[coming])
-    shares[Cell.TRANSFER] = _union(timeline.start_s[send[coming]], timeline.end_s[arrival], edges)
+    coming = np.flatnonzero((timeline.peer == device) & (timeline.kind == Kind.SEND))
+    shares[Cell.TRANSFER] = _union(timeline.start_s[coming], timeline.end_s[coming], edges)
     shares[Cell.IDLE] = np.maximum(0.0, 1.0 - shares[:_SORTS].sum(axis=0))
     return shares
 
 
-def dominant_cells(shares: Array) -> Array:
-    """Return the sort of cell that fills each column best.
+def dominant_cells(timeline: Timeline, device: int, edges: Array) -> Array:
+    """Return the sort of cell that fills each column of time best.
 
-    Forward and backward that share a column are MIXED; an idle column says what is under way.
+    Forward and backward are MIXED where at least three rows share a column. An idle column says
+    what is under way; a column between two rows is idle if a fifth of it is.
     """
-    chosen = np.argmax(shares[:_SORTS], axis=0)
+    shares = column_shares(timeline, device, edges)
+    chosen: Array = np.argmax(shares[:_SORTS], axis=0)
     busy = shares[:_SORTS].sum(axis=0)
+    rows = compute_rows(timeline, device)
+    start, end = _apart(timeline.start_s[rows], timeline.end_s[rows])
+    begun = np.diff(np.searchsorted(start, edges))
+    crossed = np.searchsorted(start, edges) > np.searchsorted(end, edges, side="right")
     forward = shares[Cell.FORWARD] + shares[Cell.RECOMPUTE]
     backward = shares[Cell.BACKWARD] + shares[Cell.WEIGHT]
-    chosen[np.minimum(forward, backward) > 0.2 * busy] = Cell.MIXED
-    idle = shares[Cell.IDLE] >= 0.5
+    chosen[(begun >= 2) & (np.minimum(forward, backward) > 0.2 * busy)] = Cell.MIXED
+    idle = shares[Cell.IDLE] >= np.where((begun == 1) & crossed[1:] & crossed[:-1], 0.2, 0.5)
     chosen[idle] = Cell.IDLE
     chosen[idle & (shares[Cell.TRANSFER] >= 0.5)] = Cell.TRANSFER
     chosen[idle & (shares[Cell.COLLECTIVE] >= 0.5)] = Cell.COLLECTIVE
@@ -142,7 +145,8 @@ def _covered(start: Array, end: Array, edges: Array) -> Array:
     times = np.stack([start, end], axis=1).ravel()
     total = np.cumsum(end - start)
     filled = np.stack([total - (end - start), total], axis=1).ravel()
-    return np.diff(np.interp(edges, times, filled)) / np.diff(edges)
+    shares: Array = np.diff(np.interp(edges, times, filled)) / np.diff(edges)
+    return shares
 
 
 def axis_ticks(makespan_s: float, max_ticks: int) -> tuple[list[float], float, str]:
@@ -151,10 +155,9 @@ def axis_ticks(makespan_s: float, max_ticks: int) -> tuple[list[float], float, s
     >>> axis_ticks(0.033, 5)
     ([0.0, 0.01, 0.02, 0.03], 0.001, 'ms')
     """
-    units = ((3600.0, 2, "h"), (60.0, 10, "min"), (1.0, 1, "s"), (1e-3, 1, "ms"), (1e-6, 1, "us"))
+    units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
     scale, unit = next(
-        ((factor, name) for factor, least, name in units if makespan_s >= least * factor),
-        (1e-9, "ns"),
+        ((factor, name) for factor, name in units if makespan_s >= factor), (1e-9, "ns")
     )
     span = max(makespan_s / scale, 1e-12)
     raw = span / max(1, max_ticks)

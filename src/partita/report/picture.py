@@ -2,8 +2,9 @@
 
 One row is one device, time goes to the right. A cell begins with the number of its microbatch (of
 its stage where the step has one microbatch) and goes on with a line: single for forward, double for
-backward. A cell of one column has no number. Where cells are narrower than a column, the column
-shows what fills it best.
+backward. A cell of one column is a digit for forward, a small letter for backward and a capital for
+weight gradients (0, a and A are microbatch 0). Unless all numbers fit, all show their last digit.
+Where cells are narrower than a column, the column shows what fills it best.
 """
 
 import unicodedata
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from partita.core.columns import Array
 from partita.core.program import Kind
 from partita.core.timeline import Timeline
 from partita.report.lanes import (
@@ -20,7 +22,6 @@ from partita.report.lanes import (
     Shown,
     axis_ticks,
     cell_of,
-    column_shares,
     compute_rows,
     dominant_cells,
     shown_devices,
@@ -45,7 +46,7 @@ _UNICODE: Mapping[Cell, str] = {
     Cell.UPDATE: "▲",
     Cell.MIXED: "▒",
     Cell.COLLECTIVE: "◊",
-    Cell.TRANSFER: "‹",
+    Cell.TRANSFER: "<",
     Cell.IDLE: "·",
 }
 _ASCII: Mapping[Cell, str] = {
@@ -72,6 +73,11 @@ _MEANING: Mapping[Cell, str] = {
     Cell.TRANSFER: "idle, receiving",
     Cell.IDLE: "idle",
 }
+_LETTERS: Mapping[Cell, str] = {
+    Cell.FORWARD: "0123456789",
+    Cell.BACKWARD: "abcdefghij",
+    Cell.WEIGHT: "ABCDEFGHIJ",
+}
 _RICH_STYLES: Mapping[str, str] = {
     "forward": "blue",
     "backward": "green",
@@ -88,10 +94,13 @@ _RICH_STYLES: Mapping[str, str] = {
     "alarm": "bold red",
     "": "",
 }
-_ANSI = {
-    **{"bold": "1", "dim": "2", "red": "31", "green": "32"},
-    **{"yellow": "33", "blue": "34", "magenta": "35", "cyan": "36"},
-}
+_ANSI = dict(
+    zip(
+        ("bold", "dim", "red", "green", "yellow", "blue", "magenta", "cyan"),
+        (1, 2, 31, 32, 33, 34, 35, 36),
+        strict=True,
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +173,7 @@ def _plain(line: _Line, *, colour: bool) -> str:
         return "".join(part for part, _ in line).rstrip()
     parts = []
     for part, style in line:
-        codes = ";".join(_ANSI[word] for word in _RICH_STYLES[style].split())
+        codes = ";".join(str(_ANSI[word]) for word in _RICH_STYLES[style].split())
         parts.append(f"\x1b[{codes}m{part}\x1b[0m" if codes and part.strip() else part)
     return "".join(parts)
 
@@ -174,16 +183,12 @@ def _lines(timeline: Timeline, width: int, encoding: str, max_rows: int) -> list
     glyphs = _glyphs(encoding)
     shown = shown_devices(len(timeline.devices), max_rows)
     table = _Table(timeline, width, glyphs, shown)
-    used: set[Cell] = set()
     lines = [*_title(timeline, width, glyphs), *table.header()]
-    for device in shown.head:
-        lines.append(table.row(device, used))
+    lines += [table.row(device) for device in shown.head]
     if len(shown.hidden):
         lines.append(_hidden_line(timeline, shown, width, glyphs))
-    for device in shown.tail:
-        lines.append(table.row(device, used))
-    lines.append(table.axis())
-    return lines + _legend(timeline, used, width, glyphs)
+    lines += [table.row(device) for device in shown.tail]
+    return [*lines, table.axis(), *table.legend(width)]
 
 
 def _columns(text: str) -> int:
@@ -219,19 +224,20 @@ def _wrapped(items: Sequence[_Line], width: int, gap: _Span) -> list[_Line]:
 
 
 def _title(timeline: Timeline, width: int, glyphs: _Glyphs) -> list[_Line]:
-    facts = [timeline.origin.value, format_seconds(timeline.makespan_s)]
-    for what, values in (
-        ("device", None),
-        ("stage", timeline.stage),
-        ("microbatch", timeline.microbatch),
-    ):
-        if values is None:
-            count = len(timeline.devices)
-        else:
-            count = len(np.unique(values[values >= 0]))
-        plural = "" if count == 1 else "es" if what.endswith("ch") else "s"
-        facts.append(f"{count:,} {what}{plural}")
+    stages = len(np.unique(timeline.stage[timeline.stage >= 0]))
+    microbatches = len(np.unique(timeline.microbatch[timeline.microbatch >= 0]))
+    facts = [
+        timeline.origin.value,
+        format_seconds(timeline.makespan_s),
+        _counted(len(timeline.devices), "device", "devices"),
+        _counted(stages, "stage", "stages"),
+        _counted(microbatches, "microbatch", "microbatches"),
+    ]
     return _wrapped([[(fact, "title")] for fact in facts], width, (f" {glyphs.dot} ", "title"))
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
 
 
 class _Table:
@@ -250,7 +256,11 @@ class _Table:
         self.notes = notes
         self.cells = room - (_notes_width(notes) if notes else 0)
         self.edges = np.linspace(0.0, max(timeline.makespan_s, 1e-300), self.cells + 1)
+        self.used: set[Cell] = set()
+        self.labelled: set[Cell] = set()
+        self.narrow: set[Cell] = set()
         self.by_stage = len(np.unique(timeline.microbatch[timeline.microbatch >= 0])) <= 1
+        self.digits = self._room_for_digits(devices)
 
     def header(self) -> list[_Line]:
         """Return the line above the figures, if there are any."""
@@ -261,27 +271,27 @@ class _Table:
             [(left, ""), *(("  " + note.head.rjust(note.width), "axis") for note in self.notes)]
         ]
 
-    def row(self, device: int, used: set[Cell]) -> _Line:
+    def row(self, device: int) -> _Line:
         """Return the line of a device and note the sorts of cells on it."""
         name = _fitted(
             self.glyphs.safe(self.timeline.devices[device]), self.label, self.glyphs.more
         )
         line: _Line = [(name + " ", ""), (self.glyphs.border, "axis")]
-        line += self._cells(device, used)
+        line += self._cells(device)
         for note in self.notes:
             text, style = note.of[device]
             line.append(("  " + text.rjust(note.width), style))
         return line
 
-    def _cells(self, device: int, used: set[Cell]) -> Iterator[_Span]:
+    def _cells(self, device: int) -> Iterator[_Span]:
         """Yield the cells of a device, in runs of one style."""
-        sorts = dominant_cells(column_shares(self.timeline, device, self.edges)).tolist()
+        sorts = dominant_cells(self.timeline, device, self.edges).tolist()
         text = [self.glyphs.cells[Cell(sort)] for sort in sorts]
         for first, last, sort, label in self._wide(device):
             sorts[first:last] = [sort] * (last - first)
             text[first:last] = self.glyphs.cells[sort] * (last - first)
             text[first : first + len(label)] = label
-        used.update(Cell(sort) for sort in sorts)
+        self.used.update(Cell(sort) for sort in sorts)
         begin = 0
         for column in range(1, self.cells + 1):
             if column == self.cells or sorts[column] != sorts[begin]:
@@ -290,6 +300,21 @@ class _Table:
 
     def _wide(self, device: int) -> Iterator[tuple[int, int, Cell, str]]:
         """Yield the cells that fill columns of their own: from, to, sort and label."""
+        rows, first, last = self._places(device)
+        numbers = self.timeline.stage if self.by_stage else self.timeline.microbatch
+        columns = (first, last, cell_of(self.timeline, rows), numbers[rows])
+        for a, b, sort, number in zip(*(part.tolist() for part in columns), strict=True):
+            cell, label = Cell(sort), ""
+            if number >= 0 and cell in _LETTERS and b - a > 1:
+                label = str(number) if self.digits > 1 else str(number % 10)
+                self.labelled.add(cell)
+            elif number >= 0 and cell in _LETTERS:
+                label = _LETTERS[cell][number % 10]
+                self.narrow.add(cell)
+            yield a, b, cell, label
+
+    def _places(self, device: int) -> tuple[Array, Array, Array]:
+        """Return the compute rows of a device that fill columns, and their columns from and to."""
         timeline = self.timeline
         rows = compute_rows(timeline, device)
         scale = self.cells / self.edges[-1]
@@ -300,15 +325,22 @@ class _Table:
         first = np.where(update, np.minimum(first, self.cells - 1), first)
         last = np.where(update, np.maximum(last, first + 1), last)
         wide = (last > first) & ((length >= 0.75) | (last - first > 1) | update)
-        number = timeline.stage if self.by_stage else timeline.microbatch
-        columns = (first, last, cell_of(timeline, rows), number[rows])
-        for a, b, sort, turn in zip(*(part[wide].tolist() for part in columns), strict=True):
-            label = str(turn) if turn >= 0 and sort not in (Cell.UPDATE, Cell.LOAD) else ""
-            yield a, b, Cell(sort), label[-(b - a - 1) :] if b - a > 1 else ""
+        return rows[wide], first[wide], last[wide]
+
+    def _room_for_digits(self, devices: Sequence[int]) -> int:
+        """Return the digits of the largest number if all cells have room for it, else 1."""
+        numbers = self.timeline.stage if self.by_stage else self.timeline.microbatch
+        digits = len(str(max(0, int(numbers.max(initial=0)))))
+        for device in devices:
+            rows, first, last = self._places(device)
+            labelled = np.isin(cell_of(self.timeline, rows), list(_LETTERS))
+            if bool((last - first <= digits)[labelled].any()):
+                return 1
+        return digits
 
     def axis(self) -> _Line:
         """Return the line with the times."""
-        ticks, scale, unit = axis_ticks(self.timeline.makespan_s, max(2, self.cells // 12))
+        ticks, scale, unit = axis_ticks(self.timeline.makespan_s, max(3, self.cells // 12))
         text = ""
         for tick in ticks:
             at = round(tick / self.edges[-1] * self.cells)
@@ -316,6 +348,23 @@ class _Table:
             if at >= len(text) + (1 if text else 0) and at + len(label) <= self.cells:
                 text = text.ljust(at) + label
         return [(" " * (self.label + 2) + text, "axis")]
+
+    def legend(self, width: int) -> list[_Line]:
+        """Return the lines that say what the characters on the rows so far mean."""
+        what = "stage" if self.by_stage else "microbatch"
+        items: list[_Line] = []
+        for cell in sorted(self.used):
+            glyph, meaning = self.glyphs.cells[cell], _MEANING[cell]
+            if cell in self.labelled | self.narrow:
+                meaning += f" of {what} 3"
+                forms = [f"3{glyph * 2}"] * (cell in self.labelled)
+                forms += [_LETTERS[cell][3]] * (cell in self.narrow)
+                glyph = " or ".join(forms)
+            items.append([(glyph, cell.name.lower()), (f" {meaning}", "axis")])
+        highest = self.timeline.stage if self.by_stage else self.timeline.microbatch
+        if self.digits == 1 and highest.max(initial=0) > 9 and self.labelled | self.narrow:
+            items.append([("numbers: last digits", "axis")])
+        return _wrapped(items, width, ("   ", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,29 +393,28 @@ def _notes(timeline: Timeline, devices: Sequence[int]) -> list[_Note]:
     if len(timeline.memory_device):
         peak, limit = timeline.peak_bytes, timeline.limit_bytes
         style = {d: "alarm" if peak[d] > limit[d] else "" for d in devices}
-        notes.append(_note("peak", {d: (format_bytes(peak[d]), style[d]) for d in devices}))
+        mark = {d: "!" if style[d] else "" for d in devices}
+        texts = {d: (format_bytes(peak[d]) + mark[d], style[d]) for d in devices}
+        notes.append(_note("peak", texts))
         if bool(np.isfinite(limit[list(devices)]).all()):
-            notes.append(_note("of", {d: (format_bytes(limit[d]), style[d]) for d in devices}))
+            notes.append(_note("limit", {d: (format_bytes(limit[d]), style[d]) for d in devices}))
     return notes
 
 
 def _note(head: str, of: Mapping[int, _Span]) -> _Note:
-    return _Note(head, max(len(head), *(len(text) for text, _ in of.values())), of)
+    return _Note(head, max([len(head), *(len(text) for text, _ in of.values())]), of)
 
 
 def _hidden_line(timeline: Timeline, shown: Shown, width: int, glyphs: _Glyphs) -> _Line:
-    busy = timeline.utilisation[shown.hidden.start : shown.hidden.stop]
-    text = f"{glyphs.more} {len(shown.hidden):,} more devices, busy {busy.min():.0%} to {busy.max():.0%}"
-    return [(text[:width], "axis")]
-
-
-def _legend(timeline: Timeline, used: set[Cell], width: int, glyphs: _Glyphs) -> list[_Line]:
-    turns = timeline.microbatch[timeline.microbatch >= 0]
-    what = "stage" if len(np.unique(turns)) <= 1 else "microbatch"
-    items: list[_Line] = []
-    for cell in sorted(used):
-        glyph, meaning = glyphs.cells[cell], _MEANING[cell]
-        if cell in (Cell.FORWARD, Cell.BACKWARD):
-            glyph, meaning = f"3{glyph * 2}", f"{meaning} of {what} 3"
-        items.append([(glyph, cell.name.lower()), (f" {meaning}", "axis")])
-    return _wrapped(items, width, ("   ", ""))
+    hidden = shown.hidden
+    low, high = (f"{side(timeline.utilisation[list(hidden)]):.0%}" for side in (np.min, np.max))
+    first, last = (glyphs.safe(timeline.devices[device]) for device in (hidden[0], hidden[-1]))
+    facts = [
+        f"{glyphs.more} {_counted(len(hidden), 'device', 'devices')} not shown",
+        f", busy {low}" if low == high else f", busy {low} to {high}",
+        f" ({first} to {last})" if len(hidden) > 1 else f" ({first})",
+    ]
+    text = facts[0]
+    for fact in facts[1:]:
+        text += fact if _columns(text + fact) <= width else ""
+    return [(text, "axis")]

@@ -1,10 +1,10 @@
 """The parameters, buffers and gradients that one device holds.
 
-A parameter is held whole, or divided: flat and padded to equal parts, one for each replica. What else
-is divided depends on the stage's ``Shard``:
+A parameter is held whole, or divided: flat and padded to equal parts, one for each replica. What
+else is divided depends on the stage's ``Shard``:
 
-- optimizer, gradients: every replica has the whole parameter, and steps its part of it; a gather after
-  the update makes it whole again.
+- optimizer, gradients: every replica has the whole parameter, and steps its part of it; a gather
+  after the update makes it whole again.
 - parameters: a replica has its part only; a gather before each forward and backward brings a
   whole copy, dropped afterwards.
 """

@@ -1,8 +1,8 @@
 """What a stage computes: the one seam between Programs and models.
 
 A ``StageCode`` turns the tensors that enter a stage into those that leave it. It neither knows nor
-cares about autograd, versions of weights or devices: whoever calls it decides what is a leaf, whether
-gradients are recorded, and which values the parameters have.
+cares about autograd, versions of weights or devices: whoever calls it decides what is a leaf,
+whether gradients are recorded, and which values the parameters have.
 
 ``ModuleGraph`` is the code of a graph whose ops were written by hand, a module or function each.
 """
@@ -79,7 +79,7 @@ def seed_op(call: Call, op: int) -> None:
     """Seed torch's default random generators for one op."""
     value = op_seed(call, op)
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types for it
         torch.cuda.manual_seed(value)
 
 
@@ -88,9 +88,9 @@ class OpCode:
     """What one op computes.
 
     Attributes:
-        call: A module or function. Takes the op's input tensors in the order of its edges, a function
-            its parameters too, by keyword; returns the op's tensor, or a tuple of them in the order
-            of the graph.
+        call: A module or function. Takes the op's input tensors in the order of its edges, a
+            function its parameters too, by keyword; returns the op's tensor, or a tuple of them in
+            the order of the graph.
         parameters: From the names that ``call`` has for its parameters and buffers to the graph's.
     """
 

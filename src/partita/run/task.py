@@ -27,8 +27,8 @@ class StageBorder:
         trained: Names of its trainable parameters.
         frozen: Names of its other parameters.
         buffers: Names of its buffers.
-        recomputes: Whether it runs again for backward. A stage in which some ops recompute runs again
-            as a whole: the results are the same, the memory is that of the stage's inputs.
+        recomputes: Whether it runs again for backward. A stage in which some ops recompute runs
+            again as a whole: the results are the same, it keeps its inputs only.
     """
 
     inputs: tuple[int, ...]

@@ -1,7 +1,7 @@
 """How the devices of a Program talk: the seam between the loop of a device and the world.
 
-Everything is asynchronous: a call starts something and returns a ``Pending``, whose ``poll`` gives the
-result when it is there. A transport over real processes waits inside ``poll`` and never returns
+Everything is asynchronous: a call starts something and returns a ``Pending``, whose ``poll`` gives
+the result when it is there. A transport over real processes waits inside ``poll`` and never returns
 None; the one in memory returns None, and the loop lets another device run.
 
 ``MemoryTransport`` has no tags, like NCCL: the k-th message that a device posts from a peer is the
@@ -84,8 +84,8 @@ class Transport(Protocol):
     def meet(self, meeting: Meeting, values: Sequence[Tensor] = ()) -> Pending[Sequence[Tensor]]:
         """Come to a meeting; the k-th one of a group on each member is the same one.
 
-        ALL_REDUCE gives the sums over all members. REDUCE_SCATTER takes flat tensors of equal parts,
-        one for each member, and gives the sum of this member's parts. ALL_GATHER gives the
+        ALL_REDUCE gives the sums over all members. REDUCE_SCATTER takes flat tensors of equal
+        parts, one for each member, and gives the sum of this member's parts. ALL_GATHER gives the
         members' tensors end to end. Compute gives nothing.
         """
         ...

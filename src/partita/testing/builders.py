@@ -1,8 +1,8 @@
 """Small graphs, clusters and plans for tests, built in a line each; no torch.
 
 Ops are ``op0, op1, ...``; op i makes tensor ``t<i>`` and uses parameter ``w<i>``. Ops without a
-predecessor read the model's input ``x``; the last op makes the loss and reads ``labels`` where there
-are any. Devices are ``d0, d1, ...``.
+predecessor read the model's input ``x``; the last op makes the loss and reads ``labels`` where
+there are any. Devices are ``d0, d1, ...``.
 
 >>> graph = chain(4, Figures(forward_s=1.0, backward_s=2.0))
 >>> plan = pipeline(graph, flat_cluster(3), [0, (1, 2)], microbatches=8)
@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from partita.core.cluster import Cluster, Device, Host, Level, LinkMatrix
+from partita.core.columns import frozen_array
 from partita.core.graph import EdgeTable, Graph, OpCosts, OpTable, ParameterTable, TensorTable
 from partita.core.plan import Plan, Shard, Stage
 from partita.core.problem import Schedule
@@ -195,10 +196,8 @@ def random_dag(
     edges: list[Edge] = []
     for op in range(1, num_ops):
         near = range(max(0, op - window), op)
-        for source in rng.sample(near, min(len(near), rng.randint(1, 3))):
-            edges.append((source, op, int(rng.random() < 0.2)))
-    edges = [(edge[0], edge[1], edge[2] if len(edge) > 2 else 0) for edge in edges]
-    # The first op stays without gradient to no one: every op must reach the loss through some edge.
+        sources = rng.sample(near, min(len(near), rng.randint(1, 3)))
+        edges += [(source, op, int(rng.random() < 0.2)) for source in sources]
     traits = Traits(
         tied=[sorted(rng.sample(range(num_ops), 2))],
         detached=[op for op in range(num_ops - 1) if rng.random() < 0.1],
@@ -236,9 +235,9 @@ def flat_cluster(
     """Return devices of one host; each has one port out and one port in."""
     level = Level(
         name="host",
-        group_of=np.zeros(num_devices),
-        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-        latency_s=latency_s,
+        group_of=np.zeros(num_devices, dtype=np.int32),
+        bandwidth_bytes_per_s=np.array([bandwidth_bytes_per_s]),
+        latency_s=np.array([latency_s]),
     )
     return Cluster(devices=_devices(num_devices, memory_bytes, speeds), levels=(level,))
 
@@ -252,7 +251,8 @@ def paired_cluster(
 ) -> Cluster:
     """Return devices with a link of its own for every ordered pair."""
     matrix = LinkMatrix(
-        bandwidth_bytes_per_s=np.full(num_devices**2, bandwidth_bytes_per_s), latency_s=latency_s
+        bandwidth_bytes_per_s=np.full(num_devices**2, bandwidth_bytes_per_s),
+        latency_s=np.full(num_devices**2, latency_s),
     )
     return Cluster(devices=_devices(num_devices, memory_bytes, ()), matrix=matrix)
 
@@ -266,16 +266,20 @@ def host_cluster(
 ) -> Cluster:
     """Return hosts with several devices: ports of devices inside, one port a host between."""
     count = num_hosts * devices_per_host
-    host_of = np.arange(count) // devices_per_host
+    host_of = np.repeat(np.arange(num_hosts, dtype=np.int32), devices_per_host)
     return Cluster(
         hosts=tuple(Host(name=f"h{host}") for host in range(num_hosts)),
         devices=tuple(Device(name=f"d{d}", host=int(host_of[d])) for d in range(count)),
         levels=(
-            Level(name="host", group_of=host_of, bandwidth_bytes_per_s=inside_bytes_per_s),
+            Level(
+                name="host",
+                group_of=host_of,
+                bandwidth_bytes_per_s=np.full(num_hosts, inside_bytes_per_s),
+            ),
             Level(
                 name="network",
-                group_of=np.zeros(count),
-                bandwidth_bytes_per_s=between_bytes_per_s,
+                group_of=np.zeros(count, dtype=np.int32),
+                bandwidth_bytes_per_s=np.array([between_bytes_per_s]),
             ),
         ),
     )
@@ -313,7 +317,7 @@ def pipeline(
     given = shares or {}
     stages = []
     for number, group in enumerate(groups):
-        replicas = [group] if isinstance(group, int) else list(group)
+        replicas: Sequence[int | Sequence[int]] = [group] if isinstance(group, int) else group
         devices = tuple((r,) if isinstance(r, int) else tuple(r) for r in replicas)
         stages.append(
             Stage(
@@ -326,7 +330,7 @@ def pipeline(
     return Plan(
         fingerprint=graph.fingerprint,
         devices=cluster.device_names,
-        stage_of=np.arange(len(graph)) * len(stages) // len(graph),
+        stage_of=frozen_array(np.arange(len(graph)) * len(stages) // len(graph), np.int32),
         stages=tuple(stages),
         schedule=schedule,
         microbatch_sizes=np.array(sizes),

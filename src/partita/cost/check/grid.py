@@ -1,5 +1,6 @@
 """That every microbatch passes every stage once: on the right devices, forward before backward."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -195,5 +196,4 @@ def _check_groups(case: Case) -> None:
 def group_sets(case: Case) -> list[tuple[int, ...]]:
     """Return the devices of each group of the Program, ascending."""
     ptr, devices = case.program.group_ptr.tolist(), case.program.group_devices.tolist()
-    pairs = zip(ptr[:-1], ptr[1:], strict=True)
-    return [tuple(sorted(devices[begin:end])) for begin, end in pairs]
+    return [tuple(sorted(devices[begin:end])) for begin, end in pairwise(ptr)]

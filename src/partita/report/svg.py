@@ -1,0 +1,384 @@
+"""A Timeline as one SVG file: a lane a device, transfers between them, memory below.
+
+Colours have a middle tone and there is no background, so that the picture reads on light and dark
+pages alike. Cells narrower than a pixel are drawn as columns of what fills them best, so the file
+stays small whatever the timeline.
+"""
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.core.columns import Array
+from partita.core.program import FIRST_COLLECTIVE, Kind
+from partita.core.timeline import Timeline
+from partita.report.lanes import (
+    Cell,
+    axis_ticks,
+    cell_of,
+    compute_rows,
+    dominant_cells,
+    shown_devices,
+)
+from partita.report.trace import KIND_LABELS, ORIGIN_LABELS
+from partita.report.transfers import transfers
+from partita.units import format_bytes, format_seconds
+
+MAX_LANES = 48
+MAX_LINES = 4000
+
+_COLOURS: Mapping[Cell, str] = {
+    Cell.FORWARD: "#3273c4",
+    Cell.BACKWARD: "#2e8b57",
+    Cell.WEIGHT: "#7f9a2e",
+    Cell.RECOMPUTE: "#b98a1d",
+    Cell.LOAD: "#8a6bbf",
+    Cell.UPDATE: "#b8507c",
+    Cell.MIXED: "#30808d",
+    Cell.COLLECTIVE: "#d0752f",
+    Cell.TRANSFER: "#8b9099",
+}
+_MEANING: Mapping[Cell, str] = {
+    Cell.FORWARD: "forward",
+    Cell.BACKWARD: "backward",
+    Cell.WEIGHT: "weight gradient",
+    Cell.RECOMPUTE: "recompute",
+    Cell.LOAD: "load",
+    Cell.UPDATE: "update",
+    Cell.MIXED: "forward and backward",
+    Cell.COLLECTIVE: "collective",
+    Cell.TRANSFER: "transfer",
+}
+_STYLE = """
+text { font: 12px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: #7d838c; }
+.title { font-size: 15px; font-weight: 600; }
+.number { font-size: 11px; fill: #fff; text-anchor: middle; }
+.right { text-anchor: end; }
+.middle { text-anchor: middle; }
+.over { fill: #d64545; font-weight: 600; }
+.lane { fill: #8b9099; fill-opacity: .13; }
+.grid { stroke: #8b9099; stroke-opacity: .3; }
+.transfer { stroke: #8b9099; stroke-width: 1; stroke-opacity: .75; }
+.memory { fill: #3273c4; fill-opacity: .3; stroke: #3273c4; stroke-width: 1; }
+.limit { stroke: #d64545; stroke-dasharray: 5 3; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where things stand, in pixels.
+
+    Attributes:
+        width: Of the picture.
+        left: Where time 0 is.
+        span: Length of the time axis.
+        top: Where the first lane begins.
+        lane: Height of a lane.
+        step: From a lane to the next.
+        devices: Devices shown, one lane each.
+        hidden: Number of devices left out.
+        makespan_s: Length of the time axis in seconds.
+    """
+
+    width: int
+    left: float
+    span: float
+    top: float
+    lane: float
+    step: float
+    devices: tuple[int, ...]
+    hidden: int
+    makespan_s: float
+
+    def x(self, time_s: Array) -> Array:
+        """Return where times lie."""
+        return self.left + time_s * (self.span / self.makespan_s)
+
+    def y(self, index: int) -> float:
+        """Return the top of a lane."""
+        return self.top + index * self.step
+
+    @property
+    def bottom(self) -> float:
+        """Return where the last lane ends."""
+        return self.y(len(self.devices) - 1) + self.lane
+
+    @property
+    def right(self) -> float:
+        """Return where the time axis ends."""
+        return self.left + self.span
+
+
+def timeline_svg(
+    timeline: Timeline,
+    *,
+    title: str = "",
+    width: int = 1200,
+    max_lanes: int = MAX_LANES,
+    memory: bool = True,
+) -> str:
+    """Return a timeline as a standalone SVG file.
+
+    Args:
+        timeline: What to draw.
+        title: Stands before the origin of the timeline, such as the name of the plan.
+        width: Of the picture in pixels, at least 400.
+        max_lanes: Devices beyond so many are left out, and a line says how many.
+        memory: Whether to draw the memory of each device against its limit, where it is known.
+    """
+    frame = _frame(timeline, max(400, width), max_lanes)
+    used: set[Cell] = set()
+    body = [*_axis(frame)]
+    for index, device in enumerate(frame.devices):
+        body += _lane(timeline, frame, index, device, used)
+    body += _transfer_lines(timeline, frame, used)
+    height = frame.bottom + 26
+    if frame.hidden:
+        body.append(_text(frame.left, height + 6, f"{frame.hidden:,} more devices are not shown"))
+        height += 20
+    if memory and len(timeline.memory_device):
+        part, height = _memory(timeline, frame, height + 14)
+        body += part
+    head = _head(timeline, frame, title, used)
+    return "\n".join([*_opening(timeline, frame, title, height), *head, *body, "</svg>", ""])
+
+
+def _frame(timeline: Timeline, width: int, max_lanes: int) -> _Frame:
+    shown = shown_devices(len(timeline.devices), max_lanes)
+    devices = (*shown.head, *shown.tail)
+    longest = max((len(timeline.devices[device]) for device in devices), default=0)
+    left = 16 + min(7.2 * longest, width * 0.2)
+    lane = 24.0 if len(devices) <= 16 else 14.0
+    return _Frame(
+        width=width,
+        left=left,
+        span=width - left - 60,
+        top=78,
+        lane=lane,
+        step=lane + (8 if len(devices) <= 16 else 4),
+        devices=devices,
+        hidden=len(shown.hidden),
+        makespan_s=max(timeline.makespan_s, 1e-300),
+    )
+
+
+def _plain(text: str) -> str:
+    """Return text for XML: escaped, without characters that XML does not know."""
+    known = (c if c.isprintable() else "?" for c in text)
+    return html.escape("".join(known))
+
+
+def _n(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _text(x: float, y: float, text: str, style: str = "") -> str:
+    shown = f' class="{style}"' if style else ""
+    return f'<text x="{_n(x)}" y="{_n(y)}"{shown}>{_plain(text)}</text>'
+
+
+def _rect(x: float, y: float, width: float, height: float, rest: str) -> str:
+    return f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" {rest}'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
+    return f'<line x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}" class="{style}"/>'
+
+
+def _heading(timeline: Timeline, title: str) -> str:
+    origin = ORIGIN_LABELS[timeline.origin]
+    return f"{title} ({origin})" if title else origin[:1].upper() + origin[1:]
+
+
+def _opening(timeline: Timeline, frame: _Frame, title: str, height: float) -> list[str]:
+    size = f'width="{frame.width}" height="{_n(height)}"'
+    view = f'viewBox="0 0 {frame.width} {_n(height)}"'
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} role="img">',
+        f"<title>{_plain(_heading(timeline, title))}</title>",
+        f"<style>{_STYLE}</style>",
+    ]
+
+
+def _head(timeline: Timeline, frame: _Frame, title: str, used: set[Cell]) -> Iterator[str]:
+    """Yield the title, the length of the step and the legend."""
+    yield _text(8, 20, _heading(timeline, title), "title")
+    facts = [format_seconds(timeline.makespan_s), f"{len(timeline.devices):,} devices"]
+    if timeline.period_s == timeline.period_s:
+        facts.insert(1, f"{format_seconds(timeline.period_s)} from step to step")
+    yield _text(8, 39, ", ".join(facts))
+    x = frame.left
+    for cell in sorted(used):
+        if cell is Cell.TRANSFER:
+            yield _line(x, 58, x + 10, 50, "transfer")
+        else:
+            yield _rect(x, 49, 10, 10, f'rx="2" fill="{_COLOURS[cell]}"/>')
+        yield _text(x + 15, 58, _MEANING[cell])
+        x += 31 + 6.6 * len(_MEANING[cell])
+    yield _text(frame.width - 8, 58, "busy", "right")
+
+
+def _axis(frame: _Frame) -> Iterator[str]:
+    ticks, scale, unit = axis_ticks(frame.makespan_s, max(3, int(frame.span // 110)))
+    for tick in ticks:
+        x = float(frame.x(np.array(tick)))
+        if x <= frame.right + 0.5:
+            yield _line(x, frame.top - 6, x, frame.bottom + 4, "grid")
+            yield _text(x, frame.bottom + 18, f"{tick / scale:g} {unit}", "middle")
+
+
+def _lane(
+    timeline: Timeline, frame: _Frame, index: int, device: int, used: set[Cell]
+) -> Iterator[str]:
+    """Yield the lane of a device: its name, its cells, its collectives and how busy it is."""
+    y, middle = frame.y(index), frame.y(index) + frame.lane / 2 + 4
+    yield _rect(frame.left, y, frame.span, frame.lane, 'class="lane"/>')
+    yield _text(frame.left - 8, middle, _shortened(timeline.devices[device], frame), "right")
+    yield _text(frame.width - 8, middle, f"{timeline.utilisation[device]:.0%}", "right")
+    rows = compute_rows(timeline, device)
+    x = frame.x(timeline.start_s[rows])
+    size = frame.x(timeline.end_s[rows]) - x
+    if bool((size < 1).any()):
+        yield from _columns(timeline, frame, index, device, used)
+        wide = size >= 3
+        rows, x, size = rows[wide], x[wide], size[wide]
+    yield from _cells(timeline, frame, y, (rows, x, size), used)
+    joint = np.flatnonzero((timeline.device == device) & (timeline.kind >= FIRST_COLLECTIVE))
+    x = frame.x(timeline.start_s[joint])
+    size = frame.x(timeline.end_s[joint]) - x
+    for begin, length in zip(x[size > 0].tolist(), size[size > 0].tolist(), strict=True):
+        used.add(Cell.COLLECTIVE)
+        fill = f'fill="{_COLOURS[Cell.COLLECTIVE]}"/>'
+        yield _rect(begin, y + frame.lane - 4, max(length, 0.5), 4, fill)
+
+
+def _shortened(name: str, frame: _Frame) -> str:
+    """Return a name that fits left of the lanes; one that is too long loses its beginning."""
+    room = max(4, int((frame.left - 8) / 7.2))
+    return name if len(name) <= room else "…" + name[1 - room :]
+
+
+def _cells(
+    timeline: Timeline,
+    frame: _Frame,
+    y: float,
+    places: tuple[Array, Array, Array],
+    used: set[Cell],
+) -> Iterator[str]:
+    """Yield a rectangle for each row, with its number where it fits."""
+    rows, x, size = places
+    numbers = timeline.microbatch
+    if len(np.unique(numbers[numbers >= 0])) <= 1:
+        numbers = timeline.stage
+    columns = (rows, cell_of(timeline, rows), x, size)
+    for row, sort, begin, length in zip(*(part.tolist() for part in columns), strict=True):
+        cell, number = Cell(sort), str(numbers[row])
+        used.add(cell)
+        gap = min(0.8, length * 0.2)
+        tip = f"<title>{_plain(_described(timeline, row))}</title></rect>"
+        fill = f'rx="1.5" fill="{_COLOURS[cell]}">{tip}'
+        yield _rect(begin, y, length - gap, frame.lane, fill)
+        if numbers[row] >= 0 and cell is not Cell.UPDATE and length >= 6 + 6.2 * len(number):
+            yield _text(begin + length / 2, y + frame.lane / 2 + 4, number, "number")
+
+
+def _described(timeline: Timeline, row: int) -> str:
+    parts = [KIND_LABELS[Kind(int(timeline.kind[row]))]]
+    if timeline.stage[row] >= 0:
+        parts.append(f"stage {timeline.stage[row]}")
+    if timeline.microbatch[row] >= 0:
+        parts.append(f"microbatch {timeline.microbatch[row]}")
+    begin, end = (format_seconds(float(time[row])) for time in (timeline.start_s, timeline.end_s))
+    return f"{' '.join(parts)}: {begin} to {end}"
+
+
+def _columns(
+    timeline: Timeline, frame: _Frame, index: int, device: int, used: set[Cell]
+) -> Iterator[str]:
+    """Yield what fills the pixels of a lane best, in runs of one sort, a path for each sort."""
+    edges = np.linspace(0.0, frame.makespan_s, int(frame.span) + 1)
+    sorts = dominant_cells(timeline, device, edges)
+    begins = np.flatnonzero(np.r_[True, sorts[1:] != sorts[:-1]])
+    ends = np.append(begins[1:], len(sorts))
+    scale = frame.span / len(sorts)
+    y, height = _n(frame.y(index)), _n(frame.lane)
+    for sort in np.unique(sorts).tolist():
+        if sort >= Cell.COLLECTIVE:
+            continue
+        used.add(Cell(sort))
+        runs = [
+            f"M{_n(frame.left + a * scale)} {y}h{_n((b - a) * scale)}v{height}h{_n((a - b) * scale)}z"
+            for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
+            if sorts[a] == sort
+        ]
+        yield f'<path d="{"".join(runs)}" fill="{_COLOURS[Cell(sort)]}"/>'
+
+
+def _transfer_lines(timeline: Timeline, frame: _Frame, used: set[Cell]) -> Iterator[str]:
+    """Yield a line for each message between two lanes, unless they are too many to be seen."""
+    lane_of = {device: index for index, device in enumerate(frame.devices)}
+    send = transfers(timeline).send
+    source, target = timeline.device[send].tolist(), timeline.peer[send].tolist()
+    begin = frame.x(timeline.start_s[send]).tolist()
+    end = frame.x(timeline.end_s[send]).tolist()
+    lines = [
+        (lane_of[a], lane_of[b], x1, x2)
+        for a, b, x1, x2 in zip(source, target, begin, end, strict=True)
+        if a in lane_of and b in lane_of and a != b
+    ]
+    if not lines or len(lines) > MAX_LINES:
+        return
+    used.add(Cell.TRANSFER)
+    for a, b, x1, x2 in lines:
+        down = b > a
+        y1 = frame.y(a) + (frame.lane if down else 0)
+        y2 = frame.y(b) + (0 if down else frame.lane)
+        yield _line(x1, y1, x2, y2, "transfer")
+
+
+def _memory(timeline: Timeline, frame: _Frame, top: float) -> tuple[Sequence[str], float]:
+    """Return the curves of memory, each against its limit, and where they end."""
+    parts = [_text(frame.left, top + 12, "memory, and its limit where there is one")]
+    y = top + 22
+    height = 1.25 * frame.lane
+    highest = float(timeline.peak_bytes.max()) or 1.0
+    for device in frame.devices:
+        limit, peak = float(timeline.limit_bytes[device]), float(timeline.peak_bytes[device])
+        full = 1.08 * max(peak, limit if np.isfinite(limit) else highest)
+        middle = y + height / 2 + 4
+        parts += [
+            _rect(frame.left, y, frame.span, height, 'class="lane"/>'),
+            _text(frame.left - 8, middle, _shortened(timeline.devices[device], frame), "right"),
+            _curve(timeline, frame, device, y + height, height / full),
+        ]
+        if np.isfinite(limit):
+            at = y + height * (1 - limit / full)
+            parts.append(_line(frame.left, at, frame.right, at, "limit"))
+        style = "right over" if peak > limit else "right"
+        parts.append(_text(frame.width - 8, middle, format_bytes(peak), style))
+        y += height + frame.step - frame.lane
+    return parts, y + 8
+
+
+def _curve(timeline: Timeline, frame: _Frame, device: int, base: float, scale: float) -> str:
+    """Return the memory of a device as steps; a pixel shows the largest value within it."""
+    rows = timeline.memory_device == device
+    time_s, level = timeline.memory_s[rows], timeline.memory_bytes[rows]
+    count = int(frame.span)
+    edges = np.linspace(0.0, frame.makespan_s, count + 1)
+    before = np.searchsorted(time_s, edges[:-1], side="right") - 1
+    top = (
+        np.where(before >= 0, level[np.maximum(before, 0)], 0.0) if len(level) else np.zeros(count)
+    )
+    inside = np.clip(np.searchsorted(edges, time_s, side="right") - 1, 0, count - 1)
+    np.maximum.at(top, inside, level)
+    begins = np.flatnonzero(np.r_[True, top[1:] != top[:-1]])
+    ends = np.append(begins[1:], count)
+    pixel = frame.span / count
+    steps = [
+        f"V{_n(base - value * scale)}H{_n(frame.left + end * pixel)}"
+        for value, end in zip(top[begins].tolist(), ends.tolist(), strict=True)
+    ]
+    return f'<path class="memory" d="M{_n(frame.left)} {_n(base)}{"".join(steps)}V{_n(base)}z"/>'

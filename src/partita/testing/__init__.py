@@ -1,0 +1,1 @@
+"""Builders, fakes and conformance suites that authors of plug-ins may import."""

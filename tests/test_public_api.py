@@ -1,0 +1,43 @@
+"""The public names, and that they do not change by accident."""
+
+import partita
+
+NAMES = [
+    "Cluster",
+    "Graph",
+    "Objective",
+    "Plan",
+    "Problem",
+    "Program",
+    "Solution",
+    "Stage",
+    "Timeline",
+    "check",
+    "evaluate",
+    "load",
+    "lower",
+    "save",
+    "simulate",
+    "solve",
+]
+
+
+def test_public_names_are_these() -> None:
+    assert partita.__all__ == ["__version__", *NAMES]
+
+
+def test_every_public_name_can_be_imported_and_is_documented() -> None:
+    for name in NAMES:
+        assert getattr(partita, name).__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(partita, "no_such_name")
+
+
+def test_importing_sub_packages_does_not_shadow_public_names() -> None:
+    import partita.cost.check  # noqa: PLC0415
+    import partita.plan.table  # noqa: PLC0415
+
+    for name in NAMES:
+        assert not isinstance(getattr(partita, name), type(partita)), name
