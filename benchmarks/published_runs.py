@@ -8,7 +8,7 @@ transfers is predicted too fast.
 import json
 
 import numpy as np
-from harness import run, shared_data
+from _harness import run, shared_data
 
 from partita.core.cluster import Cluster, Device, Level
 from partita.core.graph import EdgeTable, Graph, OpCosts, OpTable, TensorTable

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import simpy
-from harness import cpu_s, run
+from _harness import cpu_s, run
 
 from partita.core.cluster import Cluster, Device, LinkMatrix
 from partita.core.graph import EdgeTable, Graph, OpCosts, OpTable, TensorTable
@@ -130,7 +130,7 @@ def growth(missed: list[str]) -> dict:
         play_s = cpu_s(lambda: play(program, problem.cluster, seconds), repeats=5)  # noqa: B023
         rows.append((len(program), lower_s, play_s))
         print(
-            f"{len(program):9,} instructions: lower {1e3 * lower_s:6.1f} ms, play {1e3 * play_s:6.1f} ms"
+            f"{len(program):9,} rows: lower {1e3 * lower_s:6.1f} ms, play {1e3 * play_s:6.1f} ms"
         )
     for before, after in pairwise(rows):
         for what, index in (("lower", 1), ("play", 2)):

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from harness import ROOT, run
+from _harness import ROOT, run
 
 from partita.core.graph import EdgeTable, Graph, OpCosts, OpTable, TensorTable
 from partita.documents import save

@@ -8,8 +8,8 @@
 A received activation lives from its RECV to the end of the last forward that reads it on that
 device; what a stage keeps of it for backward is in its saved bytes, so nothing is counted twice. A
 stage that recomputes keeps its inputs instead of what its recomputed ops save; that comes back
-while it recomputes. Sharded parameters, gradients and optimizer state are divided by the replicas; a
-gathered copy lives until the stage's last compute before its next gather.
+while it recomputes. Sharded parameters, gradients and optimizer state are divided by the replicas;
+a gathered copy lives until the stage's last compute before its next gather.
 """
 
 from typing import NamedTuple

@@ -2,8 +2,8 @@
 
 Compute runs one at a time in list order. A SEND is issued when the compute before it has ended and
 occupies one port out and one port in for as long as it takes; ports serve in order of issue, ties
-by device. A collective starts when all members have come to it and occupies the ports of its ring. A
-compute instruction waits for its RECVs and reductions.
+by device. A collective starts when all members have come to it and occupies the ports of its ring.
+A compute instruction waits for its RECVs and reductions.
 """
 
 import dataclasses

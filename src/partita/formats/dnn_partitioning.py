@@ -189,6 +189,10 @@ def _cluster(document: Fields, name: str) -> Cluster:
     accelerators = document.integer("maxFPGAs", high=MAX_DEVICES)
     cpus = document.integer("maxCPUs", high=MAX_DEVICES)
     memory = document.number("maxSizePerFPGA", high=MAX_BYTES)
+    if not 1 <= accelerators + cpus <= MAX_DEVICES:
+        raise FormatError(
+            f"maxFPGAs and maxCPUs are {accelerators + cpus} devices; expected 1 to {MAX_DEVICES}"
+        )
     devices = [
         Device(name=f"acc{i}", type=ACCELERATOR, memory_bytes=memory) for i in range(accelerators)
     ]

@@ -54,7 +54,7 @@ TEXT = json.dumps(DOCUMENT)
 def test_latencies_are_costs_of_two_device_types():
     graph = read_dnn_partitioning(TEXT).graph
     assert [costs.device_type for costs in graph.costs] == ["accelerator", "cpu"]
-    assert graph.costs[0].forward_s.tolist() == [0.00137, 0.00137, 0.002]
+    assert graph.costs[0].forward_s.tolist() == [1.37 / 1000, 1.37 / 1000, 0.002]
     assert graph.costs[1].forward_s.tolist() == [0.023, 0.023, 0.023]
     assert not graph.costs[0].backward_s.any()
 

@@ -145,7 +145,10 @@ def test_errors_have_line_value_and_what_would_do(text, line, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda text: text.replace("a --", "c --"), ["'a'", "'fast.txt'", "'other.txt'"]),
+        (
+            lambda text: text.replace("a -- ", "c -- ").replace("-- a", "-- c"),
+            ["'a'", "'fast.txt'", "'other.txt'"],
+        ),
         (lambda text: f"{node('z')}\n{text}", ["'z'", "'other.txt'"]),
         (lambda text: text.replace("\ti -- b\n\ti -- a", "\ti -- a"), ["'b'", "'a', 'i'", "'a'"]),
         (lambda text: text.replace("\ta -- b\n\ti -- b", "\ti -- b\n\ta -- b"), ["'i', 'a'"]),
