@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from partita.core.graph import Graph
-from partita.core.problem import Mode, Problem
+from partita.core.problem import Problem
+from partita.cost.check import CheckReport
 from partita.flows.summary import Summary
 from partita.units import format_bytes, format_count, format_seconds
 
@@ -62,7 +63,8 @@ def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for index in kept:
         title, justify = columns[index]
-        fixed = title in ("plan", "peak / memory")
+        # A narrow terminal takes its toll on names and words first, never on figures.
+        fixed = justify == "right"
         result.add_column(title, justify=justify, overflow="fold", no_wrap=fixed)  # type: ignore[arg-type]
     for row in rows:
         result.add_row(*(row[index] for index in kept))
@@ -110,11 +112,13 @@ def memory_cell(summary: Summary) -> str:
     limit = float(timeline.limit_bytes[worst])
     if not math.isfinite(limit):
         return format_bytes(peak)
+    if limit >= 1e8:
+        return f"{peak / 1e9:.3g} / {limit / 1e9:.3g} GB"
     return f"{format_bytes(peak)} / {format_bytes(limit)}"
 
 
 SUMMARY_COLUMNS = (
-    ("rank", "right"),
+    ("#", "right"),
     ("planner", "left"),
     ("plan", "left"),
     ("value", "right"),
@@ -172,6 +176,9 @@ def bound_line(summary: Summary) -> str:
     return f"no plan can beat {bound} (work and longest path on these devices)"
 
 
-def is_training(problem: Problem) -> bool:
-    """Return whether a problem is about training."""
-    return problem.objective.mode is Mode.TRAINING
+def check_line(report: CheckReport) -> str:
+    """Return what the checker proved."""
+    return (
+        f"checked: {report.num_instructions:,} instructions, {report.num_messages:,} messages "
+        f"({format_bytes(report.sent_bytes)}): complete, no deadlock, fits"
+    )

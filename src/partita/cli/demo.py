@@ -12,6 +12,7 @@ from partita.catalogue.shorthand import read_shorthand
 from partita.cli.console import (
     SUMMARY_COLUMNS,
     bound_line,
+    check_line,
     model_line,
     print_json,
     progress,
@@ -35,8 +36,8 @@ MODEL, CLUSTER, MICROBATCHES = "gpt-small", "1x4xa100+1x2xv100", 16
 PLANNERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("single", "single", {}),
     ("uniform", "uniform", {}),
-    ("uniform, 2 replicas", "uniform", {"replicas": 2}),
-    ("custom:0,4,7,10,13,15", "custom", {"boundaries": [0, 4, 7, 10, 13, 15]}),
+    ("uniform x 2", "uniform", {"replicas": 2}),
+    ("custom", "custom", {"boundaries": [0, 4, 7, 10, 13, 15]}),
     ("random", "random", {"seed": 1}),
 )
 
@@ -89,8 +90,9 @@ def command(output: str, as_json: bool, quiet: bool, **rest: Any) -> None:
     console.print(bound_line(best))
     console.print(f"\nthe best, simulated ({best.title}):")
     picture = pipeline_picture(timeline, terminal_width(), colour=console.is_terminal)
-    click.echo("\n".join(picture))
-    console.print(f"\nbound by: {best.evaluation.bottleneck} · checked: {report}")
+    click.echo(picture, nl=False)
+    console.print(f"\nbound by: {best.evaluation.bottleneck}")
+    console.print(check_line(report))
     for line in best.evaluation.assumptions:
         console.print(f"assumed: {line}", style="dim")
     console.print("written: " + ", ".join(str(path) for path in files.values()))

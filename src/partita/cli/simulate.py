@@ -8,6 +8,7 @@ import click
 import numpy as np
 
 from partita.cli.console import (
+    check_line,
     percent,
     print_json,
     progress,
@@ -72,12 +73,12 @@ def command(plan: str, graph: str | None, **rest: Any) -> None:
     console.print(f"{solution.problem.graph.name} · {describe_plan(solution.plan)} · simulated")
     console.print(step_line(solution.problem))
     width = rest["width"] or terminal_width()
-    click.echo("\n".join(pipeline_picture(timeline, width, colour=console.is_terminal)))
+    click.echo(pipeline_picture(timeline, width, colour=console.is_terminal), nl=False)
     console.print(table(_DEVICE_COLUMNS, _device_rows(timeline)))
     step = f"step {format_seconds(timeline.makespan_s)} from idle"
     if np.isfinite(timeline.period_s):
         step += f", {format_seconds(timeline.period_s)} in steady state"
-    console.print(f"{step} · checked: {report}")
+    console.print(f"{step} · {check_line(report)}")
     for path in written:
         console.print(f"written: {path}")
 

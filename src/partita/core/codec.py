@@ -150,13 +150,27 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+class _Field(typing.NamedTuple):
+    """A field of a dataclass: its key in documents, name, type, and whether it may be left out."""
+
+    key: str
+    name: str
+    hint: Any
+    optional: bool
+
+
 @cache
-def _fields(kind: type) -> tuple[tuple[str, Any, bool], ...]:
-    """Return name, type and whether it may be left out, for each field of a dataclass."""
+def _fields(kind: type) -> tuple[_Field, ...]:
+    """Return the fields of a dataclass; metadata ``key`` renames one that ``version`` would hide."""
     hints = typing.get_type_hints(kind)
     missing = dataclasses.MISSING
     return tuple(
-        (f.name, hints[f.name], f.default is not missing or f.default_factory is not missing)
+        _Field(
+            key=f.metadata.get("key", f.name),
+            name=f.name,
+            hint=hints[f.name],
+            optional=f.default is not missing or f.default_factory is not missing,
+        )
         for f in dataclasses.fields(kind)
     )
 
@@ -186,7 +200,7 @@ def _encode(value: Any) -> Any:  # noqa: ANN401, PLR0911 (any field; one return 
         return _encode_number(value)
     if dataclasses.is_dataclass(value):
         kind: Any = type(value)
-        return {name: _encode(getattr(value, name)) for name, _, _ in _fields(kind)}
+        return {field.key: _encode(getattr(value, field.name)) for field in _fields(kind)}
     if isinstance(value, tuple):
         if len(value) > _SHORT and dataclasses.is_dataclass(value[0]):
             return _encode_distinct(value)

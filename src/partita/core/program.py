@@ -6,7 +6,7 @@ the device: a RECV posts, and the compute that needs its tensor waits. ``docs/pr
 rules that all readers of a Program share.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 
@@ -68,7 +68,8 @@ class Program(Columns):
         group: Row of the group table, for collectives and tensor-parallel compute; -1 = none.
         bucket: Row of the bucket table, for collectives on parameters; -1 = none.
         bytes: What travels.
-        version: The version of the weights that a forward or backward uses; -1 = no matter.
+        version: The version of the weights that a forward or backward uses; -1 = no matter. In
+            documents ``weight_version``, as ``version`` is that of the document.
         group_ptr: Devices of group g are ``group_devices[group_ptr[g]:group_ptr[g + 1]]``.
         group_devices: See ``group_ptr``.
         bucket_ptr: Parameters of bucket b are ``bucket_parameters[bucket_ptr[b]:...]``.
@@ -88,7 +89,7 @@ class Program(Columns):
     group: Ints
     bucket: Ints
     bytes: Longs
-    version: Ints
+    version: Ints = field(metadata={"key": "weight_version"})
     group_ptr: Ints = start([0], np.int32)
     group_devices: Ints = start([], np.int32)
     bucket_ptr: Ints = start([0], np.int32)

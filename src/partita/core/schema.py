@@ -39,8 +39,8 @@ def _object_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:  #
     return {
         "type": "object",
         "description": (kind.__doc__ or "").split("\n")[0],
-        "properties": {name: _schema(hint, definitions) for name, hint, _ in fields},
-        "required": [name for name, _, optional in fields if not optional],
+        "properties": {field.key: _schema(field.hint, definitions) for field in fields},
+        "required": [field.key for field in fields if not field.optional],
         "additionalProperties": False,
     }
 

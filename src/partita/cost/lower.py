@@ -92,14 +92,23 @@ class _Lowering:
         return stage, turn
 
     def _gather_entries(self) -> list[tuple[int, Kind, Array]]:
-        """Return (stage, kind, microbatches[gather, replica]) of every gather of parameters."""
+        """Return (stage, kind, microbatches[gather, replica]) of every gather of parameters.
+
+        A backward that follows its RECOMPUTE uses the copy that was gathered for that.
+        """
         entries: list[tuple[int, Kind, Array]] = []
-        for stage, part in enumerate(self.plan.stages):
-            if part.shard is Shard.PARAMETERS and part.num_replicas > 1:
-                turns = np.arange(self.microbatches).reshape(-1, part.num_replicas)
-                kinds = [k for k in self.kinds if k is not Kind.BACKWARD_WEIGHT]
-                entries += [(stage, kind, turns) for kind in kinds]
+        for stage, bucket in sorted(self.reductions.own.items()):
+            if bucket.shard is not Shard.PARAMETERS or not bucket.is_shared:
+                continue
+            turns = np.arange(self.microbatches).reshape(-1, int(self.layout.replicas[stage]))
+            kinds = {Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT}
+            if Kind.RECOMPUTE in self.kinds and self.exists[self._recompute_node(stage)]:
+                kinds = {Kind.FORWARD, Kind.RECOMPUTE}
+            entries += [(stage, kind, turns) for kind in self.kinds if kind in kinds]
         return entries
+
+    def _recompute_node(self, stage: int) -> int:
+        return self.kinds.index(Kind.RECOMPUTE) * self.size + stage * self.microbatches
 
     def _update_entries(self) -> list[tuple[int, Array]]:
         """Return (stage, last microbatch of each round) of every updating stage when stashing."""
@@ -195,7 +204,9 @@ class _Lowering:
         if not self.plan.stashes_weights:
             return np.zeros(len(stage), dtype=np.int64)
         ahead = turn - self.in_flight[stage] + 1
-        return np.maximum(0, ahead // self.layout.round[stage])
+        updated = np.zeros(self.stages, dtype=bool)
+        updated[list(self.reductions.updating)] = True
+        return np.where(updated[stage], np.maximum(0, ahead // self.layout.round[stage]), 0)
 
     def _list_compute(self) -> None:
         stage, turn = self._grid()
@@ -260,9 +271,12 @@ class _Lowering:
             self._list_gradients(*(part[flows] for part in (tensor, producer, reader, turn)))
 
     def _list_activations(self, tensor: Array, producer: Array, reader: Array, turn: Array) -> None:
-        """Send each tensor once to every remote device that reads it; rows are sorted by reader."""
+        """Send each tensor once to every remote device that reads it, to its first reader there."""
         if not self.read_once:
-            first = _first_of(self._home(tensor, turn, self.layout.device(reader, turn)))
+            home = self._home(tensor, turn, self.layout.device(reader, turn))
+            level = self.level[self.node(Kind.FORWARD, reader, turn)]
+            early_first = np.lexsort((level, home))
+            first = np.sort(early_first[_first_of(home[early_first])])
             tensor, producer, reader, turn = (p[first] for p in (tensor, producer, reader, turn))
         for rank in range(int(self.layout.tp.max())):
             rows = np.flatnonzero(self.layout.tp[reader] > rank)
@@ -427,6 +441,13 @@ def _order(problem: Problem, plan: Plan, layout: Layout, depth: Array) -> Order:
     if plan.stashes_weights and any(stage.shard is not Shard.NONE for stage in plan.stages):
         raise InvalidInputError(
             "schedule 'pipedream' keeps versions of whole weights; shard 'none' only"
+        )
+    divided = any(
+        stage.shard is Shard.PARAMETERS and stage.num_replicas > 1 for stage in plan.stages
+    )
+    if infers and divided:
+        raise InvalidInputError(
+            "inference does not gather sharded parameters; use another shard than 'parameters'"
         )
     return SCHEDULES[plan.schedule](Pipeline(plan, layout, depth))
 

@@ -72,7 +72,8 @@ def static_memory(problem: Problem, plan: Plan, program: Program) -> StaticMemor
     rank = np.where(tied, 0, shard[stage])
     parts = replicas[stage]
     weights = table.bytes[parameter] / tp[stage]
-    versions = weights * _versions(program, plan)[stage] / np.where(rank >= 3, parts, 1)
+    # Only what is reduced is divided: frozen parameters and buffers are whole everywhere.
+    versions = weights * _versions(program, plan)[stage] / np.where((rank >= 3) & trained, parts, 1)
     gradients = weights * trained / np.where(rank >= 2, parts, 1)
     optimizer = state[parameter] / tp[stage] * trained / np.where(rank >= 1, parts, 1)
     size = len(plan.devices)

@@ -220,8 +220,8 @@ def _ports(program: Program, cluster: Cluster) -> tuple[Array, Array, int, bool]
     sends = np.flatnonzero(program.kind == Kind.SEND)
     links = cluster.links(to_cluster[program.device[sends]], to_cluster[program.peer[sends]])
     collectives = np.flatnonzero(program.kind >= FIRST_COLLECTIVE)
-    after = _ring_successor(program, collectives)
-    ring = cluster.links(to_cluster[program.device[collectives]], to_cluster[after])
+    after = _ring_successor(program, collectives, to_cluster)
+    ring = cluster.links(to_cluster[program.device[collectives]], after)
     used = np.zeros(2 * cluster.num_ports + 1, dtype=bool)
     pairs = []
     for rows, way in ((sends, links), (collectives, ring)):
@@ -256,14 +256,15 @@ def _any_port_shared(program: Program, sends: Array, links: Links) -> bool:
     )
 
 
-def _ring_successor(program: Program, rows: Array) -> Array:
-    """Return the device after each member in the ring of its group."""
+def _ring_successor(program: Program, rows: Array, to_cluster: Array) -> Array:
+    """Return the cluster's device after each member in the ring of its group."""
     table: dict[tuple[int, int], int] = {}
     for group in np.unique(program.group[rows]).tolist():
         members = program.group_devices[program.group_ptr[group] : program.group_ptr[group + 1]]
-        ring = ring_order(members).tolist()
+        ring = ring_order(to_cluster[members]).tolist()
         table |= {(group, a): b for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)}
-    pairs = zip(program.group[rows].tolist(), program.device[rows].tolist(), strict=True)
+    device = to_cluster[program.device[rows]]
+    pairs = zip(program.group[rows].tolist(), device.tolist(), strict=True)
     return np.array([table[pair] for pair in pairs], dtype=np.int64)
 
 

@@ -260,6 +260,8 @@ def _cluster(
         value if other is None else other for value, other in zip(in_file, given, strict=True)
     )
     count = int(devices)
+    if not 1 <= count <= MAX_DEVICES:
+        raise InvalidInputError(f"{count} devices; expected 1 to {MAX_DEVICES}")
     return Cluster(
         name=name,
         devices=tuple(

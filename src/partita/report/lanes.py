@@ -35,6 +35,18 @@ CELL_OF: Mapping[Kind, Cell] = {
     Kind.BACKWARD_WEIGHT: Cell.WEIGHT,
     Kind.UPDATE: Cell.UPDATE,
 }
+MEANING: Mapping[Cell, str] = {
+    Cell.FORWARD: "forward",
+    Cell.BACKWARD: "backward",
+    Cell.WEIGHT: "weight gradient",
+    Cell.RECOMPUTE: "recompute",
+    Cell.LOAD: "load",
+    Cell.UPDATE: "update",
+    Cell.MIXED: "forward and backward",
+    Cell.COLLECTIVE: "collective",
+    Cell.TRANSFER: "idle, receiving",
+    Cell.IDLE: "idle",
+}
 _SORTS = Cell.MIXED
 _CELLS = np.array([CELL_OF.get(kind, Cell.COLLECTIVE) for kind in Kind])
 
@@ -43,6 +55,15 @@ def cell_of(timeline: Timeline, rows: Array) -> Array:
     """Return the sort of cell that each compute row is."""
     result: Array = _CELLS[timeline.kind[rows]]
     return result
+
+
+def cell_numbers(timeline: Timeline) -> tuple[str, Array]:
+    """Return what the numbers on cells count, and the number of each row.
+
+    Microbatches, but stages where there is at most one microbatch.
+    """
+    several = len(np.unique(timeline.microbatch[timeline.microbatch >= 0])) > 1
+    return ("microbatch", timeline.microbatch) if several else ("stage", timeline.stage)
 
 
 class Shown(NamedTuple):

@@ -18,9 +18,11 @@ from partita.core.columns import Array
 from partita.core.program import Kind
 from partita.core.timeline import Timeline
 from partita.report.lanes import (
+    MEANING,
     Cell,
     Shown,
     axis_ticks,
+    cell_numbers,
     cell_of,
     compute_rows,
     dominant_cells,
@@ -60,18 +62,6 @@ _ASCII: Mapping[Cell, str] = {
     Cell.COLLECTIVE: "*",
     Cell.TRANSFER: "<",
     Cell.IDLE: ".",
-}
-_MEANING: Mapping[Cell, str] = {
-    Cell.FORWARD: "forward",
-    Cell.BACKWARD: "backward",
-    Cell.WEIGHT: "weight gradient",
-    Cell.RECOMPUTE: "recompute",
-    Cell.LOAD: "load",
-    Cell.UPDATE: "update",
-    Cell.MIXED: "forward and backward",
-    Cell.COLLECTIVE: "collective",
-    Cell.TRANSFER: "idle, receiving",
-    Cell.IDLE: "idle",
 }
 _LETTERS: Mapping[Cell, str] = {
     Cell.FORWARD: "0123456789",
@@ -259,7 +249,7 @@ class _Table:
         self.used: set[Cell] = set()
         self.labelled: set[Cell] = set()
         self.narrow: set[Cell] = set()
-        self.by_stage = len(np.unique(timeline.microbatch[timeline.microbatch >= 0])) <= 1
+        self.counted, self.numbers = cell_numbers(timeline)
         self.digits = self._room_for_digits(devices)
 
     def header(self) -> list[_Line]:
@@ -301,8 +291,7 @@ class _Table:
     def _wide(self, device: int) -> Iterator[tuple[int, int, Cell, str]]:
         """Yield the cells that fill columns of their own: from, to, sort and label."""
         rows, first, last = self._places(device)
-        numbers = self.timeline.stage if self.by_stage else self.timeline.microbatch
-        columns = (first, last, cell_of(self.timeline, rows), numbers[rows])
+        columns = (first, last, cell_of(self.timeline, rows), self.numbers[rows])
         for a, b, sort, number in zip(*(part.tolist() for part in columns), strict=True):
             cell, label = Cell(sort), ""
             if number >= 0 and cell in _LETTERS and b - a > 1:
@@ -329,8 +318,7 @@ class _Table:
 
     def _room_for_digits(self, devices: Sequence[int]) -> int:
         """Return the digits of the largest number if all cells have room for it, else 1."""
-        numbers = self.timeline.stage if self.by_stage else self.timeline.microbatch
-        digits = len(str(max(0, int(numbers.max(initial=0)))))
+        digits = len(str(max(0, int(self.numbers.max(initial=0)))))
         for device in devices:
             rows, first, last = self._places(device)
             labelled = np.isin(cell_of(self.timeline, rows), list(_LETTERS))
@@ -351,18 +339,16 @@ class _Table:
 
     def legend(self, width: int) -> list[_Line]:
         """Return the lines that say what the characters on the rows so far mean."""
-        what = "stage" if self.by_stage else "microbatch"
         items: list[_Line] = []
         for cell in sorted(self.used):
-            glyph, meaning = self.glyphs.cells[cell], _MEANING[cell]
+            glyph, meaning = self.glyphs.cells[cell], MEANING[cell]
             if cell in self.labelled | self.narrow:
-                meaning += f" of {what} 3"
+                meaning += f" of {self.counted} 3"
                 forms = [f"3{glyph * 2}"] * (cell in self.labelled)
                 forms += [_LETTERS[cell][3]] * (cell in self.narrow)
                 glyph = " or ".join(forms)
             items.append([(glyph, cell.name.lower()), (f" {meaning}", "axis")])
-        highest = self.timeline.stage if self.by_stage else self.timeline.microbatch
-        if self.digits == 1 and highest.max(initial=0) > 9 and self.labelled | self.narrow:
+        if self.digits == 1 and self.numbers.max(initial=0) > 9 and self.labelled | self.narrow:
             items.append([("numbers: last digits", "axis")])
         return _wrapped(items, width, ("   ", ""))
 

@@ -5,9 +5,10 @@ pages alike. Cells narrower than a pixel are drawn as columns of what fills them
 stays small whatever the timeline.
 """
 
+import dataclasses
 import html
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -15,8 +16,10 @@ from partita.core.columns import Array
 from partita.core.program import FIRST_COLLECTIVE, Kind
 from partita.core.timeline import Timeline
 from partita.report.lanes import (
+    MEANING,
     Cell,
     axis_ticks,
+    cell_numbers,
     cell_of,
     compute_rows,
     dominant_cells,
@@ -29,30 +32,21 @@ from partita.units import format_bytes, format_seconds
 MAX_LANES = 48
 MAX_LINES = 4000
 
+_GAP = 20
+
 _COLOURS: Mapping[Cell, str] = {
     Cell.FORWARD: "#3273c4",
     Cell.BACKWARD: "#2e8b57",
-    Cell.WEIGHT: "#7f9a2e",
-    Cell.RECOMPUTE: "#b98a1d",
+    Cell.WEIGHT: "#6b8424",
+    Cell.RECOMPUTE: "#96700f",
     Cell.LOAD: "#8a6bbf",
     Cell.UPDATE: "#b8507c",
     Cell.MIXED: "#30808d",
     Cell.COLLECTIVE: "#d0752f",
     Cell.TRANSFER: "#8b9099",
 }
-_MEANING: Mapping[Cell, str] = {
-    Cell.FORWARD: "forward",
-    Cell.BACKWARD: "backward",
-    Cell.WEIGHT: "weight gradient",
-    Cell.RECOMPUTE: "recompute",
-    Cell.LOAD: "load",
-    Cell.UPDATE: "update",
-    Cell.MIXED: "forward and backward",
-    Cell.COLLECTIVE: "collective",
-    Cell.TRANSFER: "transfer",
-}
 _STYLE = """
-text { font: 12px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: #7d838c; }
+text { font: 12px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: #747a83; }
 .title { font-size: 15px; font-weight: 600; }
 .number { font-size: 11px; fill: #fff; text-anchor: middle; }
 .right { text-anchor: end; }
@@ -66,7 +60,7 @@ text { font: 12px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: #7d838
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Frame:
     """Where things stand, in pixels.
 
@@ -78,7 +72,8 @@ class _Frame:
         lane: Height of a lane.
         step: From a lane to the next.
         devices: Devices shown, one lane each.
-        hidden: Number of devices left out.
+        head: Lanes before the devices that are left out.
+        hidden: The devices that are left out.
         makespan_s: Length of the time axis in seconds.
     """
 
@@ -89,7 +84,8 @@ class _Frame:
     lane: float
     step: float
     devices: tuple[int, ...]
-    hidden: int
+    head: int
+    hidden: range
     makespan_s: float
 
     def x(self, time_s: Array) -> Array:
@@ -97,17 +93,18 @@ class _Frame:
         return self.left + time_s * (self.span / self.makespan_s)
 
     def y(self, index: int) -> float:
-        """Return the top of a lane."""
-        return self.top + index * self.step
+        """Return the top of a lane; a line of text stands for the devices that are left out."""
+        gap = _GAP if self.hidden and index >= self.head else 0
+        return self.top + index * self.step + gap
 
     @property
     def bottom(self) -> float:
-        """Return where the last lane ends."""
+        """Where the last lane ends."""
         return self.y(len(self.devices) - 1) + self.lane
 
     @property
     def right(self) -> float:
-        """Return where the time axis ends."""
+        """Where the time axis ends."""
         return self.left + self.span
 
 
@@ -130,17 +127,16 @@ def timeline_svg(
     """
     frame = _frame(timeline, max(400, width), max_lanes)
     used: set[Cell] = set()
-    body = [*_axis(frame)]
+    body = [*_axis(frame), *_backgrounds(timeline, frame), *_transfer_lines(timeline, frame, used)]
     for index, device in enumerate(frame.devices):
         body += _lane(timeline, frame, index, device, used)
-    body += _transfer_lines(timeline, frame, used)
     height = frame.bottom + 26
-    if frame.hidden:
-        body.append(_text(frame.left, height + 6, f"{frame.hidden:,} more devices are not shown"))
-        height += 20
     if memory and len(timeline.memory_device):
-        part, height = _memory(timeline, frame, height + 14)
-        body += part
+        curves = dataclasses.replace(
+            frame, top=height + 34, step=frame.step + 4, lane=frame.lane + 4
+        )
+        body += [*_backgrounds(timeline, curves), *_memory(timeline, curves)]
+        height = curves.bottom + 10
     head = _head(timeline, frame, title, used)
     return "\n".join([*_opening(timeline, frame, title, height), *head, *body, "</svg>", ""])
 
@@ -151,15 +147,17 @@ def _frame(timeline: Timeline, width: int, max_lanes: int) -> _Frame:
     longest = max((len(timeline.devices[device]) for device in devices), default=0)
     left = 16 + min(7.2 * longest, width * 0.2)
     lane = 24.0 if len(devices) <= 16 else 14.0
+    limited = len(timeline.memory_device) and bool(np.isfinite(timeline.limit_bytes).any())
     return _Frame(
         width=width,
         left=left,
-        span=width - left - 60,
+        span=width - left - (140 if limited else 70),
         top=78,
         lane=lane,
         step=lane + (8 if len(devices) <= 16 else 4),
         devices=devices,
-        hidden=len(shown.hidden),
+        head=len(shown.head),
+        hidden=shown.hidden,
         makespan_s=max(timeline.makespan_s, 1e-300),
     )
 
@@ -206,8 +204,11 @@ def _head(timeline: Timeline, frame: _Frame, title: str, used: set[Cell]) -> Ite
     """Yield the title, the length of the step and the legend."""
     yield _text(8, 20, _heading(timeline, title), "title")
     facts = [format_seconds(timeline.makespan_s), f"{len(timeline.devices):,} devices"]
-    if timeline.period_s == timeline.period_s:
+    if not math.isnan(timeline.period_s):
         facts.insert(1, f"{format_seconds(timeline.period_s)} from step to step")
+    sends = len(transfers(timeline).send)
+    if sends > MAX_LINES:
+        facts.append(f"{sends:,} transfers, not drawn")
     yield _text(8, 39, ", ".join(facts))
     x = frame.left
     for cell in sorted(used):
@@ -215,9 +216,10 @@ def _head(timeline: Timeline, frame: _Frame, title: str, used: set[Cell]) -> Ite
             yield _line(x, 58, x + 10, 50, "transfer")
         else:
             yield _rect(x, 49, 10, 10, f'rx="2" fill="{_COLOURS[cell]}"/>')
-        yield _text(x + 15, 58, _MEANING[cell])
-        x += 31 + 6.6 * len(_MEANING[cell])
-    yield _text(frame.width - 8, 58, "busy", "right")
+        meaning = "transfer" if cell is Cell.TRANSFER else MEANING[cell]
+        yield _text(x + 15, 58, meaning)
+        x += 31 + 6.6 * len(meaning)
+    yield _text(frame.right + 8, 58, "busy")
 
 
 def _axis(frame: _Frame) -> Iterator[str]:
@@ -229,20 +231,32 @@ def _axis(frame: _Frame) -> Iterator[str]:
             yield _text(x, frame.bottom + 18, f"{tick / scale:g} {unit}", "middle")
 
 
+def _backgrounds(timeline: Timeline, frame: _Frame) -> Iterator[str]:
+    """Yield the empty lanes with their names, and a line for the devices that are left out."""
+    for index, device in enumerate(frame.devices):
+        y = frame.y(index)
+        yield _rect(frame.left, y, frame.span, frame.lane, 'class="lane"/>')
+        name = _shortened(timeline.devices[device], frame)
+        yield _text(frame.left - 8, y + frame.lane / 2 + 4, name, "right")
+    if frame.hidden:
+        first, last = (timeline.devices[frame.hidden[end]] for end in (0, -1))
+        text = f"{len(frame.hidden):,} devices not shown, {first} to {last}"
+        yield _text(frame.left, frame.y(frame.head) - frame.step + frame.lane - 2, text)
+
+
 def _lane(
     timeline: Timeline, frame: _Frame, index: int, device: int, used: set[Cell]
 ) -> Iterator[str]:
-    """Yield the lane of a device: its name, its cells, its collectives and how busy it is."""
-    y, middle = frame.y(index), frame.y(index) + frame.lane / 2 + 4
-    yield _rect(frame.left, y, frame.span, frame.lane, 'class="lane"/>')
-    yield _text(frame.left - 8, middle, _shortened(timeline.devices[device], frame), "right")
-    yield _text(frame.width - 8, middle, f"{timeline.utilisation[device]:.0%}", "right")
+    """Yield what a device does: its cells, its collectives and how busy it is."""
+    y = frame.y(index)
+    busy = f"{timeline.utilisation[device]:.0%}"
+    yield _text(frame.right + 8, y + frame.lane / 2 + 4, busy)
     rows = compute_rows(timeline, device)
     x = frame.x(timeline.start_s[rows])
     size = frame.x(timeline.end_s[rows]) - x
     if bool((size < 1).any()):
         yield from _columns(timeline, frame, index, device, used)
-        wide = size >= 3
+        wide = size >= (3 if np.median(size) < 2 else 1)
         rows, x, size = rows[wide], x[wide], size[wide]
     yield from _cells(timeline, frame, y, (rows, x, size), used)
     joint = np.flatnonzero((timeline.device == device) & (timeline.kind >= FIRST_COLLECTIVE))
@@ -269,9 +283,7 @@ def _cells(
 ) -> Iterator[str]:
     """Yield a rectangle for each row, with its number where it fits."""
     rows, x, size = places
-    numbers = timeline.microbatch
-    if len(np.unique(numbers[numbers >= 0])) <= 1:
-        numbers = timeline.stage
+    _, numbers = cell_numbers(timeline)
     columns = (rows, cell_of(timeline, rows), x, size)
     for row, sort, begin, length in zip(*(part.tolist() for part in columns), strict=True):
         cell, number = Cell(sort), str(numbers[row])
@@ -297,29 +309,37 @@ def _described(timeline: Timeline, row: int) -> str:
 def _columns(
     timeline: Timeline, frame: _Frame, index: int, device: int, used: set[Cell]
 ) -> Iterator[str]:
-    """Yield what fills the pixels of a lane best, in runs of one sort, a path for each sort."""
-    edges = np.linspace(0.0, frame.makespan_s, int(frame.span) + 1)
+    """Yield what fills the columns of a lane best, in runs of one sort, a path for each sort.
+
+    Cells a little narrower than a pixel would make stripes with columns of a pixel, so that a
+    column holds about three cells at least.
+    """
+    rows = compute_rows(timeline, device)
+    typical_s = float(np.median(timeline.end_s[rows] - timeline.start_s[rows]))
+    count = int(min(frame.span, frame.makespan_s / (3 * typical_s) + 1))
+    edges = np.linspace(0.0, frame.makespan_s, count + 1)
     sorts = dominant_cells(timeline, device, edges)
     begins = np.flatnonzero(np.r_[True, sorts[1:] != sorts[:-1]])
-    ends = np.append(begins[1:], len(sorts))
-    scale = frame.span / len(sorts)
+    ends = np.append(begins[1:], count)
+    left = frame.left + begins * (frame.span / count)
+    length = (ends - begins) * (frame.span / count)
     y, height = _n(frame.y(index)), _n(frame.lane)
-    for sort in np.unique(sorts).tolist():
-        if sort >= Cell.COLLECTIVE:
-            continue
+    for sort in np.unique(sorts[sorts < Cell.COLLECTIVE]).tolist():
         used.add(Cell(sort))
-        runs = [
-            f"M{_n(frame.left + a * scale)} {y}h{_n((b - a) * scale)}v{height}h{_n((a - b) * scale)}z"
-            for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
-            if sorts[a] == sort
-        ]
+        same = sorts[begins] == sort
+        runs = (
+            f"M{_n(x)} {y}h{_n(size)}v{height}h{_n(-size)}z"
+            for x, size in zip(left[same].tolist(), length[same].tolist(), strict=True)
+        )
         yield f'<path d="{"".join(runs)}" fill="{_COLOURS[Cell(sort)]}"/>'
 
 
 def _transfer_lines(timeline: Timeline, frame: _Frame, used: set[Cell]) -> Iterator[str]:
     """Yield a line for each message between two lanes, unless they are too many to be seen."""
-    lane_of = {device: index for index, device in enumerate(frame.devices)}
     send = transfers(timeline).send
+    if len(send) > MAX_LINES:
+        return
+    lane_of = {device: index for index, device in enumerate(frame.devices)}
     source, target = timeline.device[send].tolist(), timeline.peer[send].tolist()
     begin = frame.x(timeline.start_s[send]).tolist()
     end = frame.x(timeline.end_s[send]).tolist()
@@ -328,38 +348,32 @@ def _transfer_lines(timeline: Timeline, frame: _Frame, used: set[Cell]) -> Itera
         for a, b, x1, x2 in zip(source, target, begin, end, strict=True)
         if a in lane_of and b in lane_of and a != b
     ]
-    if not lines or len(lines) > MAX_LINES:
-        return
-    used.add(Cell.TRANSFER)
     for a, b, x1, x2 in lines:
+        used.add(Cell.TRANSFER)
         down = b > a
         y1 = frame.y(a) + (frame.lane if down else 0)
         y2 = frame.y(b) + (0 if down else frame.lane)
         yield _line(x1, y1, x2, y2, "transfer")
 
 
-def _memory(timeline: Timeline, frame: _Frame, top: float) -> tuple[Sequence[str], float]:
-    """Return the curves of memory, each against its limit, and where they end."""
-    parts = [_text(frame.left, top + 12, "memory, and its limit where there is one")]
-    y = top + 22
-    height = 1.25 * frame.lane
+def _memory(timeline: Timeline, frame: _Frame) -> Iterator[str]:
+    """Yield the curves of memory, each against its limit."""
     highest = float(timeline.peak_bytes.max()) or 1.0
-    for device in frame.devices:
+    limited = bool(np.isfinite(timeline.limit_bytes).any())
+    yield _text(frame.left, frame.top - 10, "memory and its limit" if limited else "memory")
+    yield _text(frame.right + 8, frame.top - 10, "peak")
+    for index, device in enumerate(frame.devices):
         limit, peak = float(timeline.limit_bytes[device]), float(timeline.peak_bytes[device])
+        base = frame.y(index) + frame.lane
         full = 1.08 * max(peak, limit if np.isfinite(limit) else highest)
-        middle = y + height / 2 + 4
-        parts += [
-            _rect(frame.left, y, frame.span, height, 'class="lane"/>'),
-            _text(frame.left - 8, middle, _shortened(timeline.devices[device], frame), "right"),
-            _curve(timeline, frame, device, y + height, height / full),
-        ]
+        yield _curve(timeline, frame, device, base, frame.lane / full)
+        label = format_bytes(peak)
         if np.isfinite(limit):
-            at = y + height * (1 - limit / full)
-            parts.append(_line(frame.left, at, frame.right, at, "limit"))
-        style = "right over" if peak > limit else "right"
-        parts.append(_text(frame.width - 8, middle, format_bytes(peak), style))
-        y += height + frame.step - frame.lane
-    return parts, y + 8
+            at = base - frame.lane * limit / full
+            yield _line(frame.left, at, frame.right, at, "limit")
+            label += f" of {format_bytes(limit)}"
+        style = "over" if peak > limit else ""
+        yield _text(frame.right + 8, base - frame.lane / 2 + 4, label, style)
 
 
 def _curve(timeline: Timeline, frame: _Frame, device: int, base: float, scale: float) -> str:

@@ -434,9 +434,16 @@ class DeviceLoop:
         return total
 
     def _contribute(self, visit: Visit, gradients: Mapping[int, Tensor]) -> None:
+        """Keep the gradients of what a stage read, for its producer here or to be sent.
+
+        Some tensor-parallel ranks need neither.
+        """
+        table = self._task.graph.tensors
         for tensor in self._task.borders[visit.stage].inputs:
-            if self._task.graph.tensors.differentiable[tensor]:
-                cell = (tensor, visit.microbatch)
+            cell = (tensor, visit.microbatch)
+            producer = int(self._task.plan.stage_of[table.producer[tensor]])
+            local = self._device in self._task.group(producer, visit.microbatch)
+            if table.differentiable[tensor] and (local or self._uses[(*cell, True)]):
                 self._contributions.setdefault(cell, {})[visit.stage] = gradients[tensor]
 
     def _add_gradients(self, visit: Visit, gradients: Mapping[str, Tensor]) -> None:

@@ -136,7 +136,7 @@ class ParameterStore:
         """
         border = self._task.borders[stage]
         frozen = {name: self._whole[name] for name in border.frozen}
-        if self._task.plan.stashes_weights:
+        if self._task.plan.stashes_weights and border.trained:
             if (stage, version) not in self._versions:
                 kept = sorted(v for s, v in self._versions if s == stage)
                 raise InvalidInputError(f"version {version} is not there; versions {kept} are")

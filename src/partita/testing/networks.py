@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from partita.core.columns import Floats
 from partita.core.graph import EdgeTable, Graph, OpCosts, OpTable, ParameterTable, TensorTable
 
 Tensor: TypeAlias = Any
@@ -49,11 +50,26 @@ class Network:
         graph: Its graph; the last op makes the loss.
         ops: The ops, in the order of the graph.
         shapes: Shape of each parameter.
+        features: Width of the model's inputs, by name.
     """
 
     graph: Graph
     ops: tuple[NetworkOp, ...]
     shapes: Mapping[str, tuple[int, ...]]
+    features: Mapping[str, int]
+
+    def parameters(self, seed: int) -> dict[str, Floats]:
+        """Return random values of the parameters."""
+        rng = np.random.default_rng(seed)
+        return {name: rng.normal(size=shape) * 0.5 for name, shape in self.shapes.items()}
+
+    def microbatches(self, sizes: Sequence[int], seed: int) -> list[dict[str, Floats]]:
+        """Return random inputs of the model, for microbatches of the given sizes."""
+        rng = np.random.default_rng(seed)
+        return [
+            {name: rng.normal(size=(size, width)) for name, width in self.features.items()}
+            for size in sizes
+        ]
 
     def loss(self, inputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of one microbatch, by running all ops in one go."""
@@ -137,7 +153,29 @@ def residual_network(*, tied: bool = True) -> Network:
     parameter; a model input that is read twice.
     """
     head = "embedding" if tied else "head"
-    ops = (
+    ops = _residual_ops(head)
+    square, embedding = (WIDTH, WIDTH), (FEATURES, WIDTH)
+    shapes: dict[str, tuple[int, ...]] = {"offset": (WIDTH,), "embedding": embedding}
+    shapes |= {"first": square, "bias": (WIDTH,), "split": square, "second": square}
+    shapes |= {"third": square, "fourth": square, "frozen": (WIDTH,), "scale": (1,)}
+    shapes |= {} if tied else {"head": embedding}
+    sizes = _Sizes(
+        shapes=shapes,
+        widths={"x": FEATURES, "y": FEATURES, "logits": FEATURES, "mask": 1, "loss": 1},
+        fixed=frozenset({"place", "loss"}),
+        constant={"mask": 1},
+        frozen=frozenset({"frozen"}),
+    )
+    return Network(
+        graph=_graph("residual", ops, ("logits", "loss"), sizes),
+        ops=ops,
+        shapes=shapes,
+        features={"x": FEATURES, "y": FEATURES},
+    )
+
+
+def _residual_ops(head: str) -> tuple[NetworkOp, ...]:
+    return (
         _op("position", (), ("place",), ("offset",), lambda offset: offset * 2.0),
         _op("embed", ("x",), ("e",), ("embedding",), lambda x, embedding: x @ embedding),
         _op("gate", ("x",), ("mask",), (), lambda x: x.sum(1, keepdim=True) > 0),
@@ -180,19 +218,6 @@ def residual_network(*, tied: bool = True) -> Network:
         _op("head", ("j",), ("logits",), (head,), lambda j, **weight: j @ weight[head].T),
         _op("loss", ("logits", "y"), ("loss",), (), lambda logits, y: ((logits - y) ** 2).mean()),
     )
-    square, embedding = (WIDTH, WIDTH), (FEATURES, WIDTH)
-    shapes: dict[str, tuple[int, ...]] = {"offset": (WIDTH,), "embedding": embedding}
-    shapes |= {"first": square, "bias": (WIDTH,), "split": square, "second": square}
-    shapes |= {"third": square, "fourth": square, "frozen": (WIDTH,), "scale": (1,)}
-    shapes |= {} if tied else {"head": embedding}
-    sizes = _Sizes(
-        shapes=shapes,
-        widths={"x": FEATURES, "y": FEATURES, "logits": FEATURES, "mask": 1, "loss": 1},
-        fixed=frozenset({"place", "loss"}),
-        constant={"mask": 1},
-        frozen=frozenset({"frozen"}),
-    )
-    return Network(graph=_graph("residual", ops, ("logits", "loss"), sizes), ops=ops, shapes=shapes)
 
 
 def _op(
@@ -212,14 +237,13 @@ def random_network(rng: random.Random, *, num_ops: int, tied: bool = True) -> Ne
 
     Some layers have no parameter, some share one (``tied``), and some results are never read.
     """
-    made, ops, shapes = ["x"], [], {"embedding": (FEATURES, WIDTH)}
+    made, ops, shapes = ["x"], [], {}
     for index in range(num_ops - 1):
         count = rng.randint(1, min(3, len(made)))
         inputs = tuple(rng.sample(made, count))
-        if index == 0 or "x" in inputs:
-            inputs, parameter = ("x", *(t for t in inputs if t != "x")), "embedding"
-            if not tied:
-                parameter = f"e{index}"
+        if "x" in inputs:
+            inputs = ("x", *(t for t in inputs if t != "x"))
+            parameter = "embedding" if tied else f"e{index}"
             shapes[parameter] = (FEATURES, WIDTH)
         else:
             parameter = rng.choice([f"w{index}", f"w{index}", f"w{index // 3}" if tied else "", ""])
@@ -231,17 +255,18 @@ def random_network(rng: random.Random, *, num_ops: int, tied: bool = True) -> Ne
     inner = [t for t in made if t != "x"]
     read = tuple(sorted({inner[-1], *rng.sample(inner, min(2, len(inner)))}))
     ops.append(_op("loss", (*read, "y"), ("loss",), (), _mean_error))
-    if not tied:
-        del shapes["embedding"]
-    used = {p for op in ops for p in op.parameters}
-    shapes = {name: shape for name, shape in shapes.items() if name in used}
     sizes = _Sizes(
         shapes=shapes,
         widths={"x": FEATURES, "y": WIDTH, "loss": 1},
         fixed=frozenset({"loss"}),
         constant={},
     )
-    return Network(graph=_graph("random", ops, ("loss",), sizes), ops=tuple(ops), shapes=shapes)
+    return Network(
+        graph=_graph("random", ops, ("loss",), sizes),
+        ops=tuple(ops),
+        shapes=shapes,
+        features={"x": FEATURES, "y": WIDTH},
+    )
 
 
 def _layer(first: Tensor, *others: Tensor, **weights: Tensor) -> Tensor:

@@ -76,6 +76,9 @@ def _check_plan(case: Case) -> None:
         raise InvalidInputError(
             "schedule 'pipedream' keeps versions of whole weights; shard 'none' only"
         )
+    divided = {stage.shard for stage in plan.stages if stage.num_replicas > 1}
+    if not case.trains and Shard.PARAMETERS in divided:
+        raise InvalidInputError("inference does not gather sharded parameters; leave them whole")
 
 
 def _check_kinds(case: Case) -> None:

@@ -24,6 +24,10 @@ from partita.cost.check.held import (
 )
 
 _PARAMETERS = list(Shard).index(Shard.PARAMETERS)
+_USES = np.isin(
+    np.arange(max(Kind) + 1),
+    (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.BACKWARD_INPUT),
+)
 
 
 class Lists(NamedTuple):
@@ -52,7 +56,7 @@ def check_parameters(case: Case, grid: Grid) -> None:
     gathers = _by_owner(np.flatnonzero(kind == Kind.ALL_GATHER), where, len(held.key))
     _check_reduction_counts(case, held, rules, reductions)
     _check_cycles(case, grid, owned, held, rules, (reductions, updates))
-    _check_gathers(case, grid, held, rules, (gathers, updates))
+    _check_gathers(case, held, rules, (gathers, updates))
     _check_versions(case, grid, updates)
 
 
@@ -154,6 +158,13 @@ def _check_updates(case: Case, held: Held, rules: Buckets) -> Lists:
     differ = np.flatnonzero(updates.size != needed)
     if len(differ):
         _refuse_count(case, updates, needed, int(differ[0]))
+    if case.plan.stashes_weights:
+        made = np.arange(len(updates.rows)) - np.repeat(updates.start[:-1], updates.size) + 1
+        wrong = program.version[updates.rows] != made
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            row = updates.rows[at]
+            case.refuse(row, f"names version {program.version[row]}; it makes {made[at]}")
     return updates
 
 
@@ -242,10 +253,8 @@ def _check_covered(
             refuse_order(case, early, late, int(np.argmax(wrong)))
 
 
-def _check_gathers(
-    case: Case, grid: Grid, held: Held, rules: Buckets, lists: tuple[Lists, Lists]
-) -> None:
-    """Check that sharded parameters are whole when a forward needs them, and after the step."""
+def _check_gathers(case: Case, held: Held, rules: Buckets, lists: tuple[Lists, Lists]) -> None:
+    """Check that sharded parameters are whole when they are used, or after the step."""
     gathers, updates = lists
     shard = rules.shard[held.bucket]
     home = case.home(held.stage, held.device)
@@ -253,18 +262,13 @@ def _check_gathers(
     wrong = gathers.size[after_step] != 1
     if wrong.any():
         _refuse_gather(case, held, int(after_step[np.argmax(wrong)]), gathers)
-    before_use = np.flatnonzero(shard == _PARAMETERS)
-    wrong = gathers.size[before_use] == 0
-    if wrong.any():
-        _refuse_gather(case, held, int(before_use[np.argmax(wrong)]), gathers)
     gathered = gathers.rows[gathers.start[after_step]]
     stepped = updates.rows[updates.start[home[after_step]]]
     if (gathered < stepped).any():
         refuse_order(case, gathered, stepped, int(np.argmax(gathered < stepped)))
-    first = _first_forward(case, grid)[home[before_use]]
-    gathered = gathers.rows[gathers.start[before_use]]
-    if (first < gathered).any():
-        refuse_order(case, first, gathered, int(np.argmax(first < gathered)))
+    before_use = np.flatnonzero(shard == _PARAMETERS)
+    if len(before_use):
+        _check_copies(case, held, before_use, home[before_use], gathers)
 
 
 def _refuse_gather(case: Case, held: Held, row: int, gathers: Lists) -> None:
@@ -278,13 +282,26 @@ def _refuse_gather(case: Case, held: Held, row: int, gathers: Lists) -> None:
     )
 
 
-def _first_forward(case: Case, grid: Grid) -> Array:
-    """Return the first FORWARD of each home."""
-    rows = grid.forward[grid.forward >= 0]
-    home = case.home(case.program.stage[rows], case.program.device[rows])
-    first = np.full(len(case.homes.device), len(case.program), dtype=np.int64)
-    np.minimum.at(first, home, rows)
-    return first
+def _check_copies(case: Case, held: Held, rows: Array, homes: Array, gathers: Lists) -> None:
+    """Check that a gathered copy is there for each compute; FORWARD and BACKWARD use it up."""
+    program = case.program
+    used = np.flatnonzero(_USES[program.kind])
+    owner_of = np.full(len(program), -1, dtype=np.int64)
+    owner_of[used] = case.home(program.stage[used], program.device[used])
+    uses = _by_owner(used, owner_of, len(case.homes.device))
+    for row, home in zip(rows.tolist(), homes.tolist(), strict=True):
+        here = uses.rows[uses.start[home] : uses.start[home + 1]]
+        copies = gathers.rows[gathers.start[row] : gathers.start[row + 1]]
+        before = np.searchsorted(copies, here)
+        gathered = np.where(before > 0, copies[before - 1], -1) if len(copies) else before - 1
+        ends = np.where(program.kind[here] == Kind.RECOMPUTE, -1, here)
+        dropped = np.maximum.accumulate(np.r_[-1, ends[:-1]])
+        if (gathered <= dropped).any():
+            case.refuse(
+                here[np.argmax(gathered <= dropped)],
+                f"needs its sharded parameters; no ALL_GATHER of bucket {held.bucket[row]} brings "
+                "a copy since the last FORWARD or BACKWARD of its stage",
+            )
 
 
 def _check_versions(case: Case, grid: Grid, updates: Lists) -> None:
