@@ -31,7 +31,10 @@ def cpu_s(work: Callable[[], object], *, repeats: int = 1) -> float:
     return best
 
 
-def run(description: str, measure: Callable[[], tuple[dict[str, Any], list[str]]]) -> None:
+Measured = tuple[dict[str, Any], list[str]]
+
+
+def run_benchmark(description: str, measure: Callable[[], Measured]) -> None:
     """Run a benchmark: ``measure`` returns figures and what is missed.
 
     With ``--check`` the exit code is 1 when something is missed; the last line holds the figures.

@@ -8,13 +8,10 @@ numbers recorded with all digits, 5e-6 for those with six. A family of rows can 
 inputs; none named = all.
 """
 
-import argparse
 import gzip
 import importlib.util
 import json
 import math
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,6 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+from _harness import run_benchmark, shared_data
 
 from partita.core.cluster import Cluster, Device, Host, Level
 from partita.core.graph import Graph
@@ -47,7 +45,6 @@ from partita.formats.split_plan import read_split
 FULL, SIX = 1e-9, 5e-6
 MS = 1e3
 GIB = 2.0**30
-NO_DATA = 4
 
 # Values of PipeDream's repaired objective for its own plans where they differ from its prediction
 # (specs/pipedream.md d.1, last column; six digits). Elsewhere in that table the two are equal.
@@ -112,13 +109,6 @@ class Row(NamedTuple):
     def missed(self) -> bool:
         """Whether the number is beyond its tolerance, or something else differs."""
         return self.evaluable and (not self.error <= self.tolerance or bool(self.note))
-
-
-def shared_data() -> Path:
-    """Return the folder of the published data."""
-    shared = os.environ.get("PARTITA_SHARED")
-    root = Path(shared) if shared else Path(__file__).resolve().parents[2] / "shared"
-    return root / "data"
 
 
 def read_json(path: Path) -> Any:
@@ -458,41 +448,24 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def print_summary(figures: dict[str, Any]) -> None:
-    """Print the figures for people; the last line holds them all."""
+    """Print the figures for people."""
     print(f"{'record':44} {'rows':>5} {'missed':>6} {'skipped':>7} {'worst':>8} {'allowed':>8}")
     for source, file in figures["files"].items():
         counts = f"{file['checked']:5} {file['missed']:6} {file['not_evaluable']:7}"
         print(f"{source:44} {counts} {file['worst_error']:8.1e} {file['tolerance']:8.0e}")
-    for what in ("not_evaluable", "missed"):
-        if figures[what]:
-            print(f"{what.replace('_', ' ')}:")
-        for line in figures[what]:
-            print(f"  {line}")
-    parts = [f"{file['checked']} {source}" for source, file in figures["files"].items()]
-    print(
-        f"objectives: {figures['checked']} rows checked, {len(figures['missed'])} missed, "
-        f"{len(figures['not_evaluable'])} not evaluable ({', '.join(parts)})"
-    )
+    for line in figures["not_evaluable"]:
+        print(f"not evaluable: {line}")
 
 
-def main() -> int:
-    """Run the comparison and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="fail when a number is missed")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
+def measure() -> tuple[dict[str, Any], list[str]]:
+    """Compare every row of every family."""
     data = shared_data()
-    if not (data / "evaluate.py").exists():
-        hint = "set PARTITA_SHARED to the folder that has data/"
-        print(f"objectives: no data in {data}; {hint}", file=sys.stderr)
-        return NO_DATA
     figures = summary([row for family in FAMILIES for row in family(data)])
-    if options.json:
-        print(json.dumps(figures))
-    else:
-        print_summary(figures)
-    return 1 if options.check and figures["missed"] else 0
+    print_summary(figures)
+    rows = {source: file["checked"] for source, file in figures["files"].items()}
+    counts = {"checked": figures["checked"], "not_evaluable": len(figures["not_evaluable"])}
+    return {**counts, "rows": rows}, figures["missed"]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(__doc__.split("\n")[0], measure)

@@ -8,7 +8,7 @@ transfers is predicted too fast.
 import json
 
 import numpy as np
-from _harness import run, shared_data
+from _harness import run_benchmark, shared_data
 
 from partita.core.cluster import Cluster, Device, Level
 from partita.core.graph import EdgeTable, Graph, OpCosts, OpTable, TensorTable
@@ -77,4 +77,4 @@ def measure() -> tuple[dict, list[str]]:
 
 
 if __name__ == "__main__":
-    run(__doc__ or "", measure)
+    run_benchmark(__doc__ or "", measure)

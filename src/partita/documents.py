@@ -99,40 +99,58 @@ def write_text(path: str | Path, text: str) -> None:
     if str(path) == "-":
         sys.stdout.write(text)
         return
-    write_bytes(path, text.encode("utf-8"))
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as exc:
+        raise InvalidInputError(
+            f"{path} cannot be written: {text[exc.start]!r} has no UTF-8"
+        ) from exc
+    write_bytes(path, data)
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a file under a temporary name and rename it.
+    """Write a file under a temporary name and rename it; a device or pipe is written to.
+
+    A link is followed: what it leads to is written.
 
     Raises:
         InvalidInputError: It cannot be written.
     """
-    target = Path(path)
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            mask = os.umask(0)
-            os.umask(mask)
-            Path(temporary).chmod(0o666 & ~mask)
-            Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
-        raise InvalidInputError(f"{target} cannot be written: {reason}") from exc
+        target = Path(path).resolve()
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            target.write_bytes(data)
+        else:
+            _replace(target, data)
+    except (OSError, ValueError) as exc:
+        reason = (getattr(exc, "strerror", None) or str(exc)).lower()
+        raise InvalidInputError(f"{path} cannot be written: {reason}") from exc
+
+
+def _replace(target: Path, data: bytes) -> None:
+    """Put a new file in the place of one that there may be."""
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:32]}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(temporary).chmod(0o666 & ~mask)
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def unused_path(path: Path) -> Path:
     """Return the path, or the first numbered one that does not exist yet."""
     if not path.exists():
         return path
-    stem, suffix = path.name.split(".", 1) if "." in path.name else (path.name, "")
+    # A dot in front is part of the stem.
+    end = path.name.find(".", 1)
+    stem, ending = (path.name, "") if end < 0 else (path.name[:end], path.name[end:])
     for number in range(2, 10_000):
-        candidate = path.with_name(f"{stem}-{number}.{suffix}" if suffix else f"{stem}-{number}")
+        candidate = path.with_name(f"{stem}-{number}{ending}")
         if not candidate.exists():
             return candidate
     raise InvalidInputError(f"{path} and 9998 numbered ones exist; name another with -o")

@@ -2,7 +2,8 @@
 
 import math
 import re
-from decimal import Decimal
+import sys
+from decimal import Decimal, DecimalException
 
 from partita.errors import InvalidInputError
 
@@ -15,26 +16,46 @@ _RATE_UNITS = (
     | {f"{p}bps": f / 8 for p, f in _DECIMAL.items()}
     | {"": 1.0}
 )
-_TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0}
+_MICRO = ("us", "\N{MICRO SIGN}s", "\N{GREEK SMALL LETTER MU}s")
+_TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "ns": 1e-9, "min": 60.0} | dict.fromkeys(_MICRO, 1e-6)
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|inf)\s*([^\d\s]*)\s*")
+_BITS_OR_BYTES = re.compile(r".*(?:b/[sS]|B[pP][sS])")
 
 
 def _parse(text: object, units: dict[str, float], what: str, example: str) -> float:
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise InvalidInputError(f"{what} {text!r} is not a number; write it like {example}")
+    if isinstance(text, int) and abs(text) > sys.float_info.max:
+        raise InvalidInputError(f"{what} of 309 digits or more is beyond the range of numbers")
     match = _QUANTITY.fullmatch(str(text))
     factor = units.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
-        raise InvalidInputError(f"{what} {text!r} is not understood; write it like {example}")
+        raise InvalidInputError(f"{what} {_short(text)} is not understood; write it like {example}")
+    if _BITS_OR_BYTES.fullmatch(match.group(2)):
+        raise InvalidInputError(
+            f"{what} {_short(text)} may mean bits or bytes; write it like {example}"
+        )
     if match.group(1) == "inf":
         return math.inf
-    # Decimals keep "5us" at exactly 5e-6.
-    value = float(Decimal(match.group(1)) * Decimal(repr(factor)))
+    value = _product(match.group(1), factor)
     if not math.isfinite(value):
-        raise InvalidInputError(f"{what} {text!r} is beyond the range of numbers")
+        raise InvalidInputError(f"{what} {_short(text)} is beyond the range of numbers")
     if value < 0:
-        raise InvalidInputError(f"{what} {text!r} is negative; expected 0 or more")
+        raise InvalidInputError(f"{what} {_short(text)} is negative; expected 0 or more")
     return value
+
+
+def _product(number: str, factor: float) -> float:
+    """Return a number times a factor by decimals, which keep ``5us`` at exactly 5e-6."""
+    try:
+        return float(Decimal(number) * Decimal(repr(factor))) + 0.0  # not -0.0
+    except DecimalException:
+        return math.inf
+
+
+def _short(text: object) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
 def parse_bytes(text: object, what: str = "size") -> float:

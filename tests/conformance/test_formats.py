@@ -5,6 +5,7 @@ and writes again byte for byte.
 """
 
 import gzip
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -57,9 +58,15 @@ def as_bytes(written):
 
 def read_back(data, name, solution):
     """Return what was written as something that can be written again."""
-    opened = server_profiles(solution.problem) if name == "server-file" else {}
+    files = server_profiles(solution.problem) if name == "server-file" else {}
+
+    def open_text(path):
+        if path not in files:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return files[path]
+
     problem = solution.problem if name in NEEDS_PROBLEM else None
-    found = read_any(data, open_text=opened.__getitem__, problem=problem)
+    found = read_any(data, open_text=open_text, problem=problem)
     return solved(solution.problem, found) if isinstance(found, Plan) else found
 
 
@@ -126,10 +133,8 @@ def test_packed_files_are_read(name):
 def test_a_truncated_file_is_refused_or_read_but_never_breaks(name):
     data, solution = min(FILES[name], key=lambda file: len(file[0]))
     for size in sorted({len(data) * part // 64 for part in range(64)}):
-        try:
+        with suppress(PartitaError):
             read_back(data[:size], name, solution)
-        except PartitaError as exc:
-            assert str(exc)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -3,6 +3,8 @@
 Seeds are files that the formats themselves write; they are cut, repeated and overwritten.
 """
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -80,8 +82,7 @@ def read_or_refuse(name, data):
     """Return what is read, or ``None`` where it is refused as it should be."""
     try:
         return read_any(data, name=name, open_text=open_text, problem=SOLUTIONS[name].problem)
-    except PartitaError as exc:
-        assert str(exc)
+    except PartitaError:
         return None
 
 
@@ -107,10 +108,8 @@ def test_every_reader_refuses_the_files_of_others(name, data):
         open_text=open_text,
         problem=SOLUTIONS[name].problem,
     )
-    try:
+    with suppress(PartitaError):
         FORMATS[name].read(source)
-    except PartitaError as exc:
-        assert str(exc)
 
 
 @settings(DETERMINISTIC, max_examples=400)

@@ -10,14 +10,13 @@ from functools import partial
 import numpy as np
 
 from partita.catalogue.catalogue import load_catalogue
-from partita.catalogue.generated_models import gpt_small, resnet50
+from partita.catalogue.generated_models import gpt_small, labels, resnet50
 from partita.catalogue.shorthand import read_shorthand
 from partita.core.cluster import Cluster, Device, Host, Level, LinkMatrix
 from partita.core.columns import frozen_array
 from partita.core.graph import (
     EdgeTable,
     Graph,
-    Labels,
     OpCosts,
     OpTable,
     ParameterTable,
@@ -85,7 +84,7 @@ def six_node_chain() -> Problem:
             saved_bytes=frozen_array(
                 [0.0 if kind == "ReLU" else activation for kind in types], np.float64
             ),
-            types=_labels(types),
+            types=labels(types),
         ),
         costs=tuple(
             OpCosts(
@@ -173,15 +172,13 @@ def _placement_toy(
             }
         },
     )
-    cluster = Cluster(
-        name=name,
-        devices=tuple(
-            Device(name=f"host0/gpu{index}", memory_bytes=4.0) for index in range(num_devices)
-        ),
-        levels=(_level(num_devices, float("inf")),),
+    devices = [Device(name=f"host0/gpu{index}", memory_bytes=4.0) for index in range(num_devices)]
+    level = _level(num_devices, float("inf"))
+    return Problem(
+        graph=graph,
+        cluster=Cluster(name=name, devices=tuple(devices), levels=(level,)),
+        objective=Objective(metric=Metric.MAKESPAN_PARALLEL, optimizer_bytes_per_element=0.0),
     )
-    objective = Objective(metric=Metric.MAKESPAN_PARALLEL, optimizer_bytes_per_element=0.0)
-    return Problem(graph=graph, cluster=cluster, objective=objective)
 
 
 def _level(num_devices: int, bandwidth_bytes_per_s: float) -> Level:
@@ -200,11 +197,6 @@ def _weights(names: Sequence[str], num_bytes: Sequence[float]) -> ParameterTable
         use_op=frozen_array(rows, np.int32),
         use_parameter=frozen_array(rows, np.int32),
     )
-
-
-def _labels(values: Sequence[str]) -> Labels:
-    distinct = tuple(dict.fromkeys(values))
-    return Labels(names=distinct, of=frozen_array(list(map(distinct.index, values)), np.int32))
 
 
 def _model(make: Callable[[], Graph], cluster: str, microbatches: int) -> Problem:

@@ -369,10 +369,10 @@ def _graph(name: str, model: _Model, batch_size: int, tokens_per_sample: int = 0
             names=tuple(op.name for op in ops),
             flops=frozen_array([op.flops for op in ops], np.float64),
             saved_bytes=frozen_array([BYTES * op.saved for op in ops], np.float64),
-            types=_labels([op.type for op in ops]),
-            layers=_labels([op.layer for op in ops]),
-            blocks=_labels([op.layer if op.layer[-1].isdigit() else "" for op in ops]),
-            modules=_labels([op.name.rpartition(".")[0] for op in ops]),
+            types=labels([op.type for op in ops]),
+            layers=labels([op.layer for op in ops]),
+            blocks=labels([op.layer if op.layer[-1].isdigit() else "" for op in ops]),
+            modules=labels([op.name.rpartition(".")[0] for op in ops]),
         ),
         costs=tuple(_costs(catalogue.device_type(one), ops, touched) for one in DEVICE_TYPES),
         tensors=TensorTable(
@@ -430,7 +430,8 @@ def _costs(device: DeviceType, ops: Sequence[_Op], touched: Floats) -> OpCosts:
     )
 
 
-def _labels(values: Sequence[str]) -> Labels:
+def labels(values: Sequence[str]) -> Labels:
+    """Return labels that give each op its value; empty = none."""
     index: dict[str, int] = {}
     of = [index.setdefault(value, len(index)) if value else -1 for value in values]
     return Labels(names=tuple(index), of=frozen_array(of, np.int32))

@@ -25,6 +25,7 @@ from partita.cli.console import (
 from partita.cli.options import output_options
 from partita.core.problem import Objective, Problem
 from partita.cost.check import check
+from partita.cost.lower import lower
 from partita.cost.simulate import simulate
 from partita.documents import save, write_text
 from partita.flows.compare import compare
@@ -69,7 +70,9 @@ def command(output: str, as_json: bool, quiet: bool, **rest: Any) -> None:
     }
     save(best.solution, files["plan"])
     save(timeline, files["timeline"])
-    trace = chrome_trace(timeline, tensor_names=problem.graph.tensors.names)
+    program = lower(problem, best.solution.plan)
+    names = problem.graph.tensors.names
+    trace = chrome_trace(timeline, program=program, tensor_names=names)
     check_trace(json.loads(trace))
     write_text(files["trace"], trace)
     write_text(files["picture"], timeline_svg(timeline))

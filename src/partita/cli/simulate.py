@@ -23,6 +23,7 @@ from partita.core.codec import encode
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
 from partita.cost.check import check
+from partita.cost.lower import lower
 from partita.cost.simulate import Disturbance, simulate
 from partita.documents import save, write_text
 from partita.errors import InvalidInputError
@@ -127,7 +128,8 @@ def _write(solution: Solution, timeline: Timeline, rest: dict[str, Any]) -> list
     written = []
     if rest["trace"]:
         names = solution.problem.graph.tensors.names
-        text = chrome_trace(timeline, tensor_names=names)
+        program = lower(solution.problem, solution.plan)
+        text = chrome_trace(timeline, program=program, tensor_names=names)
         json.loads(text)
         write_text(rest["trace"], text)
         written.append(rest["trace"])

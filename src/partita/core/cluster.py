@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,6 +83,8 @@ class Device:
     price_per_hour: float = float("nan")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "clocks_mhz", tuple(self.clocks_mhz))
+        object.__setattr__(self, "peak_flop_per_s", MappingProxyType(dict(self.peak_flop_per_s)))
         if not self.memory_bytes > 0:
             self._refuse("memory_bytes", self.memory_bytes, "more than 0")
         if not 0 < self.speed < float("inf"):
@@ -93,8 +97,9 @@ class Device:
         for dtype, rate in self.peak_flop_per_s.items():
             if not 0 < rate < float("inf"):
                 self._refuse(f"peak_flop_per_s of {dtype}", rate, "more than 0, finite")
-        if any(a >= b for a, b in zip(self.clocks_mhz, self.clocks_mhz[1:], strict=False)):
-            self._refuse("clocks_mhz", self.clocks_mhz, "ascending clocks")
+        ends = (0.0, *self.clocks_mhz, float("inf"))
+        if not all(a < b for a, b in pairwise(ends)):
+            self._refuse("clocks_mhz", self.clocks_mhz, "ascending clocks above 0")
 
     def _refuse(self, what: str, value: object, expected: str) -> None:
         raise InvalidInputError(f"device {self.name!r}: {what} is {value}; expected {expected}")
@@ -136,7 +141,9 @@ class Level(Columns):
 
     def __post_init__(self) -> None:
         rows = np.size(self.group_of)
-        group_of = column(self.group_of, np.int32, rows, f"group of level {self.name!r}")
+        group_of = column(
+            self.group_of, np.int32, rows, f"group of level {self.name!r}", high=MAX_DEVICES - 1
+        )
         groups = int(group_of.max()) + 1 if rows else 0
         bandwidth = np.asarray(self.bandwidth_bytes_per_s, dtype=np.float64)
         bandwidth = np.full(groups, bandwidth) if bandwidth.ndim == 0 else bandwidth
@@ -181,6 +188,12 @@ class LinkMatrix(Columns):
         size = math.isqrt(len(bandwidth))
         if size * size != len(bandwidth):
             raise InvalidInputError(f"a link matrix must be square, got {len(bandwidth)} values")
+        if bool((bandwidth < 0).any()):
+            source, target = divmod(int(np.argmax(bandwidth < 0)), size)
+            raise InvalidInputError(
+                f"bandwidth from device {source} to {target} is "
+                f"{bandwidth[source * size + target]}; expected more than 0 bytes/s"
+            )
         latency = self.latency_s
         latency = latency if np.ndim(latency) == 0 else np.ravel(latency)
         self._set(
@@ -312,7 +325,12 @@ class Cluster(Columns):
         """Number of ports in one direction."""
         if self.matrix is not None:
             return len(self.devices) ** 2
-        return len(self.devices) * max(1, len(self.levels))
+        return self._ports_per_level * max(1, len(self.levels))
+
+    @cached_property
+    def _ports_per_level(self) -> int:
+        """Numbers for the ports of a level: of devices or of groups, which may stand empty."""
+        return max(len(self.devices), *(len(level.latency_s) for level in self.levels), 1)
 
     def links(self, source: NDArray[Any], target: NDArray[Any]) -> Links:
         """Return the way from each source device to its target device (which must differ)."""
@@ -338,8 +356,9 @@ class Cluster(Columns):
             bandwidth[here] = level.bandwidth_bytes_per_s[group]
             latency[here] = level.latency_s[group]
             owner: NDArray[Any] = np.arange(size) if level.port_per_device else child
-            ports[0, here] = index * size + owner[source[here]]
-            ports[1, here] = index * size + owner[target[here]]
+            first = index * self._ports_per_level
+            ports[0, here] = first + owner[source[here]]
+            ports[1, here] = first + owner[target[here]]
             found[here] = index
             child = level.group_of
         return Links(bandwidth, latency, ports[0], ports[1], found)

@@ -3,7 +3,8 @@
 A document is an object with ``"format": "partita.graph"``, ``"version": 1`` and the fields of the
 type. A column is a list, or ``{"every": value, "rows": n}`` where all rows are equal; an unknown
 number is ``null``, an unlimited one ``"inf"``. A long tuple of equal parts is ``{"distinct": [...],
-"of": [...]}``. Unknown keys are errors; a document of a newer version is refused.
+"of": [...]}``. Unknown keys are errors; a document of a newer version is refused, and so is one
+whose short columns unfold to more than ``MAX_UNFOLDED_ROWS``.
 """
 
 import dataclasses
@@ -39,20 +40,31 @@ FORMATS: Mapping[str, type] = {
     "partita.timeline": Timeline,
 }
 VERSION = 1
+MAX_UNFOLDED_ROWS = 2**27
+"""Rows that all ``every`` columns of a document may have together: at most 1 GiB of memory."""
 _SHORT = 8
 _ALLOWED: Mapping[str, set[type]] = {"f": {int, float, type(None), str}, "b": {bool}}
 _T = TypeVar("_T")
 
 
 def format_of(kind: type) -> str:
-    """Return the format name of a core type."""
-    return next(name for name, known in FORMATS.items() if known is kind)
+    """Return the format name of a core type.
+
+    Raises:
+        InvalidInputError: It has none.
+    """
+    for name, known in FORMATS.items():
+        if known is kind:
+            return name
+    raise InvalidInputError(
+        f"{kind.__name__} has no document of its own; there are {', '.join(FORMATS)}"
+    )
 
 
 def encode(value: object) -> dict[str, Any]:
     """Return the document of a core object."""
-    body = _encode(value)
-    return {"format": format_of(type(value)), "version": VERSION, **body}
+    name = format_of(type(value))
+    return {"format": name, "version": VERSION, **_encode(value)}
 
 
 def decode(document: object) -> Any:  # noqa: ANN401 (any core type)
@@ -74,7 +86,7 @@ def decode(document: object) -> Any:  # noqa: ANN401 (any core type)
             "reads; upgrade Partita"
         )
     body = {key: value for key, value in document.items() if key not in ("format", "version")}
-    return _decode(body, FORMATS[name], name.removeprefix("partita."))
+    return _decode(body, FORMATS[name], name.removeprefix("partita."), _Budget())
 
 
 def decode_as(document: object, kind: type[_T]) -> _T:
@@ -161,7 +173,7 @@ class _Field(typing.NamedTuple):
 
 @cache
 def _fields(kind: type) -> tuple[_Field, ...]:
-    """Return the fields of a dataclass; metadata ``key`` renames one that ``version`` would hide."""
+    """Return the fields of a dataclass; ``key`` in the metadata gives one another key."""
     hints = typing.get_type_hints(kind)
     missing = dataclasses.MISSING
     return tuple(
@@ -196,6 +208,8 @@ def _encode(value: Any) -> Any:  # noqa: ANN401, PLR0911 (any field; one return 
         return _encode_column(value)
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, np.generic):
+        return _encode(value.item())
     if isinstance(value, float):
         return _encode_number(value)
     if dataclasses.is_dataclass(value):
@@ -238,20 +252,38 @@ def _encode_distinct(parts: tuple[Any, ...]) -> Any:  # noqa: ANN401 (a list or 
     return {"distinct": [_encode(part) for part in index], "of": of}
 
 
-def _decode(value: Any, hint: Any, path: str) -> Any:  # noqa: ANN401, PLR0911 (one return a kind)
+class _Budget:
+    """The rows that ``every`` columns may still unfold to, so that a short text stays small."""
+
+    def __init__(self) -> None:
+        self.rows = MAX_UNFOLDED_ROWS
+
+    def take(self, rows: int, path: str) -> None:
+        """Take rows for a column, or refuse it."""
+        if not 0 <= rows <= self.rows:
+            _refuse(path, rows, f"0 to {self.rows} (a document unfolds to {MAX_UNFOLDED_ROWS})")
+        self.rows -= rows
+
+
+def _decode(  # noqa: PLR0911 (one return a kind)
+    value: Any,  # noqa: ANN401 (JSON is any value)
+    hint: Any,  # noqa: ANN401 (any annotation)
+    path: str,
+    budget: _Budget,
+) -> Any:  # noqa: ANN401 (any field)
     inner = _optional(hint)
     if inner is not None:
-        return None if value is None else _decode(value, inner, path)
+        return None if value is None else _decode(value, inner, path, budget)
     dtype = _dtype_of(hint)
     if dtype is not None:
-        return _decode_column(value, dtype, path)
+        return _decode_column(value, dtype, path, budget)
     if dataclasses.is_dataclass(hint):
-        return _decode_object(value, hint, path)
+        return _decode_object(value, hint, path, budget)
     origin = typing.get_origin(hint)
     if origin is tuple:
-        return _decode_tuple(value, typing.get_args(hint)[0], path)
+        return _decode_tuple(value, typing.get_args(hint)[0], path, budget)
     if origin is not None and issubclass(origin, Mapping):
-        return _decode_mapping(value, typing.get_args(hint)[1], path)
+        return _decode_mapping(value, typing.get_args(hint)[1], path, budget)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return _decode_choice(value, hint, path)
     return _SCALARS[hint](value, path) if hint in _SCALARS else value
@@ -261,23 +293,23 @@ def _refuse(path: str, value: object, expected: str) -> typing.NoReturn:
     raise FormatError(f"{path} is {_short(value)}; expected {expected}")
 
 
-def _decode_object(value: object, kind: Any, path: str) -> Any:  # noqa: ANN401 (any dataclass)
+def _decode_object(value: object, kind: Any, path: str, budget: _Budget) -> Any:  # noqa: ANN401
     if not isinstance(value, Mapping):
         _refuse(path, value, "an object")
     known = _fields(kind)
-    unknown = set(value) - {name for name, _, _ in known}
+    unknown = set(value) - {field.key for field in known}
     if unknown:
         raise FormatError(
-            f"{path}: unknown key {_short(min(unknown))}; known are "
-            f"{', '.join(name for name, _, _ in known)}"
+            f"{path}: unknown key {_short(min(unknown, key=str))}; known are "
+            f"{', '.join(field.key for field in known)}"
         )
-    absent = [name for name, _, optional in known if name not in value and not optional]
+    absent = [field.key for field in known if field.key not in value and not field.optional]
     if absent:
         raise FormatError(f"{path}: key {absent[0]!r} is missing")
     parts = {
-        name: _decode(value[name], hint, f"{path}.{name}")
-        for name, hint, _ in known
-        if name in value
+        field.name: _decode(value[field.key], field.hint, f"{path}.{field.key}", budget)
+        for field in known
+        if field.key in value
     }
     try:
         return kind(**parts)
@@ -287,21 +319,28 @@ def _decode_object(value: object, kind: Any, path: str) -> Any:  # noqa: ANN401 
         raise FormatError(f"{path}: {exc}") from exc
 
 
-def _decode_column(value: object, dtype: np.dtype[Any], path: str) -> NDArray[Any]:
+def _decode_column(value: object, dtype: np.dtype[Any], path: str, budget: _Budget) -> NDArray[Any]:
     if isinstance(value, Mapping):
         if set(value) != {"every", "rows"}:
             _refuse(path, value, 'a list, or an object with "every" and "rows"')
         rows = _decode_int(value["rows"], f"{path}.rows")
-        if not 0 <= rows <= 2**31:
-            _refuse(f"{path}.rows", rows, "0 to 2147483648")
-        one = _decode_column([value["every"]], dtype, f"{path}.every")
+        budget.take(rows, f"{path}.rows")
+        one = _decode_list([value["every"]], dtype, f"{path}.every")
         return np.full(rows, one[0], dtype=dtype)
+    return _decode_list(value, dtype, path)
+
+
+def _decode_list(value: object, dtype: np.dtype[Any], path: str) -> NDArray[Any]:
     if not isinstance(value, list | tuple):
         _refuse(path, value, "a list")
     kinds = set(map(type, value))
     allowed: set[type] = _ALLOWED.get(dtype.kind, {int})
     if not kinds <= allowed or (str in kinds and {v for v in value if type(v) is str} != {"inf"}):
-        row = next(i for i, v in enumerate(value) if type(v) not in allowed or type(v) is str)
+        row = next(
+            i
+            for i, v in enumerate(value)
+            if type(v) not in allowed or (type(v) is str and v != "inf")
+        )
         _refuse(
             f"{path}[{row}]",
             value[row],
@@ -313,10 +352,17 @@ def _decode_column(value: object, dtype: np.dtype[Any], path: str) -> NDArray[An
         raise FormatError(f"{path} holds a number beyond the range of {dtype.name}") from exc
 
 
-def _decode_tuple(value: object, part: Any, path: str) -> tuple[Any, ...]:  # noqa: ANN401
+def _decode_tuple(
+    value: object,
+    part: Any,  # noqa: ANN401 (any annotation)
+    path: str,
+    budget: _Budget,
+) -> tuple[Any, ...]:
     if isinstance(value, Mapping) and set(value) == {"distinct", "of"}:
-        parts = _decode_tuple(value["distinct"], part, f"{path}.distinct")
-        of = _decode_column(value["of"], np.dtype(np.int64), f"{path}.of")
+        if not isinstance(value["distinct"], list | tuple):
+            _refuse(f"{path}.distinct", value["distinct"], "a list")
+        parts = _decode_tuple(value["distinct"], part, f"{path}.distinct", budget)
+        of = _decode_list(value["of"], np.dtype(np.int64), f"{path}.of")
         if len(of) and not (of.min() >= 0 and of.max() < len(parts)):
             _refuse(f"{path}.of", "an index out of range", f"0 to {len(parts) - 1}")
         return tuple(parts[index] for index in of.tolist())
@@ -324,13 +370,18 @@ def _decode_tuple(value: object, part: Any, path: str) -> tuple[Any, ...]:  # no
         _refuse(path, value, "a list")
     if part is str and all(type(item) is str for item in value):
         return tuple(value)
-    return tuple(_decode(item, part, f"{path}[{i}]") for i, item in enumerate(value))
+    return tuple(_decode(item, part, f"{path}[{i}]", budget) for i, item in enumerate(value))
 
 
-def _decode_mapping(value: object, part: Any, path: str) -> Mapping[str, Any]:  # noqa: ANN401
+def _decode_mapping(
+    value: object,
+    part: Any,  # noqa: ANN401 (any annotation)
+    path: str,
+    budget: _Budget,
+) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         _refuse(path, value, "an object")
-    return {key: _decode(item, part, f"{path}.{key}") for key, item in value.items()}
+    return {key: _decode(item, part, f"{path}.{key}", budget) for key, item in value.items()}
 
 
 def _decode_choice(value: object, kind: type[StrEnum], path: str) -> StrEnum:

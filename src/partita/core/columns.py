@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 MAX_SECONDS = 1e15
 MAX_BYTES = float(2**60)
 MAX_FLOPS = 1e27
+MAX_NESTING = 100
 
 
 def every(value: float) -> Any:  # noqa: ANN401 (stands for a column of any type)
@@ -80,11 +81,22 @@ def same_value(a: object, b: object) -> bool:
 def frozen_array(values: object, dtype: Any) -> NDArray[Any]:  # noqa: ANN401 (any NumPy dtype)
     """Return values as a read-only, contiguous array of a dtype, shared where it already is one."""
     array = np.ascontiguousarray(values, dtype=dtype)
-    if array.flags.writeable:
-        if array is values or array.base is not None:
-            array = array.copy()
-        array.flags.writeable = False
+    if array is values or array.base is not None:
+        if not _can_change(array):
+            return array
+        array = array.copy()
+    array.flags.writeable = False
     return array
+
+
+def _can_change(array: NDArray[Any]) -> bool:
+    """Return whether the memory of an array can be written to, through it or what it views."""
+    part: object = array
+    while isinstance(part, np.ndarray):
+        if part.flags.writeable:
+            return True
+        part = part.base
+    return part is not None and not isinstance(part, bytes)
 
 
 def column(
@@ -113,7 +125,9 @@ def column(
     """
     num_rows = rows if isinstance(rows, int) else len(rows)
     array = _converted(values, dtype, num_rows, what)
-    if array.shape != (num_rows,):
+    if array.ndim != 1:
+        raise InvalidInputError(f"{what} has {array.ndim} dimensions; expected a flat list")
+    if len(array) != num_rows:
         raise InvalidInputError(f"{what} has {array.size} values for {num_rows} rows")
     if dtype is np.bool_ or num_rows == 0 or _within(array, low, high):
         return array
@@ -125,7 +139,9 @@ def column(
     if bad.any():
         row = int(np.argmax(bad))
         name = row if isinstance(rows, int) else f"{row} ({rows[row]!r})"
-        limits = f"{low:g} or more" if high is None else f"{low:g} to {high:g}"
+        limits = f"{low:g} to {high:g}" if high is not None else f"{low:g} or more"
+        if high is None and array.dtype.kind == "f":
+            limits += ", finite"
         raise InvalidInputError(f"{what} of row {name} is {array[row]}; expected {limits}")
     return array
 
@@ -192,12 +208,14 @@ def names(values: object, what: str) -> tuple[str, ...]:
 def frozen_json(value: object, what: str) -> Any:  # noqa: ANN401 (JSON is any value)
     """Return a JSON value with lists as tuples and objects as read-only mappings.
 
-    Walks with an explicit stack, so that nesting cannot exhaust Python's.
+    Walks with an explicit stack; refuses what is nested too deeply for those that recurse.
     """
     done: list[Any] = []
-    todo: list[tuple[str, Any]] = [("visit", value)]
+    todo: list[tuple[str, Any, int]] = [("visit", value, 0)]
     while todo:
-        action, item = todo.pop()
+        action, item, depth = todo.pop()
+        if depth > MAX_NESTING:
+            raise InvalidInputError(f"{what} are nested more than {MAX_NESTING} deep")
         if action == "list":
             parts = [done.pop() for _ in range(item)]
             done.append(tuple(parts))
@@ -206,11 +224,11 @@ def frozen_json(value: object, what: str) -> Any:  # noqa: ANN401 (JSON is any v
         elif isinstance(item, Mapping):
             if not all(isinstance(key, str) for key in item):
                 raise InvalidInputError(f"{what}: keys must be strings")
-            todo.append(("map", list(item)))
-            todo.extend(("visit", part) for part in item.values())
+            todo.append(("map", list(item), depth))
+            todo.extend(("visit", part, depth + 1) for part in item.values())
         elif isinstance(item, list | tuple):
-            todo.append(("list", len(item)))
-            todo.extend(("visit", part) for part in item)
+            todo.append(("list", len(item), depth))
+            todo.extend(("visit", part, depth + 1) for part in item)
         elif item is None or isinstance(item, str | bool | int | float):
             if isinstance(item, float) and item - item != 0:
                 raise InvalidInputError(f"{what}: {item} is not a JSON number")

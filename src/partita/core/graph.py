@@ -104,9 +104,8 @@ class Labels(Columns):
 
     def __post_init__(self) -> None:
         self._set(names=names(self.names, "labels"))
-        length = len(np.asarray(self.of))
         top = len(self.names) - 1
-        self._set(of=column(self.of, np.int32, length, "label", low=-1, high=top))
+        self._set(of=column(self.of, np.int32, np.size(self.of), "label", low=-1, high=top))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -211,6 +210,13 @@ class OpCosts(Columns):
                 high=MAX_SECONDS,
             ),
         )
+        for what in ("peak_flop_per_s", "memory_bytes_per_s"):
+            value = getattr(self, what)
+            if not 0 <= value < float("inf"):
+                raise InvalidInputError(
+                    f"{what} of costs for {self.device_type or 'any device'!r} is {value}; "
+                    "expected 0 or more, finite"
+                )
         with np.errstate(invalid="ignore"):
             wrong = self.backward_input_s > self.backward_s
         if bool(wrong.any()):
@@ -578,7 +584,7 @@ class Graph(Columns):
             self.tensors.producer,
             self.edges.tensor,
             self.edges.reader,
-            self.parameters.bytes,
+            self.parameters.bytes + 0.0,  # -0.0 is no other graph
             self.parameters.use_op,
             self.parameters.use_parameter,
             self.outputs,

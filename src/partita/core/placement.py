@@ -81,13 +81,13 @@ def _forward_edges(graph: Graph) -> tuple[Ints, Ints]:
 
 
 def _check_order(graph: Graph, order: NDArray[Any]) -> None:
-    position = np.full(len(graph), -1)
-    position[order] = np.arange(len(order))
-    source, reader = _forward_edges(graph)
-    if len(order) != len(graph) or position.min() < 0:
+    if not np.array_equal(np.sort(order), np.arange(len(graph))):
         raise InvalidInputError(
             f"an order of {len(order)} ops does not hold each of {len(graph)} once"
         )
+    position = np.empty(len(graph), dtype=np.int64)
+    position[order] = np.arange(len(order))
+    source, reader = _forward_edges(graph)
     wrong = position[source] > position[reader]
     if wrong.any():
         edge = int(np.argmax(wrong))

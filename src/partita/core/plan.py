@@ -6,6 +6,7 @@ flag of each op; the route of a microbatch through replicas follows from the sha
 is the schedule ``pipedream``.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,6 +45,19 @@ class Stage:
     shard: Shard = Shard.NONE
 
     def __post_init__(self) -> None:
+        try:
+            devices = tuple(tuple(map(operator.index, group)) for group in self.devices)
+            shares = tuple(map(operator.index, self.shares))
+        except TypeError as exc:
+            raise InvalidInputError(
+                f"a stage has devices {self.devices} and shares {self.shares}; "
+                "expected whole numbers, the devices by replica"
+            ) from exc
+        object.__setattr__(self, "devices", devices)
+        object.__setattr__(self, "shares", shares)
+        self._check()
+
+    def _check(self) -> None:
         if not self.devices or not self.devices[0]:
             raise InvalidInputError("a stage needs at least one device")
         if len({len(group) for group in self.devices}) != 1:
@@ -135,6 +149,8 @@ class Plan(Columns):
     def __post_init__(self) -> None:
         rows = np.size(self.stage_of)
         sizes = np.size(self.microbatch_sizes)
+        if not len(self.stages) or not sizes:
+            raise InvalidInputError("a plan needs at least one stage and one microbatch")
         self._set(
             devices=names(self.devices, "devices of the plan"),
             stages=tuple(self.stages),
@@ -146,8 +162,6 @@ class Plan(Columns):
             ),
             recompute=column(self.recompute, np.bool_, rows, "recompute"),
         )
-        if not self.stages or not sizes:
-            raise InvalidInputError("a plan needs at least one stage and one microbatch")
         empty = np.flatnonzero(np.bincount(self.stage_of, minlength=len(self.stages)) == 0)
         if len(empty):
             raise InvalidInputError(f"stage {empty[0]} holds no op; leave it out")

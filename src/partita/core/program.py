@@ -96,6 +96,8 @@ class Program(Columns):
     bucket_parameters: Ints = start([], np.int32)
 
     def __post_init__(self) -> None:
+        if self.num_stages < 0:
+            raise InvalidInputError(f"num_stages is {self.num_stages}; expected 0 or more")
         rows = np.size(self.kind)
         top_device = len(self.devices) - 1
         top_microbatch = np.size(self.microbatch_sizes) - 1
@@ -131,7 +133,7 @@ class Program(Columns):
 
     def _check_pointers(self, what: str, dtype: type, rows: int, size: int) -> None:
         ptr = column(getattr(self, what), dtype, rows + 1, what, high=size)
-        if ptr[0] != 0 or ptr[-1] != size or bool((np.diff(ptr) < 0).any()):
+        if not len(ptr) or ptr[0] != 0 or ptr[-1] != size or bool((np.diff(ptr) < 0).any()):
             raise InvalidInputError(f"{what} of the program does not cover its {size} rows")
         self._set(**{what: ptr})
 

@@ -62,7 +62,8 @@ class Solution(Columns):
             raise InvalidInputError(
                 f"lower_bound {self.lower_bound} is not within 0 and the value {self.value}"
             )
-        self.plan.check_fits(self.problem)
+        for plan in (self.plan, *self.alternatives):
+            plan.check_fits(self.problem)
 
     @property
     def gap(self) -> float:

@@ -44,7 +44,7 @@ class Timeline(Columns):
         microbatch: Its microbatch; -1 = the whole step.
         peer: The other device of a transfer; -1 = none.
         start_s: When it began; for a RECV when it was posted.
-        end_s: When it ended; for a RECV when its tensor arrived.
+        end_s: When it ended; for a RECV when it was posted and its tensor had arrived.
         bytes: What travelled.
         clock_mhz: Clock of the device; NaN = not known.
         energy_j: Energy it took; NaN = not known.
@@ -81,7 +81,7 @@ class Timeline(Columns):
         rows = np.size(self.kind)
         top = len(self.devices) - 1
         points = np.size(self.memory_device)
-        limit = np.broadcast_to(np.asarray(self.limit_bytes, np.float64), (len(self.devices),))
+        self._check_limits()
         self._set(
             devices=names(self.devices, "devices of the timeline"),
             device=column(self.device, np.int32, rows, "device", high=top),
@@ -99,12 +99,25 @@ class Timeline(Columns):
             memory_device=column(self.memory_device, np.int32, points, "memory_device", high=top),
             memory_s=column(self.memory_s, np.float64, points, "memory_s"),
             memory_bytes=column(self.memory_bytes, np.float64, points, "memory_bytes"),
-            limit_bytes=frozen_array(limit.copy(), np.float64),
         )
         backwards = self.end_s < self.start_s
         if bool(backwards.any()):
             row = int(np.argmax(backwards))
             raise InvalidInputError(f"row {row} of the timeline ends before it starts")
+
+    def _check_limits(self) -> None:
+        """Check what may be unlimited: the memory of the devices, and an unknown period."""
+        limit = np.asarray(self.limit_bytes, np.float64)
+        if limit.ndim and limit.shape != (len(self.devices),):
+            raise InvalidInputError(
+                f"limit_bytes has {limit.size} values for {len(self.devices)} devices"
+            )
+        if not bool((limit >= 0).all()):
+            raise InvalidInputError(f"limit_bytes is {limit[~(limit >= 0)][0]}; expected 0 or more")
+        if self.period_s < 0:
+            raise InvalidInputError(f"period_s is {self.period_s}; expected 0 or more")
+        limit = np.broadcast_to(limit, (len(self.devices),))
+        self._set(limit_bytes=frozen_array(limit, np.float64))
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -137,12 +150,18 @@ class Timeline(Columns):
 
     @cached_property
     def critical_path(self) -> Ints:
-        """Rows of the chain that ends last, first row first; no row could start earlier."""
+        """Rows of the chain that ends last, first row first; no row could start earlier.
+
+        Raises:
+            InvalidInputError: The causes of a timeline from elsewhere go in a circle.
+        """
         if not len(self):
             return frozen_array([], np.int32)
         row = int(np.argmax(self.end_s))
-        path = []
+        path: list[int] = []
         while row >= 0:
+            if len(path) == len(self):
+                raise InvalidInputError(f"row {row} of the timeline is its own cause, in a circle")
             path.append(row)
             row = int(self.cause[row])
         return frozen_array(path[::-1], np.int32)

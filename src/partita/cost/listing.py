@@ -1,5 +1,6 @@
 """Collects instructions and sorts them into a Program."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -142,23 +143,29 @@ class Listing:
             ]
         )
 
-    def _sorted(self, device: Array) -> Array:
+    def _sorted(self, device: Array, pointers: Array) -> Array:
+        """Return the order of all rows: by device first, then each device by itself."""
         level = self._column("level", np.int64)
-        rank = self._column("rank", np.int64)
+        rank = self._column("rank", np.int8)
         number = self._column("number", np.int64)
-        spans = (int(device.max()) + 1, int(level.max()) + 1, 3, int(number.max()) + 1)
-        if float(np.prod([float(span) for span in spans])) < 2.0**62:
-            key = ((device.astype(np.int64) * spans[1] + level) * 3 + rank) * spans[3] + number
-            return np.argsort(key)
-        return np.lexsort((number, rank, level, device))
+        span = int(number.max()) + 1
+        if float(level.max() + 1) * 3 * span >= 2.0**62:
+            return np.lexsort((number, rank, level, device))
+        key = (level * 3 + rank) * span + number
+        narrow = device.astype(np.uint16) if self._num_devices < 2**16 else device
+        order = np.argsort(narrow, kind="stable")
+        key = key[order]
+        for begin, end in pairwise(pointers.tolist()):
+            order[begin:end] = order[begin:end][np.argsort(key[begin:end])]
+        return order
 
     def program(self, plan: Plan, buckets: tuple[Array, ...]) -> Program:
         """Return everything that was added, sorted, as a Program."""
         self._flush_collectives()
         device = self._column("device", np.int32)
-        order = self._sorted(device)
         pointers = np.zeros(self._num_devices + 1, dtype=np.int64)
         np.cumsum(np.bincount(device, minlength=self._num_devices), out=pointers[1:])
+        order = self._sorted(device, pointers)
         columns = {}
         for name, dtype in _COLUMNS:
             columns[name] = frozen_array(self._column(name, dtype)[order], dtype)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from partita.core.cluster import Cluster, Links
-from partita.core.columns import Array
+from partita.core.columns import Array, derived
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.program import FIRST_COLLECTIVE, Kind, Program
@@ -151,7 +151,9 @@ def play(program: Program, cluster: Cluster, seconds: Array) -> Timeline:
         InvalidInputError: The Program cannot run to its end; names what is stuck.
     """
     matching = match(program)
-    out_port, in_port, num_ports, by_time = _ports(program, cluster)
+    # The key is good as long as the cluster lives, and it is kept with its ports.
+    _, ports = derived(program, ("ports", id(cluster)), lambda: (cluster, _ports(program, cluster)))
+    out_port, in_port, num_ports, by_time = ports
     rows, devices, joints = len(program), len(program.devices), len(matching.joint_size)
     start, end = np.zeros(rows), np.full(rows, -1.0)
     cause, position = np.full(rows, -1, dtype=np.int32), program.ptr[:-1].copy()

@@ -28,6 +28,7 @@ from partita.core.columns import MAX_BYTES, MAX_FLOPS, MAX_SECONDS, Floats, froz
 from partita.core.graph import Graph, OpCosts, OpTable, SampleUnit
 from partita.core.problem import Metric, Mode, Objective, Problem
 from partita.errors import FormatError, InvalidInputError
+from partita.formats.annotations import kept_notes
 from partita.formats.dnn_partitioning import op_ids
 from partita.formats.edge_list import labels, unlimited_level, weights, wire
 from partita.formats.json_fields import (
@@ -188,7 +189,7 @@ def write_baechi(problem: Problem) -> str:
     graph = problem.graph
     if not graph.is_forward.all():
         raise InvalidInputError(f"graph {graph.name!r} has explicit backward ops")
-    notes = graph.annotations.get(FORMAT, {})
+    notes = kept_notes(graph, FORMAT)
     memory = _memory(graph, notes)
     training = problem.objective.mode is Mode.TRAINING
     time_s = graph.forward_s + graph.backward_s if training else graph.forward_s

@@ -40,6 +40,7 @@ from partita.core.graph import (
 )
 from partita.core.problem import Metric, Mode, Objective, Problem
 from partita.errors import FormatError, InvalidInputError
+from partita.formats.annotations import kept_notes
 from partita.formats.edge_list import labels, unlimited_level
 from partita.formats.json_fields import (
     MAX_ID,
@@ -212,7 +213,7 @@ def write_dnn_partitioning(problem: Problem) -> str:
         InvalidInputError: Its accelerators differ, or it has no times for one of its devices.
     """
     graph, cluster = problem.graph, problem.cluster
-    notes = graph.annotations.get(FORMAT, {})
+    notes = kept_notes(graph, FORMAT)
     accelerator = _only(cluster, DeviceKind.GPU)
     cpu = _only(cluster, DeviceKind.CPU)
     times_s = (_latency_s(problem, cpu, CPU), _latency_s(problem, accelerator, ACCELERATOR))

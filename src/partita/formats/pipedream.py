@@ -383,13 +383,17 @@ def _owned_bytes(graph: Graph) -> list[float]:
 
 
 def _node_order(graph: Graph) -> list[tuple[int, list[int]]]:
-    """Return ``(op, tensors)`` for each node; op -1 is the input that its one tensor stands for."""
+    """Return ``(op, tensors)`` for each node; op -1 is the input that its one tensor stands for.
+
+    Inputs stand where their tensors stand among those of the ops, in a graph with one tensor for
+    each op in order (as the reader makes it), else before all ops.
+    """
     producer = graph.tensors.producer.tolist()
     made: list[list[int]] = [[] for _ in range(len(graph))]
     for tensor, op in enumerate(producer):
         if op >= 0:
             made[op].append(tensor)
-    if all(len(tensors) == 1 for tensors in made):
+    if [op for op in producer if op >= 0] == list(range(len(graph))):
         return [(op, [tensor]) for tensor, op in enumerate(producer)]
     inputs = [(-1, [tensor]) for tensor, op in enumerate(producer) if op < 0]
     return inputs + list(enumerate(made))

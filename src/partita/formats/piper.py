@@ -30,6 +30,7 @@ from partita.core.columns import MAX_BYTES, MAX_SECONDS, frozen_array
 from partita.core.graph import Graph, OpCosts, OpTable, SampleUnit, VariantTable
 from partita.core.problem import Metric, Mode, Objective, Problem
 from partita.errors import FormatError, InvalidInputError
+from partita.formats.annotations import kept_notes
 from partita.formats.dnn_partitioning import op_ids
 from partita.formats.edge_list import weights, wire
 from partita.formats.json_fields import (
@@ -297,7 +298,7 @@ def write_piper(problem: Problem) -> str:
         )
     if not graph.is_forward.all():
         raise InvalidInputError(f"graph {graph.name!r} has explicit backward ops")
-    notes = graph.annotations.get(FORMAT, {})
+    notes = kept_notes(graph, FORMAT)
     ids = op_ids(graph)
     variants = graph.variants if len(graph.variants) else _plain_variants(problem)
     options = _written_options(graph, variants, ids)

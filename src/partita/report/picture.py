@@ -173,7 +173,7 @@ def _lines(timeline: Timeline, width: int, encoding: str, max_rows: int) -> list
     glyphs = _glyphs(encoding)
     shown = shown_devices(len(timeline.devices), max_rows)
     table = _Table(timeline, width, glyphs, shown)
-    lines = [*_title(timeline, width, glyphs), *table.header()]
+    lines = [*_title(timeline, width, glyphs), table.header()]
     lines += [table.row(device) for device in shown.head]
     if len(shown.hidden):
         lines.append(_hidden_line(timeline, shown, width, glyphs))
@@ -241,10 +241,10 @@ class _Table:
         self.label = min(max(longest, 3), max(8, width // 5))
         notes = _notes(timeline, devices)
         room = width - self.label - 2
-        while notes and room - _notes_width(notes) < max(20, room // 2):
+        while len(notes) > 1 and room - _notes_width(notes) < max(20, room // 2):
             notes.pop()
         self.notes = notes
-        self.cells = room - (_notes_width(notes) if notes else 0)
+        self.cells = room - _notes_width(notes)
         self.edges = np.linspace(0.0, max(timeline.makespan_s, 1e-300), self.cells + 1)
         self.used: set[Cell] = set()
         self.labelled: set[Cell] = set()
@@ -252,14 +252,10 @@ class _Table:
         self.counted, self.numbers = cell_numbers(timeline)
         self.digits = self._room_for_digits(devices)
 
-    def header(self) -> list[_Line]:
-        """Return the line above the figures, if there are any."""
-        if not self.notes:
-            return []
+    def header(self) -> _Line:
+        """Return the line above the figures."""
         left = " " * (self.label + 2 + self.cells)
-        return [
-            [(left, ""), *(("  " + note.head.rjust(note.width), "axis") for note in self.notes)]
-        ]
+        return [(left, ""), *(("  " + note.head.rjust(note.width), "axis") for note in self.notes)]
 
     def row(self, device: int) -> _Line:
         """Return the line of a device and note the sorts of cells on it."""

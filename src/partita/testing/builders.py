@@ -12,7 +12,8 @@ there are any. Devices are ``d0, d1, ...``.
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -22,7 +23,9 @@ from partita.core.columns import frozen_array
 from partita.core.graph import EdgeTable, Graph, OpCosts, OpTable, ParameterTable, TensorTable
 from partita.core.plan import Plan, Shard, Stage
 from partita.core.problem import Schedule
+from partita.core.program import Program
 
+_ROW = ("kind", "stage", "microbatch", "tensor", "gradient", "peer", "group", "bucket", "bytes")
 Values: TypeAlias = float | Sequence[float]
 Edge: TypeAlias = tuple[int, int] | tuple[int, int, int]
 Group: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
@@ -181,16 +184,22 @@ def diamond(
 
 
 def random_dag(
-    num_ops: int, rng: random.Random, *, window: int = 6, figures: Figures | None = None
+    num_ops: int,
+    rng: random.Random,
+    *,
+    window: int = 6,
+    tied: int = 1,
+    figures: Figures | None = None,
 ) -> Graph:
     """Return a random graph whose ops read from one to three of the ``window`` ops before them.
 
-    Some ops have two outputs, some tensors carry no gradient, one parameter is tied.
+    Some ops have two outputs, some tensors carry no gradient, some ops have no parameter.
 
     Args:
         num_ops: Number of ops, 2 or more.
         rng: Source of chance; one seed, one graph.
         window: How far back an op reads.
+        tied: How many parameters are shared by two ops.
         figures: Costs and sizes; ``None`` = random ones, all unequal.
     """
     edges: list[Edge] = []
@@ -199,8 +208,10 @@ def random_dag(
         sources = rng.sample(near, min(len(near), rng.randint(1, 3)))
         edges += [(source, op, int(rng.random() < 0.2)) for source in sources]
     traits = Traits(
-        tied=[sorted(rng.sample(range(num_ops), 2))],
+        tied=[sorted(rng.sample(range(num_ops), 2)) for _ in range(tied)],
+        frozen=[op for op in range(num_ops) if rng.random() < 0.1],
         detached=[op for op in range(num_ops - 1) if rng.random() < 0.1],
+        bare=[op for op in range(num_ops) if rng.random() < 0.2],
         labels=True,
     )
     return graph_of(num_ops, edges, figures or random_figures(num_ops, rng), traits)
@@ -335,3 +346,20 @@ def pipeline(
         schedule=schedule,
         microbatch_sizes=np.array(sizes),
     )
+
+
+def relisted(program: Program, lists: Sequence[Sequence[int]]) -> Program:
+    """Return a Program whose devices issue the given rows of another one, in the order given.
+
+    Rows may be left out, stand twice, or move to another device: this is how tests make Programs
+    that are wrong.
+    """
+    rows = np.array([row for part in lists for row in part], dtype=np.int64)
+    ptr = np.cumsum([0, *(len(part) for part in lists)])
+    columns = {name: getattr(program, name)[rows] for name in (*_ROW, "version")}
+    return replace(program, ptr=frozen_array(ptr, np.int64), **columns)
+
+
+def lists_of(program: Program) -> list[list[int]]:
+    """Return the rows of each device, for ``relisted``."""
+    return [list(range(begin, end)) for begin, end in pairwise(program.ptr.tolist())]

@@ -151,3 +151,17 @@ def test_backward_ops_cannot_be_written():
     graph = dataclasses.replace(problem.graph, ops=ops)
     with pytest.raises(InvalidInputError, match="backward"):
         write_baechi(dataclasses.replace(problem, graph=graph))
+
+
+def test_annotations_that_no_longer_fit_are_left_out():
+    text = changed(lambda d: [row.update(extra=row["id"]) for row in (*d["nodes"], *d["edges"])])
+    problem = read_baechi(text)
+    graph = problem.graph
+    edges = dataclasses.replace(
+        graph.edges, tensor=graph.edges.tensor[:2], reader=graph.edges.reader[:2]
+    )
+    fewer = dataclasses.replace(graph, edges=edges)
+    document = json.loads(write_baechi(dataclasses.replace(problem, graph=fewer)))
+    assert [edge["id"] for edge in document["edges"]] == [0, 1]
+    assert "extra" not in document["edges"][0]
+    assert document["nodes"][0]["extra"] == 2

@@ -28,7 +28,13 @@ _NEEDS = {
     "bucket": _REDUCING,
 }
 _INFERENCE = (Kind.LOAD, Kind.FORWARD, *_MESSAGES)
-_UNGROUPED = (Kind.LOAD, *_MESSAGES)
+_MAY_HAVE = {
+    "microbatch": (*_BY_MICROBATCH, *_REDUCING),
+    "tensor": _NEEDS["tensor"],
+    "peer": _NEEDS["peer"],
+    "group": tuple(kind for kind in Kind if kind not in (Kind.LOAD, *_MESSAGES)),
+    "bucket": _NEEDS["bucket"],
+}
 
 
 def check_fields(case: Case) -> None:
@@ -44,6 +50,10 @@ def check_fields(case: Case) -> None:
         lacks = _is_one_of(kinds)[kind] & (getattr(program, what) < 0)
         if lacks.any():
             case.refuse(int(np.argmax(lacks)), f"has no {what}; its kind needs one")
+    for what, kinds in _MAY_HAVE.items():
+        idle = ~_is_one_of(kinds)[kind] & (getattr(program, what) >= 0)
+        if idle.any():
+            case.refuse(int(np.argmax(idle)), f"has a {what}, which its kind does not use")
     _check_kinds(case)
     tensors = len(case.problem.graph.tensors)
     wrong = program.tensor >= tensors
@@ -52,9 +62,6 @@ def check_fields(case: Case) -> None:
     wrong = program.peer == program.device
     if wrong.any():
         case.refuse(int(np.argmax(wrong)), "goes to its own device; only others are peers")
-    wrong = _is_one_of(_UNGROUPED)[kind] & (program.group >= 0)
-    if wrong.any():
-        case.refuse(int(np.argmax(wrong)), "has a group; its kind is done by one device alone")
 
 
 def _check_plan(case: Case) -> None:

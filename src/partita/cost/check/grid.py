@@ -40,7 +40,9 @@ def check_grid(case: Case) -> Grid:
     recompute = _placed(case, kind == Kind.RECOMPUTE, _recomputes(case), "RECOMPUTE")
     split = kind == Kind.BACKWARD_INPUT
     needed = there if case.trains else np.zeros(len(there), dtype=bool)
-    backward = _placed(case, (kind == Kind.BACKWARD) | split, needed, "BACKWARD")
+    whole = kind == Kind.BACKWARD
+    what = "BACKWARD_INPUT" if split.any() and not whole.any() else "BACKWARD"
+    backward = _placed(case, whole | split, needed, what)
     halved = backward >= 0
     halved[halved] = split[backward[halved]]
     weight = _placed(case, kind == Kind.BACKWARD_WEIGHT, halved, "BACKWARD_WEIGHT")
