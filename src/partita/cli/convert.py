@@ -1,6 +1,6 @@
 """``partita convert``: between Partita's documents and foreign formats."""
 
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import click
@@ -14,7 +14,8 @@ from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.documents import load, write_bytes, write_text
 from partita.errors import InvalidInputError
-from partita.formats.detect import FORMATS, format_for, write_as
+from partita.formats.detect import FORMATS, format_for, problem_of, write_as
+from partita.formats.server_file import server_profiles
 from partita.plan.pipeline import solution_of
 
 
@@ -48,6 +49,8 @@ def command(source: str, target: str, to: str | None, graph: str | None, **rest:
             raise InvalidInputError("a binary file cannot go to stdout; name a file")
         write_bytes(target, text)
     else:
+        if name == "server-file" and target != "-":
+            _write_profiles(found, target)
         write_text(target, text)
     kind = type(found).__name__.lower()
     if rest["as_json"] and target != "-":
@@ -56,6 +59,14 @@ def command(source: str, target: str, to: str | None, graph: str | None, **rest:
         print_json({"read": kind, "format": name, "written": target, "bytes": len(text)})
     elif not rest["quiet"] and target != "-":
         click.echo(f"{kind} written as {name} to {target}")
+
+
+def _write_profiles(found: Any, target: str) -> None:
+    """Write the profiles that a server file names beside it."""
+    for path, text in server_profiles(problem_of(found)).items():
+        place = Path(target).parent / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_text(place, text)
 
 
 def _written(found: Any, target: str, to: str | None) -> tuple[str | bytes, str]:

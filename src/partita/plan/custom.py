@@ -23,9 +23,11 @@ def plan_custom(problem: Problem, *, boundaries: Sequence[int], replicas: int = 
     devices = main_devices(problem)
     count = len(boundaries) - 1
     stage_of = cut_layers(problem.graph, list(boundaries))
-    if replicas < 1 or count * replicas > len(devices):
+    if replicas < 1:
+        raise InvalidInputError(f"replicas is {replicas}; expected 1 or more")
+    if count * replicas > len(devices):
         raise InvalidInputError(
-            f"{count} stages of {replicas} replicas need {count * max(replicas, 1)} devices; "
+            f"{count} stages of {replicas} replicas need {count * replicas} devices; "
             f"there are {len(devices)}"
         )
     groups = [devices[stage * replicas : (stage + 1) * replicas] for stage in range(count)]

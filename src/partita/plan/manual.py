@@ -1,6 +1,7 @@
 """A map from ops to devices that the user gives."""
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -30,11 +31,12 @@ def plan_manual(problem: Problem, *, assignment: Mapping[str, str]) -> Solution:
     cluster = problem.cluster
     device_of = np.full(len(names), -1)
     claimed_by: dict[int, str] = {}
+    claimed_ops = _claims(names)
     for key, device in assignment.items():
         if device not in cluster.index_of:
             known = ", ".join(cluster.device_names[:8])
             raise InvalidInputError(f"{key!r} is on device {device!r}, which is not one of {known}")
-        claimed = [op for op, name in enumerate(names) if _claims(key, name)]
+        claimed = claimed_ops(key)
         if not claimed:
             raise InvalidInputError(f"{key!r} names no op of graph {problem.graph.name!r}")
         for op in claimed:
@@ -51,8 +53,21 @@ def plan_manual(problem: Problem, *, assignment: Mapping[str, str]) -> Solution:
     )
 
 
-def _claims(key: str, name: str) -> bool:
-    return fnmatchcase(name, key) if "*" in key else name == key or name.startswith(f"{key}.")
+def _claims(names: Sequence[str]) -> Callable[[str], list[int]]:
+    """Return a function from a key to the ops that it claims; only patterns look at every op."""
+    by_name = sorted(range(len(names)), key=names.__getitem__)
+    ordered = [names[op] for op in by_name]
+
+    def claimed(key: str) -> list[int]:
+        if "*" in key:
+            return [op for op, name in enumerate(names) if fnmatchcase(name, key)]
+        same = bisect_left(ordered, key)
+        own = by_name[same : same + 1] if ordered[same : same + 1] == [key] else []
+        # Names that begin with "key." lie before "key/", as "/" follows "." in Unicode.
+        inner = by_name[bisect_left(ordered, f"{key}.") : bisect_left(ordered, f"{key}/")]
+        return sorted([*own, *inner])
+
+    return claimed
 
 
 def _plan(problem: Problem, device_of: Array) -> Plan:

@@ -14,6 +14,7 @@ from partita.core.solution import Proof, Solution
 from partita.cost.bounds import lower_bound
 from partita.cost.evaluate import check_memory, measure
 from partita.cost.objectives import OBJECTIVES
+from partita.cost.objectives.placed import placement_errors
 from partita.errors import InfeasibleError, InvalidInputError
 
 
@@ -38,8 +39,13 @@ def layer_of_ops(graph: Graph) -> tuple[Array, int]:
 
     Without layers every forward op is one, in topological order. An op that has no layer joins the
     latest layer that it reads from. Explicit backward ops get -1.
+
+    Raises:
+        InvalidInputError: There is no forward op.
     """
     order = graph.topological_order[graph.is_forward[graph.topological_order]]
+    if not len(order):
+        raise InvalidInputError(f"graph {graph.name!r} has no forward op to cut into stages")
     layers = graph.ops.layers
     layer = np.full(len(graph), -1, dtype=np.int64)
     if not len(layers.of):
@@ -149,6 +155,9 @@ def solution_of(
     if value.errors:
         raise InfeasibleError(f"{planner} found no plan that fits: {value.errors[0]}")
     if problem.objective.metric not in OBJECTIVES:
+        errors = placement_errors(problem, plan)
+        if errors:
+            raise InfeasibleError(f"{planner or 'the plan'} breaks a rule: {errors[0]}")
         check_memory(problem, plan)
     return Solution(
         problem=problem,

@@ -24,15 +24,19 @@ def plan_single(problem: Problem, *, device: str = "") -> Solution:
     if device and device not in cluster.index_of:
         known = ", ".join(cluster.device_names[:8])
         raise InvalidInputError(f"device {device!r} is not in the cluster; there are {known}")
-    able = [
-        index
-        for index, candidate in enumerate(cluster.devices)
-        if bool(((graph.ops.device_kinds & KIND_BIT[candidate.kind]) > 0).all())
-    ]
-    if device:
-        able = [index for index in able if index == cluster.index_of[device]]
+    wanted = [cluster.index_of[device]] if device else range(len(cluster))
+    refused = {
+        index: (graph.ops.device_kinds & KIND_BIT[cluster.devices[index].kind]) == 0
+        for index in wanted
+    }
+    able = [index for index in wanted if not bool(refused[index].any())]
     if not able:
-        raise InfeasibleError("no single device may run all ops of the graph")
+        first = wanted[0]
+        op = graph.ops.names[int(refused[first].argmax())]
+        raise InfeasibleError(
+            f"no single device may run all ops of the graph: {cluster.device_names[first]!r} "
+            f"does not run op {op!r}"
+        )
     stage_of = np.zeros(len(graph), dtype=np.int32)
     seconds = {}
     for index in able:

@@ -4,12 +4,12 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias
 
 from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.errors import InvalidInputError
+from partita.errors import InvalidInputError, UnsupportedError
 from partita.plan.custom import plan_custom
 from partita.plan.manual import plan_manual
 from partita.plan.scattered import plan_random
@@ -30,21 +30,46 @@ ENTRY_POINTS = "partita.planners"
 
 
 def planners() -> Mapping[str, Planner]:
-    """Return all planners: those of the table, and of installed plug-ins."""
-    plugged = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-    return {**{name: entry.load() for name, entry in plugged.items()}, **PLANNERS}
+    """Return all planners: those of the table, and of installed plug-ins.
+
+    Raises:
+        UnsupportedError: A plug-in cannot be loaded.
+    """
+    return {**{name: _load(entry) for name, entry in _plugged().items()}, **PLANNERS}
+
+
+def _plugged() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+
+
+def _load(entry: EntryPoint) -> Planner:
+    try:
+        planner: Planner = entry.load()
+    except (ImportError, AttributeError) as exc:
+        raise UnsupportedError(
+            f"planner {entry.name!r} is a plug-in, and {entry.value} cannot be loaded: {exc}"
+        ) from exc
+    return planner
 
 
 def get_planner(name: str, **options: object) -> Callable[[Problem], Solution]:
     """Return a planner by name with its options bound.
 
+    Plug-ins are looked at only where the table has no such name, and only the one that has it is
+    loaded.
+
     Raises:
         InvalidInputError: There is no such planner or option; suggests near names.
+        UnsupportedError: It is a plug-in that cannot be loaded.
     """
-    known = planners()
-    if name not in known:
-        raise InvalidInputError(f"there is no planner {name!r}{_near(name, known)}")
-    planner = known[name]
+    planner = PLANNERS.get(name)
+    if planner is None:
+        plugged = _plugged()
+        if name not in plugged:
+            raise InvalidInputError(
+                f"there is no planner {name!r}{_near(name, [*PLANNERS, *plugged])}"
+            )
+        planner = _load(plugged[name])
     accepted = [
         parameter.name
         for parameter in inspect.signature(planner).parameters.values()

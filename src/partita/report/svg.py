@@ -254,11 +254,13 @@ def _lane(
     rows = compute_rows(timeline, device)
     x = frame.x(timeline.start_s[rows])
     size = frame.x(timeline.end_s[rows]) - x
-    if bool((size < 1).any()):
+    seen = size > 0
+    rows, x, size = rows[seen], x[seen], size[seen]
+    if len(size) and np.median(size) < 2:
+        # Most cells are too narrow to be drawn one by one; the few wide ones go on top.
         yield from _columns(timeline, frame, index, device, used)
-        wide = size >= (3 if np.median(size) < 2 else 1)
-        rows, x, size = rows[wide], x[wide], size[wide]
-    yield from _cells(timeline, frame, y, (rows, x, size), used)
+        rows, x, size = rows[size >= 3], x[size >= 3], size[size >= 3]
+    yield from _cells(timeline, frame, y, (rows, x, np.maximum(size, 0.5)), used)
     joint = np.flatnonzero((timeline.device == device) & (timeline.kind >= FIRST_COLLECTIVE))
     x = frame.x(timeline.start_s[joint])
     size = frame.x(timeline.end_s[joint]) - x
@@ -315,7 +317,8 @@ def _columns(
     column holds about three cells at least.
     """
     rows = compute_rows(timeline, device)
-    typical_s = float(np.median(timeline.end_s[rows] - timeline.start_s[rows]))
+    spent_s = timeline.end_s[rows] - timeline.start_s[rows]
+    typical_s = float(np.median(spent_s[spent_s > 0]))
     count = int(min(frame.span, frame.makespan_s / (3 * typical_s) + 1))
     edges = np.linspace(0.0, frame.makespan_s, count + 1)
     sorts = dominant_cells(timeline, device, edges)
