@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.cluster_yaml import read_cluster_yaml
@@ -15,6 +15,7 @@ from partita.formats.detect import read_any
 from partita.formats.server_file import open_beside
 
 MAX_FILE_BYTES = 2**31
+_PART_BYTES = 2**24
 
 
 def load(path: str | Path, *, problem: Problem | None = None) -> Any:  # noqa: ANN401 (any type)
@@ -58,17 +59,29 @@ def read_bytes(name: str) -> bytes:
         FormatError: It cannot be read.
     """
     if name == "-":
-        return sys.stdin.buffer.read(MAX_FILE_BYTES)
+        return _read_stream(sys.stdin.buffer, "standard input")
     path = Path(name)
     try:
         if path.is_dir():
             raise FormatError("is a directory; expected a file", path=name)
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise FormatError(f"is larger than {MAX_FILE_BYTES} bytes", path=name)
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return _read_stream(file, name)
+    except FormatError:
+        raise
     except (OSError, ValueError) as exc:
         reason = getattr(exc, "strerror", None) or str(exc)
         raise FormatError(f"cannot be read: {reason.lower()}", path=name) from exc
+
+
+def _read_stream(file: BinaryIO, name: str) -> bytes:
+    """Return all bytes of a stream, which may be a device or pipe without an end."""
+    parts, size = [], 0
+    while part := file.read(_PART_BYTES):
+        parts.append(part)
+        size += len(part)
+        if size > MAX_FILE_BYTES:
+            raise FormatError(f"is larger than {MAX_FILE_BYTES} bytes", path=name)
+    return b"".join(parts)
 
 
 def read_text(name: str) -> str:

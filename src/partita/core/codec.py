@@ -40,8 +40,8 @@ FORMATS: Mapping[str, type] = {
     "partita.timeline": Timeline,
 }
 VERSION = 1
-MAX_UNFOLDED_ROWS = 2**27
-"""Rows that all ``every`` columns of a document may have together: at most 1 GiB of memory."""
+MAX_UNFOLDED_ROWS = 2**26
+"""Rows that all ``every`` columns of a document may have together: 512 MiB of memory at most."""
 _SHORT = 8
 _ALLOWED: Mapping[str, set[type]] = {"f": {int, float, type(None), str}, "b": {bool}}
 _T = TypeVar("_T")
@@ -119,6 +119,7 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 (JSON is any value)
     try:
         return json.loads(
             text.removeprefix("\ufeff"),
+            parse_float=_finite_float,
             parse_constant=_refuse_constant,
             object_pairs_hook=_unique_keys,
         )
@@ -128,13 +129,20 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 (JSON is any value)
         raise FormatError("not valid JSON: nested too deeply") from exc
     except FormatError:
         raise
-    except ValueError as exc:
-        raise FormatError(f"not valid JSON: {exc}") from exc
+    except ValueError as exc:  # of int(), beyond 4300 digits
+        raise FormatError("not valid JSON: a number has too many digits") from exc
 
 
 def read_json(text: str) -> Any:  # noqa: ANN401 (any core type)
     """Return the core object of a text that ``write_json`` wrote."""
     return decode(parse_json(text))
+
+
+def _finite_float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise FormatError(f"{_cut(digits)} is beyond the range of numbers; expected a finite one")
+    return value
 
 
 def _refuse_constant(name: str) -> None:
@@ -158,7 +166,10 @@ def _kind_of(value: object) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 

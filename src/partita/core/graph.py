@@ -56,6 +56,10 @@ DTYPE_BYTES: Mapping[str, float] = {
 }
 
 
+MAX_COUNT = 2**31
+"""Samples and tokens stay below, so that they fit the columns of a plan."""
+
+
 class Phase(IntEnum):
     """When an op runs: with the forward pass, or (imported graphs) as an explicit backward op."""
 
@@ -485,10 +489,12 @@ class Graph(Columns):
             raise InvalidInputError(
                 f"loss is tensor {self.loss}; there are {top_tensor + 1} tensors"
             )
-        if not 1 <= self.batch_size <= 2**31:
-            raise InvalidInputError(f"batch_size must be 1 or more, got {self.batch_size}")
-        if self.tokens_per_sample < 0:
-            raise InvalidInputError(f"tokens_per_sample is {self.tokens_per_sample}; expected >= 0")
+        for what, value, least in (
+            ("batch_size", self.batch_size, 1),
+            ("tokens_per_sample", self.tokens_per_sample, 0),
+        ):
+            if not least <= value < MAX_COUNT:
+                raise InvalidInputError(f"{what} is {value}; expected {least} to {MAX_COUNT - 1}")
         if self.dtype not in DTYPE_BYTES:
             raise InvalidInputError(f"dtype {self.dtype!r} is not one of {sorted(DTYPE_BYTES)}")
 

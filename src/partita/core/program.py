@@ -101,7 +101,8 @@ class Program(Columns):
         rows = np.size(self.kind)
         top_device = len(self.devices) - 1
         top_microbatch = np.size(self.microbatch_sizes) - 1
-        top_group, top_bucket = np.size(self.group_ptr) - 2, np.size(self.bucket_ptr) - 2
+        top_group = max(np.size(self.group_ptr) - 2, -1)
+        top_bucket = max(np.size(self.bucket_ptr) - 2, -1)
         self._set(
             devices=names(self.devices, "devices of the program"),
             microbatch_sizes=column(

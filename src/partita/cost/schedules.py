@@ -124,7 +124,8 @@ def _interleaving(plan: Plan, layout: Layout) -> tuple[int, int] | None:
         stage.devices == ring[index % devices].devices and set(stage.shares) == {1}
         for index, stage in enumerate(plan.stages)
     )
-    disjoint = len({stage.devices for stage in ring}) == devices
+    used = [device for stage in ring for group in stage.devices for device in group]
+    disjoint = len(set(used)) == len(used)
     same = set(layout.replicas.tolist()) == {replicas}
     whole = layout.num_stages % devices == 0 and plan.num_microbatches % (replicas * devices) == 0
     return (devices, replicas) if regular and disjoint and same and whole else None

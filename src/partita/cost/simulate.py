@@ -2,8 +2,9 @@
 
 Compute runs one at a time in list order. A SEND is issued when the compute before it has ended and
 occupies one port out and one port in for as long as it takes; ports serve in order of issue, ties
-by device. A collective starts when all members have come to it and occupies the ports of its ring.
-A compute instruction waits for its RECVs and reductions.
+by device. A collective is issued when all members have come to it and occupies the ports of its
+ring. Issued at one time, SENDs go first, then collectives in the order of the lists, then by
+device. A compute instruction waits for its RECVs and reductions.
 """
 
 import dataclasses
@@ -19,10 +20,10 @@ from partita.core.problem import Problem
 from partita.core.program import FIRST_COLLECTIVE, Kind, Program
 from partita.core.timeline import Timeline, TimelineOrigin
 from partita.cost.durations import cluster_devices, instruction_seconds
-from partita.cost.kernels import Column, run_kernel
+from partita.cost.kernels import Column, csr, longest_levels, run_kernel
 from partita.cost.links import ring_order
 from partita.cost.lower import lower
-from partita.cost.matching import match
+from partita.cost.matching import Matching, match
 from partita.cost.memory import memory_curve
 from partita.errors import InvalidInputError
 
@@ -164,7 +165,7 @@ def play(program: Program, cluster: Cluster, seconds: Array) -> Timeline:
             *(program.ptr, program.kind, seconds, program.device, out_port, in_port),
             np.array([int(by_time), int(joints > 0)]),
             *(matching.partner, matching.joint, matching.joint_size),
-            *(matching.first_wait, matching.next_wait),
+            *(matching.first_wait, matching.next_wait, _turns(program, matching)),
         ],
         [start, end, cause, position, *_scratch(rows, devices, joints, num_ports)],
     )
@@ -258,6 +259,26 @@ def _any_port_shared(program: Program, sends: Array, links: Links) -> bool:
     )
 
 
+def _turns(program: Program, matching: Matching) -> Array:
+    """Return the place of each joint number among collectives: as in all lists, then by device."""
+    size = len(matching.joint_size)
+    rows = np.flatnonzero(program.kind >= FIRST_COLLECTIVE)
+    if not len(rows):
+        return np.zeros(size, dtype=np.int64)
+    number, device = matching.joint[rows], program.device[rows]
+    follows = device[1:] == device[:-1]
+    source, target = number[:-1][follows], number[1:][follows]
+    ptr, targets = csr(source, target, size)
+    waiting = np.bincount(target, minlength=size).astype(np.int64)
+    scratch, level, count = (np.zeros(length, dtype=np.int64) for length in (size, size, 1))
+    run_kernel(longest_levels, len(source), [ptr, targets], [waiting, scratch, level, count])
+    first = np.full(size, len(program.devices), dtype=np.int64)
+    np.minimum.at(first, number, device)
+    turn = np.empty(size, dtype=np.int64)
+    turn[np.lexsort((first, level))] = np.arange(size)
+    return turn
+
+
 def _ring_successor(program: Program, rows: Array, to_cluster: Array) -> Array:
     """Return the cluster's device after each member in the ring of its group."""
     table: dict[tuple[int, int], int] = {}
@@ -283,6 +304,7 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
     joint_size: Column,
     first_wait: Column,
     next_wait: Column,
+    turn: Column,
     start: Column,
     end: Column,
     cause: Column,
@@ -304,17 +326,19 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
 
     ``end`` is -1 until it is known. ``last`` is the last compute row of a device; ``head`` and
     ``chain`` list the members that have come to a joint instruction; ``holder`` is the last row
-    that used a port. ``flags``: ports are served by time; there are joint instructions.
+    that used a port; ``turn`` orders collectives that are issued at one time. ``flags``: ports are
+    served by time; there are joint instructions.
     """
     num_devices = len(ptr) - 1
     height = num_devices
     for d in range(num_devices):
         stack[d] = num_devices - 1 - d
-    pending = [(0.0, 0, 0)]
+    # Issue time; device, for collectives one after all; place among those of one device; row.
+    pending = [(0.0, 0, 0, 0)]
     heapq.heappop(pending)
     while height > 0 or len(pending) > 0:
         if height == 0:
-            issued, _, row = heapq.heappop(pending)
+            issued, _, _, row = heapq.heappop(pending)
             begin = issued
             why = reason[joint[row]] if kind[row] > _RECV else cause[row]
             members = row
@@ -393,7 +417,7 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
             elif kind[row] == _SEND:
                 cause[row] = last[d]
                 if flags[0] == 1:
-                    heapq.heappush(pending, (clock[d], d, row))
+                    heapq.heappush(pending, (clock[d], d, row, row))
                 else:
                     begin = clock[d]
                     port = out_port[row]
@@ -425,6 +449,6 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
                     ready[group] = clock[d]
                     reason[group] = last[d]
                 if come[group] == joint_size[group]:
-                    heapq.heappush(pending, (ready[group], d, row))
+                    heapq.heappush(pending, (ready[group], num_devices, turn[group], row))
                 row += 1
         position[d] = row

@@ -246,7 +246,8 @@ class DeviceLoop:
             value = self._values[cell]
         else:
             self._refuse(row, f"{self._name(*cell)} is not there to be sent")
-        sent = self._transport.send(message, value)
+        with self._at(row):
+            sent = self._transport.send(message, value)
         self.statistics.sent_bytes += value.numel() * value.element_size()
         self._drop(cell, gradient=message.gradient)
         if self._blocking:
@@ -256,7 +257,8 @@ class DeviceLoop:
 
     def _receive(self, row: int) -> Waiting[None]:
         message = self._message(row)
-        posted = self._transport.receive(message)
+        with self._at(row):
+            posted = self._transport.receive(message)
         key = (message.tensor, message.microbatch, message.gradient)
         self._posted.setdefault(key, {})[message.source] = posted
         if self._blocking:
@@ -271,7 +273,8 @@ class DeviceLoop:
             bucket=int(program.bucket[row]),
             microbatch=int(program.microbatch[row]),
         )
-        return self._transport.meet(meeting, values)
+        with self._at(row):
+            return self._transport.meet(meeting, values)
 
     def _start_collective(self, row: int) -> Iterable[Wait]:
         values = self._store.outgoing(self._kind(row), int(self._program.bucket[row]))

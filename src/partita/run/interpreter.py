@@ -125,8 +125,6 @@ def interpret(
         for device, store in enumerate(stores)
     ]
     _take_turns(loops, options.steps)
-    if left := transport.left_over():
-        raise InvalidInputError(f"the program has ended, and the {left[0]}")
     return RunResult(
         steps=tuple(
             _step_result(task, [loop.records[step] for loop in loops])

@@ -78,7 +78,12 @@ class StageRunner:
         return done
 
     def recompute(self, step: int, visit: Visit, done: StagePass) -> None:
-        """Run a stage again if it has no graph yet; what it does to buffers is forgotten."""
+        """Run a stage again if it has no graph yet; what it does to buffers is forgotten.
+
+        A graph keeps the weights that forward saw. That backward could have them all the same
+        (gathered, and of its version) is checked, as a real device would let go of them.
+        """
+        self._store.weights(visit.stage, visit.version)
         if done.has_graph:
             return
         buffers = {name: value.clone() for name, value in done.buffers.items()}

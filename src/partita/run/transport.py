@@ -207,16 +207,6 @@ class MemoryTransport:
             line.popleft()
         return _Attendance(assembly, meeting.device)
 
-    def left_over(self) -> list[str]:
-        """Return what was started and never met its other end."""
-        found = []
-        for channel in self._channels.values():
-            found += [f"{message} was sent and not received" for message, _, _ in channel.sent]
-            found += [f"{message} was awaited and not sent" for message, _ in channel.posted]
-        for line in self._assemblies.values():
-            found += [f"{_name(a.meeting)} waits for members of its group" for a in line]
-        return found
-
 
 def _name(meeting: Meeting) -> str:
     parts = [f"bucket {meeting.bucket}"] if meeting.bucket >= 0 else []

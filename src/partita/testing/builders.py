@@ -10,8 +10,9 @@ there are any. Devices are ``d0, d1, ...``.
 (2, 2)
 """
 
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
@@ -22,7 +23,7 @@ from partita.core.cluster import Cluster, Device, Host, Level, LinkMatrix
 from partita.core.columns import frozen_array
 from partita.core.graph import EdgeTable, Graph, OpCosts, OpTable, ParameterTable, TensorTable
 from partita.core.plan import Plan, Shard, Stage
-from partita.core.problem import Schedule
+from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import Program
 
 _ROW = ("kind", "stage", "microbatch", "tensor", "gradient", "peer", "group", "bucket", "bytes")
@@ -346,6 +347,73 @@ def pipeline(
         schedule=schedule,
         microbatch_sizes=np.array(sizes),
     )
+
+
+def random_pipeline(
+    rng: random.Random,
+    *,
+    schedule: Schedule,
+    shard: Shard = Shard.NONE,
+    make_cluster: Callable[[int], Cluster] = flat_cluster,
+) -> tuple[Problem, Plan]:
+    """Return a random graph cut into one to five stages, with replicas and tensor parallelism.
+
+    Stages may share devices and have uneven shares; microbatches differ in size; some ops
+    recompute. Parameters are tied where the schedule and the degrees allow it.
+
+    Args:
+        rng: Source of chance; one seed, one plan.
+        schedule: The schedule.
+        shard: What replicas divide; ignored by inference and weight stashing, which divide nothing.
+        make_cluster: Makes a cluster of a number of devices.
+    """
+    flushes = schedule not in (Schedule.INFERENCE, Schedule.PIPEDREAM)
+    shard = shard if flushes else Shard.NONE
+    num_ops = rng.randint(4, 14)
+    groups, shares = _random_groups(rng, rng.randint(1, min(5, num_ops)))
+    if shard in (Shard.GRADIENTS, Shard.PARAMETERS):
+        shares = {}
+    rounds = [sum(shares.get(s, [1] * len(group))) for s, group in enumerate(groups)]
+    microbatches = math.lcm(*rounds)
+    microbatches *= rng.randint(1, max(1, 8 // microbatches))
+    alike = len({len(group[0]) for group in groups}) == 1
+    graph = random_dag(num_ops, rng, tied=rng.randint(0, 2) if alike and flushes else 0)
+    cluster = make_cluster(1 + max(max(ranks) for group in groups for ranks in group))
+    plan = pipeline(
+        graph,
+        cluster,
+        groups,
+        schedule=schedule,
+        microbatches=[rng.randint(1, 3) for _ in range(microbatches)],
+        shard=shard,
+        shares=shares,
+    )
+    recompute = np.array([rng.random() < 0.3 for _ in range(num_ops)])
+    infers = schedule is Schedule.INFERENCE
+    objective = Objective(mode=Mode.INFERENCE if infers else Mode.TRAINING)
+    problem = Problem(graph=graph, cluster=cluster, objective=objective)
+    return problem, replace(plan, recompute=recompute)
+
+
+def _random_groups(
+    rng: random.Random, num_stages: int
+) -> tuple[list[list[tuple[int, ...]]], dict[int, list[int]]]:
+    """Return the devices of each stage, and the shares of some."""
+    groups: list[list[tuple[int, ...]]] = []
+    shares: dict[int, list[int]] = {}
+    degree = rng.choice([1, 1, 2, 0])
+    used = 0
+    for stage in range(num_stages):
+        if groups and rng.random() < 0.3:
+            groups.append(rng.choice(groups))
+        else:
+            tp, replicas = degree or rng.choice([1, 2, 4]), rng.choice([1, 1, 2, 3])
+            first = range(used, used + replicas * tp, tp)
+            groups.append([tuple(range(begin, begin + tp)) for begin in first])
+            used += replicas * tp
+        if len(groups[-1]) > 1 and rng.random() < 0.3:
+            shares[stage] = [rng.randint(1, 3) for _ in groups[-1]]
+    return groups, shares
 
 
 def relisted(program: Program, lists: Sequence[Sequence[int]]) -> Program:

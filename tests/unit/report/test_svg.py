@@ -125,3 +125,15 @@ def test_a_timeline_without_rows_is_empty_lanes(make):
 def test_output_is_repeatable(pipeline):
     timeline = pipeline()
     assert timeline_svg(timeline) == timeline_svg(dataclasses.replace(timeline))
+
+
+def test_instructions_that_take_no_time_do_not_hide_idle_time(exchange):
+    load = dataclasses.replace(
+        exchange,
+        kind=[Kind.LOAD if index == 0 else kind for index, kind in enumerate(exchange.kind)],
+        end_s=[0.0 if index == 0 else end for index, end in enumerate(exchange.end_s)],
+    )
+    root = ET.fromstring(timeline_svg(load, memory=False))
+    tips = [tip for rect in root.iter(f"{NS}rect") if (tip := rect.findtext(f"{NS}title"))]
+    assert len(tips) == 4
+    assert not list(root.iter(f"{NS}path"))

@@ -7,7 +7,6 @@ import numpy as np
 from partita.core.columns import Array
 from partita.core.program import FIRST_COLLECTIVE
 from partita.cost.check.case import Case
-from partita.cost.check.grid import group_sets
 
 _SAME = ("kind", "microbatch", "bucket", "bytes")
 
@@ -27,6 +26,8 @@ class Joints(NamedTuple):
 def check_joints(case: Case) -> Joints:
     """Check that the k-th instruction of a group is the same one on each of its members.
 
+    That only members list instructions of a group was proved with the grid and the parameters.
+
     Raises:
         InvalidInputError: A member lists another one, or one more.
     """
@@ -35,7 +36,6 @@ def check_joints(case: Case) -> Joints:
     rows = np.flatnonzero(program.group >= 0)
     if not len(rows):
         return Joints(number, np.zeros(0, dtype=np.int64))
-    _check_members(case, rows)
     group = program.group[rows].astype(np.int64)
     home = group * case.num_devices + program.device[rows]
     order = np.argsort(home, kind="stable")
@@ -53,16 +53,6 @@ def check_joints(case: Case) -> Joints:
         _refuse_short(case, int(rows[np.argmax(short)]), rows[joint == joint[np.argmax(short)]])
     number[rows] = joint
     return Joints(number, size)
-
-
-def _check_members(case: Case, rows: Array) -> None:
-    program = case.program
-    sets = group_sets(case)
-    keys = [group * case.num_devices + d for group, devices in enumerate(sets) for d in devices]
-    home = program.group[rows].astype(np.int64) * case.num_devices + program.device[rows]
-    outside = ~np.isin(home, np.array(keys, dtype=np.int64))
-    if outside.any():
-        case.refuse(rows[np.argmax(outside)], "is by a device that is not in its group")
 
 
 def _check_equal(case: Case, rows: Array, others: Array) -> None:

@@ -162,9 +162,9 @@ def _check_updates(case: Case, held: Held, rules: Buckets) -> Lists:
         made = np.arange(len(updates.rows)) - np.repeat(updates.start[:-1], updates.size) + 1
         wrong = program.version[updates.rows] != made
         if wrong.any():
-            at = int(np.argmax(wrong))
-            row = updates.rows[at]
-            case.refuse(row, f"names version {program.version[row]}; it makes {made[at]}")
+            turn = int(np.argmax(wrong))
+            row = int(updates.rows[turn])
+            case.refuse(row, f"names version {program.version[row]}; it makes {made[turn]}")
     return updates
 
 
