@@ -51,14 +51,7 @@ def _schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:  # noqa: 
         return {"anyOf": [_schema(inner, definitions), {"type": "null"}]}
     dtype = _dtype_of(hint)
     if dtype is not None:
-        item = _SCALAR_SCHEMAS[{"f": float, "b": bool}.get(dtype.kind, int)]
-        repeated = {
-            "type": "object",
-            "properties": {"every": item, "rows": {"type": "integer", "minimum": 0}},
-            "required": ["every", "rows"],
-            "additionalProperties": False,
-        }
-        return {"anyOf": [{"type": "array", "items": item}, repeated]}
+        return _column_schema(dtype.kind, definitions)
     if dataclasses.is_dataclass(hint):
         name = hint.__name__  # type: ignore[union-attr]  # a class, not an instance
         if name not in definitions:
@@ -76,6 +69,19 @@ def _schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:  # noqa: 
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return {"enum": [choice.value for choice in hint]}
     return _SCALAR_SCHEMAS.get(hint, {})
+
+
+def _column_schema(kind: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    name, scalar = {"f": ("numbers", float), "b": ("flags", bool)}.get(kind, ("integers", int))
+    item = _SCALAR_SCHEMAS[scalar]
+    repeated = {
+        "type": "object",
+        "properties": {"every": item, "rows": {"type": "integer", "minimum": 0}},
+        "required": ["every", "rows"],
+        "additionalProperties": False,
+    }
+    definitions[name] = {"anyOf": [{"type": "array", "items": item}, repeated]}
+    return {"$ref": f"#/$defs/{name}"}
 
 
 def _tuple_schema(part: Any, definitions: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401

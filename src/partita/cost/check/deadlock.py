@@ -3,11 +3,10 @@
 A token walks down every list. Alone, compute passes; joint instructions pass when all members stand
 at them. A SEND and its RECV pass together (rendezvous: the two are one node), so that the walk ends
 if and only if the graph of list orders with merged messages and merged joint instructions has no
-cycle. A walk that ends so ends with buffered sends, too, and with transfers that overlap compute,
-since those only wait for less.
+cycle. A walk that ends so ends with buffered sends, too, and where receives post instead of waiting
+at their place, since those only wait for less. A walk with buffered sends is made to tell people how
+bad it is.
 """
-
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from partita.core.columns import Array
 from partita.core.program import Kind
 from partita.cost.check.case import Case
 from partita.cost.check.joints import Joints
-from partita.cost.kernels import run_kernel
+from partita.cost.kernels import Column, run_kernel
 from partita.errors import InvalidInputError
 
 _SEND, _RECV = int(Kind.SEND), int(Kind.RECV)
@@ -81,19 +80,19 @@ def _refuse(case: Case, partner: Array, joints: Joints, position: Array, how: st
 
 
 def _walk(  # noqa: C901, PLR0912, PLR0913, PLR0917 (one compiled walk)
-    ptr: Any,  # noqa: ANN401 (lists or arrays, as for every argument here)
-    kind: Any,  # noqa: ANN401
-    device_of: Any,  # noqa: ANN401
-    partner: Any,  # noqa: ANN401
-    joint: Any,  # noqa: ANN401
-    joint_size: Any,  # noqa: ANN401
-    buffered: Any,  # noqa: ANN401
-    position: Any,  # noqa: ANN401
-    stack: Any,  # noqa: ANN401
-    waits: Any,  # noqa: ANN401
-    come: Any,  # noqa: ANN401
-    head: Any,  # noqa: ANN401
-    chain: Any,  # noqa: ANN401
+    ptr: Column,
+    kind: Column,
+    device_of: Column,
+    partner: Column,
+    joint: Column,
+    joint_size: Column,
+    buffered: Column,
+    position: Column,
+    stack: Column,
+    waits: Column,
+    come: Column,
+    head: Column,
+    chain: Column,
 ) -> None:
     """Walk every device as far as it goes, waking those that it was waited for by.
 
