@@ -4,8 +4,8 @@ A token walks down every list. Alone, compute passes; joint instructions pass wh
 at them. A SEND and its RECV pass together (rendezvous: the two are one node), so that the walk ends
 if and only if the graph of list orders with merged messages and merged joint instructions has no
 cycle. A walk that ends so ends with buffered sends, too, and where receives post instead of waiting
-at their place, since those only wait for less. A walk with buffered sends is made to tell people how
-bad it is.
+at their place, since those only wait for less. A walk with buffered sends only tells people how bad
+it is.
 """
 
 import numpy as np
