@@ -1,4 +1,4 @@
-"""Every core type comes back equal from its document, and nothing but FormatError comes of others."""
+"""Documents: every type comes back as it was, and broken texts are refused with one error."""
 
 import copy
 import json
@@ -413,13 +413,9 @@ WRONG = (
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the path of every part of a document, of long lists only the first few."""
-    keys = (
-        value
-        if isinstance(value, dict)
-        else range(min(len(value), 3))
-        if isinstance(value, list)
-        else ()
-    )
+    keys: Any = ()
+    if isinstance(value, dict | list):
+        keys = value if isinstance(value, dict) else range(min(len(value), 3))
     return [path, *(place for key in keys for place in places(value[key], (*path, key)))]
 
 
