@@ -127,6 +127,13 @@ def test_long_tuples_of_few_parts_are_written_once_each():
     assert isinstance(encode(plan)["stages"], list)
 
 
+def test_long_tuples_of_parts_without_a_hash_are_plain_lists():
+    solution = small_solution()
+    solution = dataclasses.replace(solution, alternatives=(solution.plan,) * 9)
+    assert isinstance(encode(solution)["alternatives"], list)
+    assert read_json(write_json(solution)) == solution
+
+
 def test_numbers_of_numpy_are_written_as_numbers():
     graph = dataclasses.replace(chain(2), batch_size=np.int64(3))
     device = Device(name="d", memory_bytes=np.float32(2.0), idle_w=np.float64(1.5))

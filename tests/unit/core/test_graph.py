@@ -298,6 +298,13 @@ def test_graphs_that_cannot_be_are_refused(changes, words):
     assert refusal(lambda: graph(**changes)).startswith(words)
 
 
+def test_tables_know_their_length():
+    made = graph()
+    assert [len(part) for part in (made.ops, made.tensors, made.edges, made.parameters)] == [
+        *(3, 4, 3, 2)
+    ]
+
+
 def test_edges_of_unequal_length_are_refused():
     message = refusal(lambda: EdgeTable(tensor=[0, 1], reader=[1]))
     assert message == "edge reader has 1 values for 2 rows"

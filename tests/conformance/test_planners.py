@@ -1,0 +1,96 @@
+"""Every planner of the table against the suite that plug-ins use, too."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+
+from partita.core.problem import Problem
+from partita.core.solution import Proof, Solution
+from partita.errors import InfeasibleError
+from partita.flows.summary import thawed
+from partita.plan.pipeline import allowed_boundaries, main_devices
+from partita.plan.scattered import plan_random
+from partita.plan.single import plan_single
+from partita.plan.table import PLANNERS, solve
+from partita.testing.builders import chain, flat_cluster
+from partita.testing.planner_suite import PROBLEMS, BoundPlanner, PlannerSuite, all_placements
+
+
+def two_stages(problem: Problem) -> dict[str, Any]:
+    """Return boundaries with one cut near the middle, where there is room for two stages."""
+    allowed = allowed_boundaries(problem.graph).tolist()
+    if len(allowed) > 2 and len(main_devices(problem)) > 1:
+        allowed = [allowed[0], allowed[len(allowed) // 2], allowed[-1]]
+    else:
+        allowed = [allowed[0], allowed[-1]]
+    return {"boundaries": allowed}
+
+
+def scattered(problem: Problem) -> dict[str, Any]:
+    """Return the map of a random placement, or all on one device where none fits."""
+    names, ops = problem.cluster.device_names, problem.graph.ops.names
+    try:
+        plan = plan_random(problem, seed=5).plan
+    except InfeasibleError:
+        return {"assignment": dict.fromkeys(ops, names[0])}
+    return {"assignment": dict(zip(ops, [names[d] for d in plan.device_of], strict=True))}
+
+
+NEEDED: Mapping[str, Callable[[Problem], dict[str, Any]]] = {
+    "custom": two_stages,
+    "manual": scattered,
+}
+
+
+def call(name: str, problem: Problem) -> Solution:
+    options = NEEDED[name](problem) if name in NEEDED else {}
+    return solve(problem, name, **options)
+
+
+class TestPlanners(PlannerSuite):
+    @pytest.fixture(params=PLANNERS)
+    def planner(self, request: pytest.FixtureRequest) -> BoundPlanner:
+        return partial(call, request.param)
+
+
+@pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS)
+@pytest.mark.parametrize("name", PLANNERS)
+def test_a_solution_names_its_planner_and_options_so_that_it_can_be_found_again(name, make):
+    solution = call(name, make())
+    assert solution.planner == name
+    assert solve(solution.problem, solution.planner, **thawed(solution.options)) == solution
+
+
+def claims(problem: Problem) -> Solution:
+    """A planner that puts all on one device and says that nothing is better."""
+    solution = plan_single(problem)
+    return Solution(
+        problem=problem,
+        plan=solution.plan,
+        metric=solution.metric,
+        value=solution.value,
+        unit=solution.unit,
+        lower_bound=solution.value,
+        proof=Proof.OPTIMAL,
+    )
+
+
+def test_the_suite_finds_a_wrong_claim():
+    with pytest.raises(AssertionError):
+        PlannerSuite().test_a_plan_that_claims_to_be_the_best_is_not_beaten(claims, chain(4))
+
+
+def test_the_suite_finds_a_planner_that_forgets_where_it_is():
+    turns = iter(range(100))
+    with pytest.raises(AssertionError):
+        PlannerSuite().test_the_same_problem_has_the_same_solution(
+            lambda problem: plan_random(problem, seed=next(turns)), PROBLEMS["long chain"]
+        )
+
+
+def test_all_placements_are_all():
+    problem = Problem(graph=chain(3), cluster=flat_cluster(2))
+    plans = all_placements(problem, plan_single(problem).plan)
+    assert len({tuple(plan.device_of.tolist()) for plan in plans}) == 8
