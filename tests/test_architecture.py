@@ -35,6 +35,8 @@ THIRD_PARTY = {
     "formats": {"numpy", "yaml"},
     "cost": {"numpy", "numba"},
     "plan": {"numpy", "numba", "scipy", "rustworkx", "ortools"},
+    "models": {"numpy", "torch", "transformers"},
+    "profile": {"numpy", "torch", "rustworkx"},
     "run": {"numpy", "torch"},
     "documents": set(),
     "flows": {"numpy"},
