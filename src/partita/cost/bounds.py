@@ -3,7 +3,10 @@
 * Work: whatever runs where, ``sum over ops min over types (w t) / sum over devices w`` bounds the
   step from below for any weights w of device types (a dual solution of the fractional assignment);
   weights by each type's speed on the whole graph are used.
-* Path: a microbatch passes a longest path of the graph, forward and back, on the fastest devices.
+* Path: a microbatch passes a longest path of the graph on the fastest devices: forward along all
+  edges, or forward and back along edges that gradients flow through (without the weight part of
+  backward, unless the schedule keeps it whole). It holds for steps that begin from idle, so not
+  where the schedule may stash weights.
 
 Both hold for all plans that use the tensor-parallel degrees for which the graph has variants.
 """
@@ -12,18 +15,24 @@ import numpy as np
 
 from partita.core.columns import Array
 from partita.core.graph import KIND_BIT, Graph
-from partita.core.problem import Metric, Mode, Problem
+from partita.core.problem import Metric, Mode, Problem, Schedule
 from partita.cost.durations import op_seconds
 from partita.cost.kernels import Column, csr, run_kernel
 
 
 def lower_bound(problem: Problem) -> float:
     """Return seconds that no plan can beat for the problem's metric; 0 = nothing is known."""
-    if problem.objective.metric is Metric.THROUGHPUT:
-        return max(_work_bound(problem), _path_bound(problem, problem.objective.mode))
-    if problem.objective.metric is Metric.LATENCY:
-        return _path_bound(problem, Mode.INFERENCE)
-    return 0.0
+    objective = problem.objective
+    if objective.metric is Metric.LATENCY:
+        return _forward_path(problem)
+    if objective.metric is not Metric.THROUGHPUT:
+        return 0.0
+    bounds = [_work_bound(problem)]
+    if objective.mode is Mode.INFERENCE:
+        bounds.append(_forward_path(problem))
+    elif objective.schedule not in (None, Schedule.PIPEDREAM):
+        bounds += [_forward_path(problem), _return_path(problem)]
+    return max(bounds)
 
 
 def _op_times(problem: Problem, mode: Mode) -> tuple[Array, Array]:
@@ -31,13 +40,16 @@ def _op_times(problem: Problem, mode: Mode) -> tuple[Array, Array]:
     graph = problem.graph
     classes: dict[object, list[int]] = {}
     for index, device in enumerate(problem.cluster.devices):
-        key = (device.type, device.kind, device.speed, tuple(device.peak_flop_per_s.items()))
+        rates = (tuple(device.peak_flop_per_s.items()), device.memory_bytes_per_s)
+        key = (device.type, device.kind, device.speed, rates)
         classes.setdefault(key, []).append(index)
     counts, times = [], []
     for members in classes.values():
         device = problem.cluster.devices[members[0]]
         seconds = op_seconds(graph, device)
         total = seconds.forward_s + (seconds.backward_s if mode is Mode.TRAINING else 0.0)
+        if mode is Mode.INFERENCE:
+            total = np.where(graph.is_forward, total, 0.0)
         total = np.minimum(total, _variant_work(graph, total, mode))
         allowed = (graph.ops.device_kinds & KIND_BIT[device.kind]) > 0
         counts.append(len(members))
@@ -78,25 +90,58 @@ def _work_bound(problem: Problem) -> float:
     return float(least.sum() / (counts * weights).sum())
 
 
-def _path_bound(problem: Problem, mode: Mode) -> float:
-    """Return the longest path of one microbatch through the fastest devices."""
+def _least_samples(problem: Problem) -> float:
+    """Return the batches of samples in the smallest microbatch that a plan may have."""
+    objective, batch = problem.objective, problem.graph.batch_size
+    free = objective.microbatch_size is None and objective.microbatches is None
+    return (1.0 if free else problem.microbatch_size) / batch
+
+
+def _best_seconds(problem: Problem, kind: str) -> Array:
+    """Return the least seconds of each forward op over all devices that may run it."""
     graph = problem.graph
-    _, times = _op_times(problem, mode)
+    best = np.full(len(graph), np.inf)
+    for device in {
+        (d.type, d.kind, d.speed, d.memory_bytes_per_s): d for d in problem.cluster.devices
+    }.values():
+        seconds = op_seconds(graph, device)
+        times = seconds.forward_s
+        if kind == "input":
+            times = times + seconds.backward_s * seconds.input_share
+        elif kind == "whole":
+            times = times + seconds.backward_s
+        allowed = (graph.ops.device_kinds & KIND_BIT[device.kind]) > 0
+        best = np.minimum(best, np.where(allowed, times, np.inf))
+    fixed = graph.ops.fixed_share
+    scaled = best * (fixed + (1 - fixed) * _least_samples(problem))
+    return np.where(graph.is_forward, scaled, 0.0)
+
+
+def _forward_path(problem: Problem) -> float:
+    """Return the longest path of one microbatch forward."""
+    every = np.ones(len(problem.graph.tensors), dtype=bool)
+    return _heaviest(problem, _best_seconds(problem, "forward"), every)
+
+
+def _return_path(problem: Problem) -> float:
+    """Return the longest path of one microbatch forward and back."""
+    split = problem.objective.schedule is Schedule.ZERO_BUBBLE
+    seconds = _best_seconds(problem, "input" if split else "whole")
+    return _heaviest(problem, seconds, problem.graph.tensors.differentiable)
+
+
+def _heaviest(problem: Problem, seconds: Array, through: Array) -> float:
+    """Return the heaviest path over the tensors that may be passed through."""
+    graph = problem.graph
     if len(graph.variants):
         return 0.0
-    size = problem.objective.microbatch_size
-    if size is None and problem.objective.microbatches is None:
-        samples = 1.0 / graph.batch_size
-    else:
-        samples = problem.microbatch_size / graph.batch_size
-    fixed = graph.ops.fixed_share
-    best = times.min(axis=0) * (fixed + (1 - fixed) * samples)
-    if mode is Mode.INFERENCE:
-        best = np.where(graph.is_forward, best, 0.0)
-    inner = graph.edge_source >= 0
-    ptr, targets = csr(graph.edge_source[inner], graph.edges.reader[inner], len(graph))
+    source, reader = graph.edge_source, graph.edges.reader
+    kept = (source >= 0) & through[graph.edges.tensor]
+    kept[kept] = graph.is_forward[source[kept]] & graph.is_forward[reader[kept]]
+    ptr, targets = csr(source[kept], reader[kept], len(graph))
     finish = np.zeros(len(graph))
-    run_kernel(_longest_path, len(targets), [graph.topological_order, ptr, targets, best], [finish])
+    order = graph.topological_order
+    run_kernel(_longest_path, len(targets), [order, ptr, targets, seconds], [finish])
     return float(finish.max())
 
 

@@ -9,13 +9,15 @@ import numpy as np
 from partita.core.columns import Array
 from partita.core.graph import DeviceKind, Graph
 from partita.core.plan import Plan, Stage, equal_microbatches
-from partita.core.problem import Mode, Problem, Schedule
+from partita.core.problem import Metric, Mode, Problem, Schedule
 from partita.core.solution import Proof, Solution
 from partita.cost.bounds import lower_bound
 from partita.cost.evaluate import check_memory, measure
-from partita.cost.objectives import OBJECTIVES
 from partita.cost.objectives.placed import placement_errors
 from partita.errors import InfeasibleError, InvalidInputError
+
+OWN_MEMORY_RULE = frozenset(Metric) - {Metric.THROUGHPUT, Metric.LATENCY, Metric.PIPEDREAM}
+"""Metrics whose objective checks memory by its authors' rule; the others keep to ours."""
 
 
 def default_schedule(problem: Problem) -> Schedule:
@@ -48,15 +50,20 @@ def layer_of_ops(graph: Graph) -> tuple[Array, int]:
         raise InvalidInputError(f"graph {graph.name!r} has no forward op to cut into stages")
     layers = graph.ops.layers
     layer = np.full(len(graph), -1, dtype=np.int64)
-    if not len(layers.of):
+    if not has_layers(graph):
         layer[order] = np.arange(len(order))
         return layer, len(order)
     layer[order] = layers.of[order]
     ptr, edges = graph.in_edges
     for op in order[layer[order] < 0].tolist():
         sources = graph.edge_source[edges[ptr[op] : ptr[op + 1]]]
-        layer[op] = max((int(layer[s]) for s in sources.tolist() if s >= 0), default=0)
+        layer[op] = max([0, *(int(layer[s]) for s in sources.tolist() if s >= 0)])
     return layer, len(layers.names)
+
+
+def has_layers(graph: Graph) -> bool:
+    """Return whether the graph says in which layer its ops are."""
+    return len(graph.ops.layers.of) > 0 and len(graph.ops.layers.names) > 0
 
 
 def cut_layers(graph: Graph, boundaries: Sequence[int]) -> Array:
@@ -67,7 +74,7 @@ def cut_layers(graph: Graph, boundaries: Sequence[int]) -> Array:
             splits ops that must stay together.
     """
     layer, count = layer_of_ops(graph)
-    what = "layers" if len(graph.ops.layers.of) else "ops"
+    what = "layers" if has_layers(graph) else "ops"
     if len(boundaries) < 2 or boundaries[0] != 0:
         raise InvalidInputError(
             f"boundaries {list(boundaries)} must start with 0 and end with {count}"
@@ -121,6 +128,19 @@ def allowed_boundaries(graph: Graph) -> Array:
     return np.flatnonzero(np.cumsum(blocked)[: count + 1] == 0)
 
 
+def legal_boundaries(graph: Graph, wanted: Sequence[int]) -> list[int]:
+    """Return boundaries over layers, each moved to the next one that splits no colocation class.
+
+    Boundaries that would end a stage of layers without ops are left out.
+    """
+    layer, count = layer_of_ops(graph)
+    allowed = allowed_boundaries(graph)
+    moved = np.unique(np.append(allowed[np.searchsorted(allowed, np.asarray(wanted))], count))
+    held = np.unique(layer[layer >= 0])
+    _, first = np.unique(np.searchsorted(held, moved), return_index=True)
+    return [*moved[first[:-1]].tolist(), int(moved[-1])]
+
+
 def pipeline_plan(problem: Problem, stage_of: Array, groups: Sequence[Sequence[int]]) -> Plan:
     """Return a pipeline: stage k runs on the k-th group of cluster devices, a replica each."""
     used = [device for group in groups for device in group]
@@ -154,7 +174,7 @@ def solution_of(
     value = measure(problem, plan)
     if value.errors:
         raise InfeasibleError(f"{planner} found no plan that fits: {value.errors[0]}")
-    if problem.objective.metric not in OBJECTIVES:
+    if problem.objective.metric not in OWN_MEMORY_RULE:
         errors = placement_errors(problem, plan)
         if errors:
             raise InfeasibleError(f"{planner or 'the plan'} breaks a rule: {errors[0]}")

@@ -12,6 +12,11 @@ from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.plan.custom import plan_custom
 from partita.plan.manual import plan_manual
+from partita.plan.merak import (
+    plan_parameters,
+    plan_uniform_floor,
+    plan_uniform_transformer,
+)
 from partita.plan.scattered import plan_random
 from partita.plan.single import plan_single
 from partita.plan.uniform import plan_uniform
@@ -21,6 +26,9 @@ Planner: TypeAlias = Callable[..., Solution]
 PLANNERS: Mapping[str, Planner] = {
     "single": plan_single,
     "uniform": plan_uniform,
+    "uniform_floor": plan_uniform_floor,
+    "uniform_transformer": plan_uniform_transformer,
+    "parameters": plan_parameters,
     "custom": plan_custom,
     "random": plan_random,
     "manual": plan_manual,

@@ -7,14 +7,13 @@ one that does not. Costs are not looked at.
 
 import numpy as np
 
-from partita.core.columns import Array
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
 from partita.plan.pipeline import (
-    allowed_boundaries,
     cut_layers,
     layer_of_ops,
+    legal_boundaries,
     main_devices,
     pipeline_plan,
     solution_of,
@@ -44,23 +43,14 @@ def plan_uniform(problem: Problem, *, stages: int = 0, replicas: int = 1) -> Sol
             f"{stages} stages of {replicas} replicas need {stages * replicas} devices; "
             f"there are {len(devices)}"
         )
-    layer, count = layer_of_ops(problem.graph)
+    _, count = layer_of_ops(problem.graph)
     wanted = min(stages or most, count)
     each = -(-count // wanted)
-    allowed = allowed_boundaries(problem.graph)
     steps = np.minimum(np.arange(0, count + each, each), count)
-    moved = allowed[np.searchsorted(allowed, steps)]
-    boundaries = _without_empty(np.unique(np.append(moved, count)), layer)
+    boundaries = legal_boundaries(problem.graph, steps.tolist())
     stage_of = cut_layers(problem.graph, boundaries)
     groups = [
         devices[stage * replicas : (stage + 1) * replicas] for stage in range(len(boundaries) - 1)
     ]
     plan = pipeline_plan(problem, stage_of, groups)
     return solution_of(problem, plan, "uniform", {"stages": stages, "replicas": replicas})
-
-
-def _without_empty(boundaries: Array, layer: Array) -> list[int]:
-    """Return the boundaries without those that end a stage of layers that hold no op."""
-    held = np.unique(layer[layer >= 0])
-    _, first = np.unique(np.searchsorted(held, boundaries), return_index=True)
-    return [*boundaries[first[:-1]].tolist(), int(boundaries[-1])]

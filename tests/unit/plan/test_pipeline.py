@@ -60,6 +60,19 @@ def test_an_op_without_a_layer_and_without_inputs_is_in_the_first():
     assert layer_of_ops(graph)[0].tolist() == [0, 1, 0, 1]
 
 
+def test_an_op_without_a_layer_that_reads_from_backward_is_in_the_first():
+    labels = Labels(names=("a", "b"), of=np.array([0, -1, -1, 1]))
+    graph = with_ops(chain(4), phase=[0, 1, 0, 0], layers=labels)
+    assert layer_of_ops(graph)[0].tolist() == [0, -1, 0, 1]
+
+
+def test_labels_without_a_layer_are_none():
+    graph = with_ops(chain(3), layers=Labels(of=np.array([-1, -1, -1])))
+    assert layer_of_ops(graph)[1] == 3
+    with pytest.raises(InvalidInputError, match="graph 'built' has 3 ops, so it must be 3"):
+        cut_layers(graph, [0, 4])
+
+
 def test_boundaries_split_no_class():
     graph = with_ops(chain(6), colocation=[-1, 0, -1, 0, 1, 1])
     assert allowed_boundaries(graph).tolist() == [0, 1, 4, 6]

@@ -61,7 +61,8 @@ class OpTimes(NamedTuple):
 
 def why_not_makespan(problem: Problem, plan: Plan) -> str | None:
     """Return why the makespan does not apply, or ``None``."""
-    del problem  # any graph and cluster will do
+    if not bool(problem.graph.is_forward.any()):
+        return "the graph has no forward op"
     return why_not_placed(plan)
 
 
