@@ -4,8 +4,8 @@ PYTHON ?= python3
 WORKERS ?= 2
 EXTRAS ?= torch,dev,bench
 
-# Debian packages that the tests need besides Python, such as "slurmd"; none today.
-APT_PACKAGES ?=
+# Debian packages that the tests need besides Python: network namespaces for the emulated link.
+APT_PACKAGES ?= iproute2
 
 comma := ,
 BIN := .venv/bin

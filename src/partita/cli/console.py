@@ -173,7 +173,7 @@ def bound_line(summary: Summary) -> str:
     if solution.lower_bound <= 0:
         return "no lower bound is known for this objective"
     bound = format_value(solution.lower_bound, solution.unit)
-    return f"no plan can beat {bound} (work and longest path on these devices)"
+    return f"no plan can beat {bound} on these devices"
 
 
 def check_line(report: CheckReport) -> str:

@@ -15,6 +15,7 @@ COMMANDS: Mapping[str, str] = {
     "compare": "Run several planners on one problem and rank them.",
     "simulate": "Play a plan and show its pipeline, utilisation and memory.",
     "explain": "Say where time and memory of a plan go, and what would change it.",
+    "calibrate": "Measure devices and links and write them as a cluster.",
     "models": "List the models that can be built by name.",
     "convert": "Translate between Partita's documents and its ancestors' formats.",
     "doctor": "Say what this machine has and lacks.",

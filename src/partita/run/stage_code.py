@@ -42,6 +42,10 @@ class Call:
     training: bool = True
     recomputing: bool = False
 
+    def op_seed(self, op: int) -> int:
+        """Return the seed of an op's random numbers."""
+        return op_seed(self, op)
+
 
 class StageCode(Protocol):
     """The code of all stages of one plan."""

@@ -1,0 +1,1 @@
+"""From models to graphs and from machines to clusters: capture, measurement, calibration."""
