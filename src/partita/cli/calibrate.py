@@ -30,7 +30,7 @@ _MAX_ROWS = 64
 
 
 @click.command(
-    epilog="Examples: partita calibrate --devices 2 -o here.yaml\n\n"
+    epilog="Example: partita calibrate --devices 2 -o here.yaml\n\n"
     "torchrun --nnodes 2 --nproc-per-node 4 ... -m partita calibrate -o cluster.yaml"
 )
 @click.option(
