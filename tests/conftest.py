@@ -4,6 +4,14 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, and no time limits: machines are shared.
+settings.register_profile("partita", derandomize=True, deadline=None)
+settings.load_profile("partita")
+
+# Several test processes share few cores; torch's own threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

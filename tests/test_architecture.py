@@ -36,7 +36,7 @@ THIRD_PARTY = {
     "cost": {"numpy", "numba"},
     "plan": {"numpy", "numba", "scipy", "rustworkx", "ortools"},
     "models": {"numpy", "torch", "transformers"},
-    "profile": {"numpy", "torch", "rustworkx"},
+    "profile": {"numpy", "torch", "rustworkx", "yaml"},
     "run": {"numpy", "torch"},
     "documents": set(),
     "flows": {"numpy"},

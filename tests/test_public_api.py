@@ -16,6 +16,7 @@ NAMES = [
     "evaluate",
     "load",
     "lower",
+    "profile_model",
     "save",
     "simulate",
     "solve",

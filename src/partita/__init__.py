@@ -23,6 +23,7 @@ _HOME_OF = {
     "evaluate": "partita.cost.evaluate",
     "load": "partita.documents",
     "lower": "partita.cost.lower",
+    "profile_model": "partita.profile.measure_model",
     "save": "partita.documents",
     "simulate": "partita.cost.simulate",
     "solve": "partita.plan.table",

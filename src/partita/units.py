@@ -111,6 +111,12 @@ def format_seconds(value: float) -> str:
     """
     if not math.isfinite(value):
         return "-"
+    if abs(value) >= 36_000:
+        return (
+            f"{value / 3600:.{_decimals(value / 3600)}f} h"
+            if abs(value) < 1e9
+            else f"{value:.3g} s"
+        )
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(value) >= factor:
             return f"{value / factor:.{_decimals(value / factor)}f} {unit}"

@@ -317,3 +317,60 @@ def test_the_installed_command_survives_a_closed_pipe(tmp_path: Path) -> None:
         command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     assert "Traceback" not in result.stderr
+
+
+def test_options_on_a_saved_plan_change_the_plan(run: Run, plan_file: Path) -> None:
+    def figures(*options: str) -> dict:
+        code, out, err = run("simulate", str(plan_file), "--json", *options)
+        assert code == 0, err
+        return json.loads(out)
+
+    plain = figures()
+    assert figures("--microbatches", "4")["makespan_s"] < plain["makespan_s"]
+    assert figures("--schedule", "gpipe")["plan"].endswith("gpipe")
+
+
+def test_a_foreign_plan_is_simulated_with_its_problem(run: Run) -> None:
+    run("plan", "chain201", "-o", "c.json", "-q")
+    assert run("convert", "c.json", "parts.json", "--to", "dynamicml-plan")[0] == 0
+    code, out, err = run("simulate", "parts.json", "--graph", "chain201", "--json")
+    assert code == 0, err
+    assert json.loads(out)["makespan_s"] > 0
+
+
+def test_a_plan_whose_value_was_edited_is_evaluated_again(run: Run, plan_file: Path) -> None:
+    document = json.loads(plan_file.read_text())
+    honest = document["value"]
+    document["value"] = honest / 2
+    document["lower_bound"] = 0
+    plan_file.write_text(json.dumps(document))
+    _, out, _ = run("explain", str(plan_file), "--json", "--what-if", "bandwidth=1x")
+    assert json.loads(out)["value"] == pytest.approx(honest)
+
+
+def test_the_command_alone_prints_help(run: Run) -> None:
+    code, out, _ = run()
+    assert code == 0
+    assert "Commands:" in out
+
+
+def test_a_narrow_terminal_keeps_planner_and_plan(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    code, out, _ = run(
+        "compare", "gpt-small", "-c", "2xa100", "-p", "single", "-p", "uniform", "-q"
+    )
+    assert code == 0
+    assert "single" in out
+    assert "stages" in out
+    assert "MFU" not in out
+
+
+def test_a_plan_that_overfills_a_device_by_our_model_says_so(run: Run) -> None:
+    code, out, err = run(
+        *("plan", "gpt-small", "-c", "2xa100", "--objective", "sharding-cost"),
+        *("--memory-factor", "0.001", "--json"),
+    )
+    assert code == 0, err
+    assert "needs" in json.loads(out)["overfull"]

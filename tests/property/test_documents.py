@@ -248,7 +248,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
 def objectives(draw: st.DrawFn) -> Objective:
     mode = draw(st.sampled_from(Mode))
     fitting = [s for s in Schedule if (s is Schedule.INFERENCE) == (mode is Mode.INFERENCE)]
-    count = st.none() | st.integers(1, 10_000_000)
+    count = st.none() | st.integers(1, 1_000_000)
     return Objective(
         metric=draw(st.sampled_from(Metric)),
         mode=mode,

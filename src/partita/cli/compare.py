@@ -5,7 +5,6 @@ from typing import Any
 import click
 
 from partita.cli.console import (
-    SUMMARY_COLUMNS,
     bound_line,
     model_line,
     print_json,
@@ -13,7 +12,7 @@ from partita.cli.console import (
     stdout_console,
     step_line,
     summary_row,
-    table,
+    summary_table,
 )
 from partita.cli.inputs import read_planner, read_problem, take_problem_options
 from partita.cli.options import cluster_options, output_options, problem_options
@@ -70,7 +69,7 @@ def command(
         ranked = [c for c in found if c.summary is not None]
         rows = [summary_row(r + 1, c.summary, c.name) for r, c in enumerate(ranked) if c.summary]
         if rows:
-            console.print(table(SUMMARY_COLUMNS, rows))
+            console.print(summary_table(rows))
         for candidate in found:
             if candidate.summary is None:
                 console.print(f"{candidate.name}: {candidate.refusal}", style="yellow")

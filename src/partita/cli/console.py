@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from partita.core.graph import Graph
+from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.cost.check import CheckReport
 from partita.flows.summary import Summary
@@ -94,13 +95,18 @@ def model_line(graph: Graph) -> str:
     return " · ".join(parts)
 
 
-def step_line(problem: Problem) -> str:
-    """Return one line about a step of a problem."""
+def step_line(problem: Problem, plan: Plan | None = None) -> str:
+    """Return one line about a step of a problem, or of a plan for it."""
     cluster, objective = problem.cluster, problem.objective
-    count, size = problem.microbatches, problem.microbatch_size
-    unit = "samples" if problem.graph.sample_unit.value == "sample" else "minibatches"
+    sizes = [problem.microbatch_size] * problem.microbatches
+    if plan is not None:
+        sizes = plan.microbatch_sizes.tolist()
+    unit = "sample" if problem.graph.sample_unit.value == "sample" else "minibatch"
+    each = f"{min(sizes)} to {max(sizes)}" if min(sizes) != max(sizes) else f"{sizes[0]}"
+    count = f"{len(sizes)} microbatch{'es' if len(sizes) > 1 else ''}"
+    total = f"{sum(sizes):,} {unit}{'' if sum(sizes) == 1 else 'es' if unit[-1] == 'h' else 's'}"
     words = f"{objective.mode.value} on {cluster.name} ({len(cluster)} devices)"
-    return f"{words} · {count} microbatches of {size} = {count * size:,} {unit} a step"
+    return f"{words} · {count} of {each} = {total} a step"
 
 
 def memory_cell(summary: Summary) -> str:
@@ -112,7 +118,7 @@ def memory_cell(summary: Summary) -> str:
     limit = float(timeline.limit_bytes[worst])
     if not math.isfinite(limit):
         return format_bytes(peak)
-    if limit >= 1e8:
+    if 1e8 <= limit < 1e13:
         return f"{peak / 1e9:.3g} / {limit / 1e9:.3g} GB"
     return f"{format_bytes(peak)} / {format_bytes(limit)}"
 
@@ -131,6 +137,25 @@ SUMMARY_COLUMNS = (
     ("cost/step", "right"),
     ("vs bound", "right"),
 )
+
+
+DISPENSABLE = ("MFU", "tokens/s", "busy", "cost/step", "samples/s")
+"""Columns that a narrow terminal goes without, in this order."""
+
+
+def summary_table(rows: Sequence[Sequence[str]]) -> Table:
+    """Return the ranked table, without some columns where the terminal is narrow."""
+    dropped = set(DISPENSABLE[: max(0, (101 - terminal_width() + 8) // 9)])
+    kept = [i for i, (title, _) in enumerate(SUMMARY_COLUMNS) if title not in dropped]
+    return table([SUMMARY_COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows])
+
+
+def overfull_line(summary: Summary) -> str:
+    """Return a warning about a plan that our memory model finds too large."""
+    rule = summary.solution.metric.value
+    return (
+        f"does not fit by our memory model: {summary.overfull} (metric {rule!r} has its own rule)"
+    )
 
 
 def summary_row(rank: int, summary: Summary, label: str) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from partita.catalogue.cluster_yaml_writer import write_cluster_yaml
+from partita.catalogue.examples import EXAMPLES
 from partita.cli.inputs import read_problem, take_problem_options
 from partita.cli.options import cluster_options, output_options, problem_options
 from partita.core.cluster import Cluster
@@ -40,7 +41,7 @@ def command(source: str, target: str, to: str | None, graph: str | None, **rest:
     """
     rest.pop("debug")
     problem = None if graph is None else read_problem(graph, take_problem_options(rest))
-    found = load(source, problem=problem)
+    found = EXAMPLES[source]() if source in EXAMPLES else load(source, problem=problem)
     if isinstance(found, Plan) and problem is not None:
         found = solution_of(problem, found, "", {})
     text, name = _written(found, target, to)

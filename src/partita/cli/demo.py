@@ -10,7 +10,6 @@ from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.examples import example
 from partita.catalogue.shorthand import read_shorthand
 from partita.cli.console import (
-    SUMMARY_COLUMNS,
     bound_line,
     check_line,
     model_line,
@@ -19,7 +18,7 @@ from partita.cli.console import (
     stdout_console,
     step_line,
     summary_row,
-    table,
+    summary_table,
     terminal_width,
 )
 from partita.cli.options import output_options
@@ -86,7 +85,7 @@ def command(output: str, as_json: bool, quiet: bool, **rest: Any) -> None:
     console.print()
     ranked = [c for c in found if c.summary is not None]
     rows = [summary_row(rank + 1, c.summary, c.name) for rank, c in enumerate(ranked) if c.summary]
-    console.print(table(SUMMARY_COLUMNS, rows))
+    console.print(summary_table(rows))
     for candidate in found:
         if candidate.summary is None:
             console.print(f"{candidate.name}: {candidate.refusal}", style="yellow")

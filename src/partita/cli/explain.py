@@ -9,6 +9,7 @@ from partita.cli.console import (
     bound_line,
     format_value,
     model_line,
+    overfull_line,
     percent,
     print_json,
     progress,
@@ -74,12 +75,14 @@ def _show(found: Explanation) -> None:
     summary = found.summary
     problem = summary.solution.problem
     console.print(model_line(problem.graph))
-    console.print(step_line(problem))
+    console.print(step_line(problem, summary.solution.plan))
     console.print(f"plan: {summary.title} · step {format_seconds(summary.evaluation.step_s)}")
     console.print(table(_STAGE_COLUMNS, _stage_rows(found)))
     console.print(table(_TIME_COLUMNS, _time_rows(found)))
     console.print(table(_MEMORY_COLUMNS, _memory_rows(found)))
     console.print(f"bound by: {summary.evaluation.bottleneck}")
+    if summary.overfull:
+        console.print(overfull_line(summary), style="yellow")
     parts = (f"{what} {format_seconds(seconds)}" for what, seconds in found.critical_path.items())
     console.print(f"critical path: {', '.join(parts)}")
     console.print(bound_line(summary))

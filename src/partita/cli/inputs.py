@@ -2,7 +2,9 @@
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,13 +18,14 @@ from partita.catalogue.shorthand import local_cluster
 from partita.cli.options import OPTIMIZER_BYTES
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
-from partita.core.plan import Plan
+from partita.core.plan import Plan, equal_microbatches
 from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
 from partita.core.solution import Solution
+from partita.cost.bounds import lower_bound
+from partita.cost.evaluate import measure
 from partita.documents import load, read_text
 from partita.errors import FormatError, InvalidInputError
 from partita.flows.summary import thawed
-from partita.plan.pipeline import solution_of
 from partita.plan.table import DEFAULT_PLANNER, planners
 
 DEFAULT_CLUSTER = "4xa100"
@@ -86,6 +89,11 @@ def read_problem(model: str | None, options: ProblemOptions) -> Problem:
 
 
 def _read_model(model: str) -> Graph | Problem:
+    if model not in EXAMPLES and model != "-" and not Path(model).exists():
+        raise InvalidInputError(
+            f"{model!r} is neither a file (no such file) nor a built-in example; built in are "
+            f"{', '.join(EXAMPLES)}; a model of 'partita models' is profiled first: partita profile"
+        )
     found = EXAMPLES[model]() if model in EXAMPLES else load(model)
     if isinstance(found, Solution):
         return found.problem
@@ -140,7 +148,8 @@ def _objective(graph: Graph, start: Objective, options: ProblemOptions) -> Objec
     if options.memory_factor is not None:
         if options.memory_factor > 1:
             click.echo("memory factor above 1 is clipped to 1", err=True)
-        changes["memory_factor"] = min(1.0, options.memory_factor)
+        clipped = options.memory_factor > 1
+        changes["memory_factor"] = 1.0 if clipped else options.memory_factor
     if options.optimizer is not None:
         changes["optimizer_bytes_per_element"] = OPTIMIZER_BYTES[options.optimizer]
     return dataclasses.replace(start, **changes)
@@ -169,30 +178,53 @@ def _batch(
 
 
 def read_solution(path: str, graph: str | None, options: ProblemOptions) -> Solution:
-    """Return the solution in a file; a bare plan needs ``--graph`` and ``--cluster``."""
-    found = load(path)
+    """Return the solution in a file, with the options applied to its problem and its plan.
+
+    A bare plan, ours or a foreign one, needs ``--graph`` and ``--cluster``. The value is computed
+    again: a file may say anything.
+    """
+    problem = None if graph is None else read_problem(graph, options)
+    found = load(path, problem=problem)
     if isinstance(found, Solution):
-        if graph is None and not any(
-            getattr(options, field.name) is not None for field in dataclasses.fields(options)
-        ):
-            return found
-        base = found.problem if graph is None else None
-        problem = _changed(base, graph, options)
-        return solution_of(problem, found.plan, found.planner, thawed(found.options))
+        problem = problem or _changed(found.problem, options)
+        return _evaluated(problem, _adapted(found.plan, problem, options), found)
     if not isinstance(found, Plan):
         kind = type(found).__name__.lower()
         raise InvalidInputError(
             f"{path!r} holds a {kind}, not a plan; make one with 'partita plan'"
         )
-    if graph is None:
+    if problem is None:
         raise click.UsageError(f"{path} is a bare plan: name its --graph and --cluster")
-    return solution_of(_changed(None, graph, options), found, "", {})
+    return _evaluated(problem, _adapted(found, problem, options), None)
 
 
-def _changed(base: Problem | None, graph: str | None, options: ProblemOptions) -> Problem:
-    if base is None:
-        assert graph is not None
-        return read_problem(graph, options)
+def _adapted(plan: Plan, problem: Problem, options: ProblemOptions) -> Plan:
+    """Return a plan with the schedule and the microbatches that were asked for."""
+    changes: dict[str, Any] = {}
+    if problem.objective.schedule is not None and options.schedule is not None:
+        changes["schedule"] = problem.objective.schedule
+    if (options.microbatches, options.microbatch_size, options.batch_size) != (None, None, None):
+        sizes = equal_microbatches(problem.microbatches, problem.microbatch_size)
+        changes["microbatch_sizes"] = sizes
+    return dataclasses.replace(plan, **changes) if changes else plan
+
+
+def _evaluated(problem: Problem, plan: Plan, found: Solution | None) -> Solution:
+    plan.check_fits(problem)
+    value = measure(problem, plan)
+    return Solution(
+        problem=problem,
+        plan=plan,
+        metric=problem.objective.metric,
+        value=value.value,
+        unit=value.unit,
+        lower_bound=min(lower_bound(problem), value.value),
+        planner=found.planner if found else "",
+        options=thawed(found.options) if found else {},
+    )
+
+
+def _changed(base: Problem, options: ProblemOptions) -> Problem:
     cluster, _ = _read_cluster(options)
     cluster = cluster or apply_overrides(
         base.cluster, bandwidth=options.bandwidth, latency=options.latency
@@ -227,6 +259,8 @@ def read_planner(
 
 
 def _value(text: str) -> Any:
+    if re.fullmatch(r"-?\d+(,-?\d+)+", text):
+        return [int(part) for part in text.split(",")]
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:

@@ -1,5 +1,6 @@
 """The command ``partita``: commands are loaded when they are used, so that help comes at once."""
 
+import io
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -11,6 +12,7 @@ from partita.errors import PartitaError
 
 COMMANDS: Mapping[str, str] = {
     "demo": "Show the whole flow on a built-in profile and a mixed cluster.",
+    "profile": "Measure a model op by op and write it as a graph.",
     "plan": "Plan a model over a cluster and write the plan.",
     "compare": "Run several planners on one problem and rank them.",
     "simulate": "Play a plan and show its pipeline, utilisation and memory.",
@@ -75,9 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cannot, 5 = a run failed.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows another
     try:
         code = partita.main(args=list(arguments), standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.NoArgsIsHelpError as exc:
+        click.echo(exc.format_message())
+        sys.exit(0)
     except click.ClickException as exc:
         context = getattr(exc, "ctx", None)
         where = f" (see {context.command_path} --help)" if context is not None else ""

@@ -6,15 +6,15 @@ from typing import Any
 import click
 
 from partita.cli.console import (
-    SUMMARY_COLUMNS,
     bound_line,
     model_line,
+    overfull_line,
     print_json,
     progress,
     stdout_console,
     step_line,
     summary_row,
-    table,
+    summary_table,
 )
 from partita.cli.inputs import read_planner, read_problem, take_problem_options
 from partita.cli.options import cluster_options, output_options, planner_options, problem_options
@@ -63,8 +63,10 @@ def command(model: str | None, output: str | None, as_json: bool, quiet: bool, *
     console = stdout_console()
     console.print(model_line(problem.graph))
     console.print(step_line(problem))
-    console.print(table(SUMMARY_COLUMNS, [summary_row(1, summary, name)]))
+    console.print(summary_table([summary_row(1, summary, name)]))
     console.print(f"bound by: {summary.evaluation.bottleneck}")
+    if summary.overfull:
+        console.print(overfull_line(summary), style="yellow")
     console.print(f"{bound_line(summary)} · written to {target}")
     for line in summary.evaluation.assumptions:
         console.print(f"assumed: {line}", style="dim")

@@ -72,7 +72,7 @@ def command(plan: str, graph: str | None, **rest: Any) -> None:
         return
     console = stdout_console()
     console.print(f"{solution.problem.graph.name} · {describe_plan(solution.plan)} · simulated")
-    console.print(step_line(solution.problem))
+    console.print(step_line(solution.problem, solution.plan))
     width = rest["width"] or terminal_width()
     click.echo(pipeline_picture(timeline, width, colour=console.is_terminal), nl=False)
     console.print(table(_DEVICE_COLUMNS, _device_rows(timeline)))

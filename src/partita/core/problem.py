@@ -84,8 +84,8 @@ class Objective:
     def __post_init__(self) -> None:
         for what in ("microbatches", "microbatch_size"):
             value = getattr(self, what)
-            if value is not None and not 1 <= value <= 10_000_000:
-                raise InvalidInputError(f"{what} is {value}; expected 1 to 10000000")
+            if value is not None and not 1 <= value <= 1_000_000:
+                raise InvalidInputError(f"{what} is {value}; expected 1 to 1000000")
         if not 0 < self.memory_factor <= 1:
             raise InvalidInputError(
                 f"memory_factor is {self.memory_factor}; expected above 0 and up to 1"

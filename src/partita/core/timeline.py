@@ -157,7 +157,8 @@ class Timeline(Columns):
         """
         if not len(self):
             return frozen_array([], np.int32)
-        row = int(np.argmax(self.end_s))
+        # A RECV only waits; what it waits for is a row of its own.
+        row = int(np.argmax(np.where(self.kind == Kind.RECV, -1.0, self.end_s)))
         path: list[int] = []
         while row >= 0:
             if len(path) == len(self):

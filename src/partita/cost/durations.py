@@ -49,7 +49,7 @@ def op_seconds(graph: Graph, device: Device) -> OpSeconds:
 
 def _peak(graph: Graph, device: Device) -> float:
     rates = device.peak_flop_per_s
-    return rates.get(graph.dtype) or rates.get("float32") or 0.0
+    return rates.get(graph.dtype) or rates.get("float32") or min(rates.values(), default=0.0)
 
 
 def _op_seconds(graph: Graph, device: Device) -> OpSeconds:

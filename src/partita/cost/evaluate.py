@@ -74,7 +74,7 @@ def evaluate(problem: Problem, plan: Plan) -> Evaluation:
         tokens_per_s=rate * problem.graph.tokens_per_sample or float("nan"),
         flop_utilisation=_flop_utilisation(problem, plan, step_s),
         price_per_step=_price(problem, plan, step_s),
-        bottleneck=_bottleneck(timeline, step_s),
+        bottleneck=_bottleneck(timeline),
         assumptions=_assumptions(problem, plan),
     )
 
@@ -116,9 +116,7 @@ def check_memory(problem: Problem, plan: Plan) -> None:
 
 
 def _step_value(timeline: Timeline, step_s: float) -> Value:
-    return Value(
-        metric=Metric.THROUGHPUT, value=step_s, unit="s", bottleneck=_bottleneck(timeline, step_s)
-    )
+    return Value(metric=Metric.THROUGHPUT, value=step_s, unit="s", bottleneck=_bottleneck(timeline))
 
 
 def _latency_value(problem: Problem, plan: Plan) -> Value:
@@ -133,26 +131,24 @@ def _latency_value(problem: Problem, plan: Plan) -> Value:
     )
     timeline = simulate(replace(problem, objective=objective), one)
     latency = timeline.makespan_s
-    bottleneck = _bottleneck(timeline, latency)
+    bottleneck = _bottleneck(timeline)
     return Value(metric=Metric.LATENCY, value=latency, unit="s", bottleneck=bottleneck)
 
 
-def _bottleneck(timeline: Timeline, step_s: float) -> str:
-    """Return what the critical path spends most of its time on."""
+def _bottleneck(timeline: Timeline) -> str:
+    """Return what bounds a step: moving data, if the critical path mostly does, or a device."""
     path = timeline.critical_path
     spent = timeline.end_s[path] - timeline.start_s[path]
-    compute = timeline.kind[path] <= LAST_COMPUTE
-    by_device = np.bincount(
-        timeline.device[path[compute]], weights=spent[compute], minlength=len(timeline.devices)
-    )
-    moving = float(spent[~compute].sum())
-    worst = int(np.argmax(by_device))
-    of = f"{format_seconds(max(moving, float(by_device[worst])))} of {format_seconds(step_s)}"
-    if moving > by_device[worst]:
-        transfer = timeline.kind[path] == Kind.SEND
-        what = "transfers" if float(spent[transfer].sum()) * 2 > moving else "reductions"
-        return f"{what} on the critical path ({of})"
-    return f"compute on {timeline.devices[worst]} ({of})"
+    moving = timeline.kind[path] > LAST_COMPUTE
+    whole = format_seconds(timeline.makespan_s)
+    moved_s = float(spent[moving].sum())
+    if moved_s * 2 > float(spent.sum()):
+        sends = float(spent[timeline.kind[path] == Kind.SEND].sum())
+        what = "transfers" if sends * 2 > moved_s else "reductions"
+        return f"{what} on the critical path ({format_seconds(moved_s)} of {whole})"
+    worst = int(np.argmax(timeline.busy_s))
+    busy = format_seconds(float(timeline.busy_s[worst]))
+    return f"compute on {timeline.devices[worst]} (busy {busy} of {whole})"
 
 
 def _flop_utilisation(problem: Problem, plan: Plan, step_s: float) -> float:
@@ -177,6 +173,9 @@ def _assumptions(problem: Problem, plan: Plan) -> tuple[str, ...]:
     training = problem.objective.mode is Mode.TRAINING
     if graph.costs[0].origin in (CostOrigin.ESTIMATED, CostOrigin.GENERATED):
         result.append(f"op times are {graph.costs[0].origin.value}, not measured")
+    types = {device.type for device in problem.cluster.devices}
+    if any(not costs.device_type for costs in graph.costs) and len(types) > 1:
+        result.append("the op times hold for every device type alike: all count as equally fast")
     if stage_seconds(problem, plan).modelled:
         result.append("op times of some device types are modelled from another type's by roofline")
     split = bool(np.isnan(graph.costs[0].backward_input_s).any())

@@ -47,8 +47,10 @@ class Disturbance:
     def __post_init__(self) -> None:
         if not 0 <= self.perturb < 1:
             raise InvalidInputError(f"perturb is {self.perturb}; expected 0 or more, below 1")
+        if self.seed < 0:
+            raise InvalidInputError(f"seed is {self.seed}; expected 0 or more")
         for name, factor in self.slow.items():
-            if not 0 < factor < float("inf"):
+            if not 0 < factor <= 1e6:
                 raise InvalidInputError(
                     f"device {name!r} is slowed by {factor}; expected more than 0"
                 )

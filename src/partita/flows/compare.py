@@ -52,4 +52,6 @@ def compare(
 def _rank(candidate: Candidate) -> tuple[bool, float]:
     if candidate.summary is None:
         return True, 0.0
-    return False, candidate.summary.solution.value
+    solution = candidate.summary.solution
+    measured = candidate.summary.evaluation.values.get(solution.metric)
+    return False, solution.value if measured is None else measured.value

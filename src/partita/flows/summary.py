@@ -8,6 +8,7 @@ from typing import Any
 from partita.core.plan import Plan
 from partita.core.solution import Solution
 from partita.cost.evaluate import Evaluation, evaluate
+from partita.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,20 @@ class Summary:
     evaluation: Evaluation
 
     @property
+    def overfull(self) -> str:
+        """The device that needs more memory than it has by our model; empty where all fit."""
+        headroom = self.evaluation.headroom_bytes
+        worst = int(headroom.argmin())
+        if headroom[worst] >= 0:
+            return ""
+        timeline = self.evaluation.timeline
+        need, limit = timeline.peak_bytes[worst], timeline.limit_bytes[worst]
+        return (
+            f"device {timeline.devices[worst]!r} needs {format_bytes(float(need))} of "
+            f"{format_bytes(float(limit))}"
+        )
+
+    @property
     def title(self) -> str:
         """The plan in a few words, such as ``"4 stages x 2, 1f1b"``."""
         return describe_plan(self.solution.plan)
@@ -31,6 +46,8 @@ class Summary:
         """Return the figures as JSON values under stable keys; unknown ones are null."""
         solution, evaluation = self.solution, self.evaluation
         timeline = evaluation.timeline
+        working = timeline.utilisation[timeline.busy_s > 0]
+        busy = float(working.mean()) if len(working) else 0.0
         devices = [
             {
                 "device": name,
@@ -56,11 +73,12 @@ class Summary:
             "samples_per_s": known(evaluation.samples_per_s),
             "tokens_per_s": known(evaluation.tokens_per_s),
             "flop_utilisation": known(evaluation.flop_utilisation),
-            "utilisation": float(timeline.utilisation.mean()),
-            "bubble": float(timeline.bubble.mean()),
+            "utilisation": busy,
+            "bubble": 1.0 - busy,
             "price_per_step": known(evaluation.price_per_step),
             "bottleneck": evaluation.bottleneck,
             "assumptions": list(evaluation.assumptions),
+            "overfull": self.overfull or None,
             "objectives": {
                 metric.value: known(value.value) for metric, value in evaluation.values.items()
             },

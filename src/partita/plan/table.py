@@ -1,6 +1,7 @@
 """The planners by name, and the one way to call them."""
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any, TypeAlias
 
 from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.errors import InvalidInputError, UnsupportedError
+from partita.errors import InvalidInputError, PartitaError, UnsupportedError
 from partita.plan.custom import plan_custom
 from partita.plan.manual import plan_manual
 from partita.plan.merak import (
@@ -77,7 +78,7 @@ def get_planner(name: str, **options: object) -> Callable[[Problem], Solution]:
             raise InvalidInputError(
                 f"there is no planner {name!r}{_near(name, [*PLANNERS, *plugged])}"
             )
-        planner = _load(plugged[name])
+        planner = _guarded(name, _load(plugged[name]))
     accepted = [
         parameter.name
         for parameter in inspect.signature(planner).parameters.values()
@@ -97,7 +98,42 @@ def get_planner(name: str, **options: object) -> Callable[[Problem], Solution]:
     ]
     if needed:
         raise InvalidInputError(f"planner {name!r} needs the option {needed[0]!r}")
+    for option, value in options.items():
+        _check_option(name, inspect.signature(planner).parameters[option], value)
     return partial(planner, **options)
+
+
+def _check_option(planner: str, parameter: inspect.Parameter, value: object) -> None:
+    """Check the value of an option whose annotation is a plain type; others are not checked."""
+    kinds = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
+    allowed = kinds.get(parameter.annotation)
+    if allowed is None:
+        return
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        raise InvalidInputError(
+            f"option {parameter.name!r} of planner {planner!r} is {value!r}; "
+            f"expected a value of type {parameter.annotation.__name__}"
+        )
+
+
+def _guarded(name: str, planner: Planner) -> Planner:
+    """Return a plug-in whose own failures are named as such."""
+
+    @functools.wraps(planner)
+    def call(problem: Problem, **options: Any) -> Solution:  # noqa: ANN401
+        try:
+            found = planner(problem, **options)
+        except PartitaError:
+            raise
+        except Exception as exc:
+            raise UnsupportedError(
+                f"planner {name!r} is a plug-in and failed: {type(exc).__name__}: {exc}"
+            ) from exc
+        if not isinstance(found, Solution):
+            raise UnsupportedError(f"planner {name!r} is a plug-in and returned no Solution")
+        return found
+
+    return call
 
 
 def solve(problem: Problem, planner: str = DEFAULT_PLANNER, **options: Any) -> Solution:  # noqa: ANN401

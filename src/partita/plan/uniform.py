@@ -20,13 +20,17 @@ from partita.plan.pipeline import (
 )
 
 
-def plan_uniform(problem: Problem, *, stages: int = 0, replicas: int = 1) -> Solution:
+def plan_uniform(
+    problem: Problem, *, stages: int = 0, replicas: int = 1, chunks: int = 1
+) -> Solution:
     """Cut the layers into equal stages on consecutive devices.
 
     Args:
         problem: The problem.
         stages: Number of stages; 0 = as many as the devices and the layers allow.
         replicas: Replicas of every stage.
+        chunks: Stages that each device takes in turn, for ``interleaved-1f1b``; the layers are cut
+            into ``stages * chunks``.
 
     Raises:
         InfeasibleError: A device has too little memory.
@@ -44,13 +48,17 @@ def plan_uniform(problem: Problem, *, stages: int = 0, replicas: int = 1) -> Sol
             f"there are {len(devices)}"
         )
     _, count = layer_of_ops(problem.graph)
-    wanted = min(stages or most, count)
+    if chunks < 1:
+        raise InvalidInputError(f"chunks is {chunks}; expected 1 or more")
+    ring = stages or most
+    wanted = min(ring * chunks, count)
     each = -(-count // wanted)
     steps = np.minimum(np.arange(0, count + each, each), count)
     boundaries = legal_boundaries(problem.graph, steps.tolist())
     stage_of = cut_layers(problem.graph, boundaries)
-    groups = [
-        devices[stage * replicas : (stage + 1) * replicas] for stage in range(len(boundaries) - 1)
-    ]
+    places = [stage % ring for stage in range(len(boundaries) - 1)]
+    groups = [devices[place * replicas : (place + 1) * replicas] for place in places]
     plan = pipeline_plan(problem, stage_of, groups)
-    return solution_of(problem, plan, "uniform", {"stages": stages, "replicas": replicas})
+    return solution_of(
+        problem, plan, "uniform", {"stages": stages, "replicas": replicas, "chunks": chunks}
+    )

@@ -245,7 +245,7 @@ def test_a_document_says_its_format(name):
         ("cluster", "levels.0.port_per_device", 0, "cluster.levels[0].port_per_device is 0; expe"),
         ("cluster", "matrix", [], "cluster.matrix is []; expected an object"),
         ("objective", "microbatches", 0.5, "objective.microbatches is 0.5; expected a whole numb"),
-        ("objective", "microbatches", 0, "objective: microbatches is 0; expected 1 to 10000000"),
+        ("objective", "microbatches", 0, "objective: microbatches is 0; expected 1 to 1000000"),
         ("problem", "graph.loss", 99, "problem.graph: loss is tensor 99; there are"),
         ("solution", "plan.fingerprint", "x", "solution: the plan is for a graph with fingerpr"),
         ("solution", "proof", "sure", "solution.proof is 'sure'; expected one of optimal, feas"),

@@ -14,9 +14,9 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"microbatches": 0}, "microbatches is 0; expected 1 to 10000000"),
-        ({"microbatch_size": -1}, "microbatch_size is -1; expected 1 to 10000000"),
-        ({"microbatches": 2**63}, "microbatches is 9223372036854775808; expected 1 to 10000000"),
+        ({"microbatches": 0}, "microbatches is 0; expected 1 to 1000000"),
+        ({"microbatch_size": -1}, "microbatch_size is -1; expected 1 to 1000000"),
+        ({"microbatches": 2**63}, "microbatches is 9223372036854775808; expected 1 to 1000000"),
         ({"memory_factor": 0.0}, "memory_factor is 0.0; expected above 0 and up to 1"),
         ({"memory_factor": 1.5}, "memory_factor is 1.5; expected above 0 and up to 1"),
         ({"memory_factor": NAN}, "memory_factor is nan; expected above 0 and up to 1"),

@@ -84,7 +84,7 @@ def test_a_misspelt_name_is_corrected(name, words):
         (
             "uniform",
             {"zzz": 2},
-            "planner 'uniform' has no option 'zzz'; there are stages, replicas",
+            "planner 'uniform' has no option 'zzz'; there are stages, replicas, chunks",
         ),
         ("single", {"problem": 2}, "planner 'single' has no option 'problem'; there are device"),
         ("custom", {}, "planner 'custom' needs the option 'boundaries'"),
@@ -153,3 +153,9 @@ def test_real_entry_points_load(monkeypatch, problem_of):
     monkeypatch.setattr(table, "entry_points", lambda *, group: [entry])
     problem = problem_of(3)
     assert solve(problem, "mine") == plan_single(problem)
+
+
+@pytest.mark.parametrize("value", ["x", 1.5, True, None])
+def test_an_option_of_the_wrong_type_is_refused(value):
+    with pytest.raises(InvalidInputError, match="option 'stages' of planner 'uniform' is"):
+        get_planner("uniform", stages=value)

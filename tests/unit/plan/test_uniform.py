@@ -27,7 +27,7 @@ def sizes(plan) -> list[int]:
 def test_stages_have_equal_numbers_of_layers(problem_of, ops, devices, stages, expected):
     solution = plan_uniform(problem_of(ops, devices), stages=stages)
     assert sizes(solution.plan) == expected
-    assert solution.options == {"stages": stages, "replicas": 1}
+    assert solution.options == {"stages": stages, "replicas": 1, "chunks": 1}
     assert solution.plan.devices == tuple(f"d{index}" for index in range(len(expected)))
 
 
@@ -117,3 +117,11 @@ def test_a_device_that_is_too_small_is_named_with_what_is_missing(problem_of):
         InfeasibleError, match=r"^device 'd0' needs 4\.00 kB, 1\.00 kB more than it"
     ):
         plan_uniform(problem_of(graph, cluster))
+
+
+def test_chunks_deal_the_devices_in_turn(problem_of):
+    solution = plan_uniform(problem_of(8, 2), chunks=2)
+    assert [stage.devices[0][0] for stage in solution.plan.stages] == [0, 1, 0, 1]
+    assert sizes(solution.plan) == [2, 2, 2, 2]
+    with pytest.raises(InvalidInputError, match="chunks is 0"):
+        plan_uniform(problem_of(8, 2), chunks=0)

@@ -1,0 +1,275 @@
+"""``partita profile``: from a model to a graph with measured costs."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from partita.cli.options import MODES, OPTIMIZER_BYTES, output_options
+from partita.core.graph import Graph
+from partita.errors import InvalidInputError, UnsupportedError
+
+_GRANULARITIES = ("op", "module", "block")
+_DTYPES = ("float64", "float32", "bfloat16", "float16")
+_SLOWEST = 5
+
+
+@click.command(
+    epilog="Example: partita profile gpt3-small --scale 0.1 --batch-size 2\n\n"
+    "partita profile merge a100.json v100.json -o both.json"
+)
+@click.argument("model")
+@click.argument("files", nargs=-1)
+@click.option("--batch-size", type=click.IntRange(1), help="Samples of the microbatch to measure.")
+@click.option(
+    "--second-batch-size", type=click.IntRange(1), help="Measure this too: how costs grow."
+)
+@click.option("--sequence-length", type=click.IntRange(2), help="Tokens a sample, built-in models.")
+@click.option("--rounds", type=click.IntRange(1), default=8, show_default=True, help="Rounds.")
+@click.option(
+    "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Rounds before."
+)
+@click.option(
+    "--average",
+    type=click.Choice(("median", "minimum")),
+    default="median",
+    show_default=True,
+    help="Of the rounds, without the first quarter.",
+)
+@click.option("--granularity", type=click.Choice(_GRANULARITIES), default="op", show_default=True)
+@click.option("--mode", type=click.Choice(MODES), default="training", show_default=True)
+@click.option("--dtype", type=click.Choice(_DTYPES), help="Of weights and inputs. [as built]")
+@click.option("--scale", type=float, default=1.0, help="Factor on the widths of a built-in model.")
+@click.option("--profile-device", default="cpu", show_default=True, help="cpu or cuda:0.")
+@click.option("--device-type", default="", help="What to call the costs. [cpu, or the GPU's type]")
+@click.option("--threads", type=click.IntRange(1), help="Threads of torch.")
+@click.option("--equal-once", is_flag=True, help="Time equal ops of repeated blocks once.")
+@click.option("--match-whole", is_flag=True, help="Scale ops so that they sum to the whole step.")
+@click.option("--seed", type=int, default=0, help="Seed of weights and data.")
+@click.option("--cache", help="Directory of earlier profiles. [$PARTITA_CACHE, ~/.cache/partita]")
+@click.option("--no-cache", is_flag=True, help="Measure anew and keep nothing.")
+@click.option("-o", "--output", help="Where to write the graph; - is stdout. [NAME.graph.json]")
+@output_options
+def command(model: str, files: tuple[str, ...], **rest: Any) -> None:
+    """Measure time and memory of every op of MODEL and write it as a graph.
+
+    MODEL is a built-in name (see 'partita models') or package.module:callable, a callable that
+    returns a model with example inputs, and a loss function if the model returns no loss. 'partita
+    profile merge FILE FILE ...' makes one graph of several that were measured on other devices.
+    """
+    rest.pop("debug")
+    if model == "merge":
+        _merge(files, rest["output"], as_json=rest["as_json"])
+        return
+    if files:
+        raise InvalidInputError(f"one model at a time; {files[0]!r} is too many")
+    measured = _measure(model, rest)
+    record = measured.record.as_values()
+    figures = {name: value for name, value in record.items() if not name.endswith("_spread")}
+    _write(
+        measured.graph,
+        rest["output"],
+        show=lambda: show(measured),
+        figures={**figures, "cached": measured.is_cached} if rest["as_json"] else None,
+    )
+
+
+def _write(
+    graph: Graph,
+    output: str | None,
+    *,
+    show: Callable[[], None],
+    figures: dict[str, Any] | None = None,
+) -> None:
+    """Write a graph, and print what is to be said about it, as JSON if there are figures."""
+    from partita.cli.console import print_json  # noqa: PLC0415 (rich only where it prints)
+    from partita.core.codec import encode  # noqa: PLC0415 (likewise)
+    from partita.documents import save, unused_path  # noqa: PLC0415 (likewise)
+
+    target = output or (
+        None if figures is not None else str(unused_path(Path(f"{graph.name}.graph.json")))
+    )
+    if target is not None:
+        save(graph, target)
+    if target == "-":
+        return
+    if figures is not None:
+        print_json({**figures, "written": target, "graph": encode(graph)})
+        return
+    show()
+    click.echo(f"written to {target}")
+    click.echo(f"next: partita plan {target} --devices 2")
+
+
+def _merge(files: tuple[str, ...], output: str | None, *, as_json: bool) -> None:
+    from partita.cli.console import model_line  # noqa: PLC0415 (rich only where it prints)
+    from partita.documents import load  # noqa: PLC0415 (likewise)
+
+    try:
+        from partita.profile.merge import merge_costs  # noqa: PLC0415 (imports torch)
+    except ModuleNotFoundError as exc:
+        raise _without_torch(exc) from exc
+    graphs = []
+    for file in files:
+        found = load(file)
+        if not isinstance(found, Graph):
+            raise InvalidInputError(f"{file} holds a {type(found).__name__}; expected a graph")
+        graphs.append(found)
+    merged = merge_costs(graphs, files)
+
+    _write(
+        merged,
+        output,
+        show=lambda: click.echo(model_line(merged)),
+        figures={} if as_json else None,
+    )
+
+
+def _without_torch(exc: ModuleNotFoundError) -> Exception:
+    if exc.name != "torch":
+        return exc
+    return UnsupportedError("profiles need torch; pip install 'partita[torch]'")
+
+
+def _measure(model: str, rest: dict[str, Any]) -> Any:
+    try:
+        from partita.profile.cache import ProfileCache  # noqa: PLC0415 (imports torch)
+        from partita.profile.captured import CaptureMode, Granularity  # noqa: PLC0415 (likewise)
+        from partita.profile.costs import Average  # noqa: PLC0415 (likewise)
+        from partita.profile.measure import ProfileOptions  # noqa: PLC0415 (likewise)
+        from partita.profile.measure_model import (  # noqa: PLC0415 (likewise)
+            CaptureOptions,
+            profile_source,
+        )
+        from partita.profile.sources import SourceOptions, load_source  # noqa: PLC0415 (likewise)
+    except ModuleNotFoundError as exc:
+        raise _without_torch(exc) from exc
+    _find_modules_here()
+    source = load_source(
+        model,
+        SourceOptions(
+            batch_size=rest["batch_size"] or 0,
+            sequence_length=rest["sequence_length"] or 0,
+            scale=rest["scale"],
+            dtype=rest["dtype"] or "",
+            device=rest["profile_device"],
+            seed=rest["seed"],
+        ),
+    )
+    training = rest["mode"] == "training"
+    with _progress(source.name, quiet=rest["quiet"] or rest["as_json"]) as tell:
+        return profile_source(
+            source,
+            options=ProfileOptions(
+                rounds=rest["rounds"],
+                warmup=rest["warmup"],
+                average=Average(rest["average"]),
+                equal_once=rest["equal_once"],
+                match_whole=rest["match_whole"],
+                device_type=rest["device_type"],
+                threads=rest["threads"] or 0,
+            ),
+            capture_options=CaptureOptions(
+                granularity=Granularity(rest["granularity"]),
+                mode=CaptureMode.TRAINING if training else CaptureMode.EVAL,
+                second_batch_size=rest["second_batch_size"] or 0,
+            ),
+            cache=None if rest["no_cache"] else ProfileCache(rest["cache"] or _cache_directory()),
+            progress=tell,
+        )
+
+
+def _find_modules_here() -> None:
+    """Let package.module:callable name modules of the current directory, as python -m would."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def _cache_directory() -> Path:
+    named = os.environ.get("PARTITA_CACHE")
+    return Path(named) if named else Path.home() / ".cache" / "partita" / "profiles"
+
+
+@contextmanager
+def _progress(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal, and nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _, __: None
+        return
+    from rich.console import Console  # noqa: PLC0415 (only on a terminal)
+    from rich.progress import Progress  # noqa: PLC0415 (likewise)
+
+    with Progress(console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task(f"profiling {name}", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def show(measured: Any) -> None:
+    """Print what was measured."""
+    from partita.cli.console import (  # noqa: PLC0415 (rich only where it prints)
+        model_line,
+        stdout_console,
+        table,
+    )
+    from partita.units import format_bytes, format_seconds  # noqa: PLC0415 (likewise)
+
+    graph, record, console = measured.graph, measured.record, stdout_console()
+    console.print(model_line(graph))
+    again = " · from the cache" if measured.is_cached else ""
+    threads = f"{record.threads} thread{'s' * (record.threads > 1)}"
+    console.print(
+        f"{record.mode} at batch size {graph.batch_size} in {graph.dtype} on {record.processor}, "
+        f"{threads} · {record.average} of {record.used_rounds} rounds{again}"
+    )
+    console.print(
+        f"forward {format_seconds(record.sum_forward_s)}, backward "
+        f"{format_seconds(record.sum_backward_s)}: sum of ops {record.ratio:.2f} x the whole step "
+        f"({format_seconds(record.whole_s)})" + (", scaled to it" if record.is_scaled else "")
+    )
+    parameters = graph.parameters
+    trained = float(parameters.elements[parameters.trainable].sum())
+    states = ", ".join(f"{n} {format_bytes(trained * b)}" for n, b in OPTIMIZER_BYTES.items() if b)
+    console.print(
+        f"memory: parameters {format_bytes(float(parameters.bytes.sum()))}, saved for backward "
+        f"{format_bytes(float(graph.ops.saved_bytes.sum()))}, workspace "
+        f"{format_bytes(float(graph.ops.workspace_bytes.max()))}; peak "
+        f"{format_bytes(record.peak_bytes)} measured, "
+        f"{format_bytes(record.predicted_peak_bytes)} from ops; optimizer state: {states}"
+    )
+    console.print(table(_COLUMNS, _slowest(graph, record)))
+    for note in record.notes:
+        console.print(f"note: {note}", style="dim")
+
+
+_COLUMNS = (
+    ("slowest ops", "left"),
+    ("forward", "right"),
+    ("backward", "right"),
+    ("of inputs", "right"),
+    ("saved", "right"),
+    ("spread", "right"),
+)
+
+
+def _slowest(graph: Graph, record: Any) -> list[list[str]]:
+    from partita.cli.console import percent  # noqa: PLC0415 (rich only where it prints)
+    from partita.units import format_bytes, format_seconds  # noqa: PLC0415 (likewise)
+
+    costs = graph.costs[0]
+    order = (-(costs.forward_s + costs.backward_s)).argsort(kind="stable")[:_SLOWEST].tolist()
+    return [
+        [
+            graph.ops.names[row],
+            format_seconds(float(costs.forward_s[row])),
+            format_seconds(float(costs.backward_s[row])),
+            format_seconds(float(costs.backward_input_s[row])),
+            format_bytes(float(graph.ops.saved_bytes[row])),
+            percent(max(record.forward_spread[row], record.backward_spread[row])),
+        ]
+        for row in order
+    ]

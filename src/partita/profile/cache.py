@@ -1,0 +1,112 @@
+"""Profiles that were measured before, in a directory, under a key of all that they depend on.
+
+The key is made after the model was captured: functions with their literals, shapes and types; the
+source files of all classes of the model; versions; the processor; the options. A model that has
+changed has another key, so that nothing found here is out of date.
+"""
+
+import hashlib
+import logging
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from partita.core.codec import read_json, write_json
+from partita.core.graph import Graph
+from partita.errors import InvalidInputError
+from partita.profile.captured import CapturedModel
+from partita.profile.captured_op import FunctionCall
+
+logger = logging.getLogger(__name__)
+
+_COVERED_BY_VERSION = ("torch", "builtins", "_operator")
+
+
+def profile_key(captured: CapturedModel, facts: Mapping[str, object]) -> str:
+    """Return the key of a measurement.
+
+    Args:
+        captured: The model.
+        facts: What else it depends on: options, versions, processor, threads.
+    """
+    digest = hashlib.sha256(captured.digest.encode())
+    digest.update(f"{captured.mode} {captured.granularity} {captured.graph.batch_size}\n".encode())
+    for name, tensor in captured.parameters.items():
+        said = (name, tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
+        digest.update(f"{said}\n".encode())
+    for path, text in sorted(_sources(captured)):
+        digest.update(f"{path} {hashlib.sha256(text).hexdigest()}\n".encode())
+    for module in captured.model.modules():
+        digest.update(f"{module.extra_repr()} {module.training}\n".encode())
+    for fact, value in sorted(facts.items()):
+        digest.update(f"{fact}={value!r}\n".encode())
+    digest.update(f"{torch.__version__} {sys.version}".encode())
+    return digest.hexdigest()[:40]
+
+
+def _sources(captured: CapturedModel) -> Iterator[tuple[str, bytes]]:
+    """Yield the files that define the classes of a model, and of functions it calls."""
+    classes: set[type] = {
+        kind for module in captured.model.modules() for kind in type(module).__mro__
+    }
+    for op in captured.ops:
+        for leaf in op.leaves:
+            if isinstance(leaf.func, FunctionCall):
+                classes.add(leaf.func.function)
+    names = {kind.__module__ for kind in classes}
+    for name in sorted(names):
+        if name.partition(".")[0] in _COVERED_BY_VERSION:
+            continue
+        path = getattr(sys.modules.get(name), "__file__", None)
+        if path is not None and Path(path).is_file():
+            yield name, Path(path).read_bytes()
+        else:
+            yield from _codes(name, classes)
+
+
+def _codes(module: str, classes: set[type]) -> Iterator[tuple[str, bytes]]:
+    """Yield the byte code of methods of classes that no file defines."""
+    for kind in classes:
+        if kind.__module__ == module:
+            for name, member in sorted(vars(kind).items()):
+                code = getattr(member, "__code__", None)
+                if code is not None:
+                    text = code.co_code + repr((code.co_consts, code.co_names)).encode()
+                    yield f"{kind.__qualname__}.{name}", text
+
+
+class ProfileCache:
+    """Graphs with costs in a directory, a file each."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self._directory = Path(directory)
+
+    def load(self, key: str) -> Graph | None:
+        """Return the graph under a key; None if there is none that can be read."""
+        path = self._path(key)
+        try:
+            graph = read_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, InvalidInputError, UnicodeDecodeError) as exc:
+            logger.warning("%s cannot be read and is measured anew: %s", path, exc)
+            return None
+        return graph if isinstance(graph, Graph) else None
+
+    def save(self, key: str, graph: Graph) -> None:
+        """Write a graph, whole or not at all."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self._directory, suffix=".tmp", delete=False, encoding="utf-8"
+            ) as file:
+                file.write(write_json(graph))
+            Path(file.name).replace(self._path(key))
+        except OSError as exc:
+            raise InvalidInputError(f"cache {self._directory} cannot be written: {exc}") from exc
+
+    def _path(self, key: str) -> Path:
+        return self._directory / f"{key}.graph.json"

@@ -1,0 +1,260 @@
+"""Models to profile: built-in names, and callables of the user's own code."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partita.errors import InvalidInputError, UnsupportedError
+from partita.models.zoo import build_model, example_inputs, find_model, layers_of, loss_of
+from partita.profile.capture_setting import Example, LossFunction
+from partita.profile.capture_tree import map_leaves
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What is wanted of a model.
+
+    Attributes:
+        batch_size: Samples of the example; 0 = as the model's author has it.
+        sequence_length: Tokens a sample, for built-in models; 0 = as published.
+        scale: Factor on the widths of a built-in model.
+        dtype: Of parameters and floating-point inputs; empty = as built.
+        device: Where it computes.
+        seed: Of weights and data.
+    """
+
+    batch_size: int = 0
+    sequence_length: int = 0
+    scale: float = 1.0
+    dtype: str = ""
+    device: str = "cpu"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype and self.dtype not in DTYPES:
+            raise InvalidInputError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelSource:
+    """A model, ready to be captured.
+
+    Attributes:
+        name: What the graph is called.
+        model: The model.
+        example: Makes a microbatch of a number of samples; 0 = the usual number.
+        loss: The loss function; None where the model returns its loss.
+        layers: Name and module paths of the layers that published partitions count.
+    """
+
+    name: str
+    model: nn.Module
+    example: Callable[[int], Example]
+    loss: LossFunction | None = None
+    layers: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
+
+
+def load_source(text: str, options: SourceOptions | None = None) -> ModelSource:
+    """Return the model that a text names.
+
+    Args:
+        text: A built-in name, or ``package.module:callable``. The callable takes nothing, or any of
+            ``batch_size``, ``dtype``, ``device`` and ``seed``, and returns a model with an example,
+            and a loss function as a third if the model returns no loss. The example is a tensor, a
+            tuple of arguments, a mapping of arguments by name, an ``Example``, a callable of the
+            batch size that makes one, or an iterator over such.
+        options: What is wanted of it.
+
+    Raises:
+        InvalidInputError: There is no such model, or it returns something else.
+        UnsupportedError: The device is not there.
+    """
+    options = SourceOptions() if options is None else options
+    device = check_device(options.device)
+    if ":" in text:
+        return _from_callable(text, options, device)
+    spec = find_model(text)
+    model = build_model(
+        spec.name,
+        scale=options.scale,
+        device=device,
+        dtype=DTYPES.get(options.dtype),
+        seed=options.seed,
+    )
+
+    def example(size: int) -> Example:
+        batch = example_inputs(
+            spec.name,
+            size or options.batch_size or None,
+            scale=options.scale,
+            device=device,
+            seed=options.seed,
+            sequence_length=options.sequence_length or None,
+        )
+        return _cast(
+            Example(
+                args=batch.args,
+                kwargs=batch.kwargs,
+                labels=batch.labels,
+                batch_size=size or options.batch_size or spec.batch_size,
+            ),
+            options,
+            device,
+        )
+
+    layers = tuple((layer.name, layer.prefixes) for layer in layers_of(spec.name, model))
+    return ModelSource(
+        name=spec.name, model=model, example=example, loss=loss_of(spec.name), layers=layers
+    )
+
+
+def check_device(name: str) -> torch.device:
+    """Return a device that can compute.
+
+    Raises:
+        InvalidInputError: It is no device.
+        UnsupportedError: It is not there.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as exc:
+        raise InvalidInputError(f"device {name!r} is not known; write cpu or cuda:0") from exc
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UnsupportedError(f"device {name!r} is not there; torch sees {count} GPUs")
+    if device.type not in ("cpu", "cuda"):
+        raise UnsupportedError(f"device {name!r} cannot be measured; there are cpu and cuda")
+    return device
+
+
+def _from_callable(text: str, options: SourceOptions, device: torch.device) -> ModelSource:
+    make = _find(text)
+    if options.scale != 1.0 or options.sequence_length:
+        raise InvalidInputError(f"{text}: --scale and --sequence-length are for built-in models")
+    known = {
+        "batch_size": options.batch_size or None,
+        "dtype": DTYPES.get(options.dtype),
+        "device": device,
+        "seed": options.seed,
+    }
+
+    def called(size: int) -> tuple[Any, ...]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.seed)
+            values = {**known, "batch_size": size or options.batch_size or None}
+            return _parts(text, make(**_accepted(make, values)))
+
+    model, given, loss = called(0)
+    if options.dtype:
+        model = model.to(DTYPES[options.dtype])
+    model = model.to(device)
+
+    def example(size: int) -> Example:
+        size = size or options.batch_size
+        source = called(size)[1] if size and "batch_size" in _accepted(make, known) else given
+        found = _example_of(text, source, size)
+        return _cast(found, options, device)
+
+    name = text.rpartition(":")[2].rpartition(".")[2]
+    return ModelSource(name=name, model=model, example=example, loss=loss)
+
+
+def _find(text: str) -> Callable[..., Any]:
+    module, _, path = text.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as exc:
+        raise InvalidInputError(f"{text}: {module} cannot be imported: {exc}") from exc
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise InvalidInputError(f"{text}: {module} has no {path!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise InvalidInputError(f"{text} is a {type(found).__name__}; expected a callable")
+    called: Callable[..., Any] = found
+    return called
+
+
+def _accepted(make: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those values that a callable takes and that are given."""
+    names = inspect.signature(make).parameters
+    return {name: value for name, value in values.items() if name in names and value is not None}
+
+
+def _parts(text: str, made: object) -> tuple[nn.Module, Any, LossFunction | None]:
+    parts = list(made) if isinstance(made, Sequence) else [made]
+    if len(parts) not in (2, 3) or not isinstance(parts[0], nn.Module):
+        raise InvalidInputError(
+            f"{text} returned a {type(made).__name__}; expected a model with example inputs, and a "
+            "loss function as a third if it returns no loss"
+        )
+    loss = parts[2] if len(parts) == 3 else None
+    if loss is not None and not callable(loss):
+        raise InvalidInputError(f"{text}: the third result is no loss function")
+    return parts[0], parts[1], loss
+
+
+def _example_of(text: str, given: object, size: int) -> Example:
+    made: Any = given
+    if callable(made) and not isinstance(made, Tensor | Example):
+        made = made(size) if size else made(1)
+    elif isinstance(made, Iterator):
+        made = next(made)
+    if isinstance(made, Tensor):
+        made = (made,)
+    if isinstance(made, Mapping):
+        made = Example(kwargs=dict(made))
+    elif isinstance(made, tuple | list):
+        made = Example(args=tuple(made))
+    if not isinstance(made, Example):
+        raise InvalidInputError(
+            f"{text}: the example is a {type(made).__name__}; "
+            "expected a tensor, a tuple or a mapping"
+        )
+    found = made.batch_size or _first_length(made)
+    if size and found and found != size:
+        raise InvalidInputError(
+            f"{text} makes {found} samples, {size} are wanted; let it take batch_size"
+        )
+    return made
+
+
+def _first_length(example: Example) -> int:
+    lengths: list[int] = []
+
+    def note(leaf: object) -> object:
+        if isinstance(leaf, Tensor) and leaf.dim():
+            lengths.append(leaf.shape[0])
+        return leaf
+
+    map_leaves(note, (example.args, dict(example.kwargs)))
+    return lengths[0] if lengths else 0
+
+
+def _cast(example: Example, options: SourceOptions, device: torch.device) -> Example:
+    """Return an example on the device, floating-point tensors in the wanted type."""
+    dtype = DTYPES.get(options.dtype)
+
+    def move(leaf: object) -> object:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.to(device, dtype if leaf.is_floating_point() else None)
+
+    return Example(
+        args=map_leaves(move, example.args),
+        kwargs=map_leaves(move, dict(example.kwargs)),
+        labels=map_leaves(move, example.labels),
+        batch_size=example.batch_size,
+    )

@@ -1,0 +1,118 @@
+"""Keys of the cache change with all that a measurement depends on."""
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from partita.profile.cache import ProfileCache, profile_key
+from partita.profile.capture import capture
+from partita.profile.capture_setting import Example
+from partita.profile.captured import CaptureMode, Granularity
+from partita.profile.measure import ProfileOptions
+from partita.profile.measure_model import CaptureOptions, profile_source
+from partita.profile.sources import ModelSource
+
+SOURCE = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.layer = nn.Linear(4, width)
+
+    def forward(self, x):
+        return self.layer(x).{function}().sum()
+"""
+
+
+def make_net(folder: Path, name: str, function: str = "relu") -> type[nn.Module]:
+    (folder / f"{name}.py").write_text(SOURCE.format(function=function))
+    sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    return importlib.import_module(name).Net
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def key_of(model: nn.Module, *, batch: int = 2, facts=None, **options) -> str:
+    captured = capture(model, Example(args=(torch.ones(batch, 4),)), **options)
+    return profile_key(captured, facts or {"rounds": 8})
+
+
+def test_the_same_model_has_the_same_key(folder: Path) -> None:
+    net = make_net(folder, "net_same")
+    assert key_of(net()) == key_of(net())
+
+
+def test_every_change_gives_another_key(folder: Path) -> None:
+    net = make_net(folder, "net_changes")
+    keys = [
+        key_of(net()),
+        key_of(net(), batch=3),
+        key_of(net(5)),
+        key_of(net(), facts={"rounds": 9}),
+        key_of(net(), mode=CaptureMode.EVAL),
+        key_of(net(), granularity=Granularity.MODULE),
+        key_of(net().requires_grad_(False)),
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_another_source_gives_another_key_even_where_ops_are_the_same(folder: Path) -> None:
+    before = key_of(make_net(folder, "net_source")())
+    path = folder / "net_source.py"
+    path.write_text(path.read_text() + "\n# changed\n")
+    sys.modules.pop("net_source")
+    assert key_of(importlib.import_module("net_source").Net()) != before
+
+
+def source_of(net: type[nn.Module]) -> ModelSource:
+    return ModelSource(
+        name="net",
+        model=net(),
+        example=lambda size: Example(args=(torch.ones(size or 2, 4),)),
+    )
+
+
+def test_a_second_profile_comes_from_the_cache_and_is_equal(folder: Path) -> None:
+    net, cache = make_net(folder, "net_cached"), ProfileCache(folder / "cache")
+    options = ProfileOptions(rounds=1, warmup=0)
+    first = profile_source(source_of(net), options=options, cache=cache)
+    again = profile_source(source_of(net), options=options, cache=cache)
+    assert (first.is_cached, again.is_cached) == (False, True)
+    assert again.graph == first.graph
+    assert again.record == first.record
+    other = replace(options, rounds=2)
+    assert not profile_source(source_of(net), options=other, cache=cache).is_cached
+
+
+def test_a_damaged_file_is_measured_anew(folder: Path) -> None:
+    net, cache = make_net(folder, "net_damaged"), ProfileCache(folder / "cache")
+    options = ProfileOptions(rounds=1, warmup=0)
+    profile_source(source_of(net), options=options, cache=cache)
+    (file,) = (folder / "cache").iterdir()
+    file.write_text("{")
+    assert not profile_source(source_of(net), options=options, cache=cache).is_cached
+    assert profile_source(source_of(net), options=options, cache=cache).is_cached
+
+
+def test_a_second_batch_size_is_recorded(folder: Path) -> None:
+    net = make_net(folder, "net_grown")
+    found = profile_source(
+        source_of(net),
+        options=ProfileOptions(rounds=1, warmup=0),
+        capture_options=CaptureOptions(second_batch_size=6),
+    )
+    assert found.record.second_batch_size == 6
+    inputs = found.graph.tensors
+    assert inputs.fixed_bytes[inputs.names.index("x")] == 0
+    assert inputs.fixed_bytes[found.graph.loss] == 4
