@@ -365,12 +365,3 @@ def test_a_narrow_terminal_keeps_planner_and_plan(
     assert "single" in out
     assert "stages" in out
     assert "MFU" not in out
-
-
-def test_a_plan_that_overfills_a_device_by_our_model_says_so(run: Run) -> None:
-    code, out, err = run(
-        *("plan", "gpt-small", "-c", "2xa100", "--objective", "sharding-cost"),
-        *("--memory-factor", "0.001", "--json"),
-    )
-    assert code == 0, err
-    assert "needs" in json.loads(out)["overfull"]

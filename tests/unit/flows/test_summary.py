@@ -1,0 +1,49 @@
+"""Figures of a solution, and how plans are ranked."""
+
+from dataclasses import replace
+
+from partita.core.problem import Metric, Objective, Problem
+from partita.core.solution import Solution
+from partita.flows.compare import compare
+from partita.flows.summary import describe_plan, summarise
+from partita.plan.table import PLANNERS, solve
+from partita.testing.builders import Figures, chain, flat_cluster
+
+
+def problem_with(memory_bytes: float) -> Problem:
+    graph = chain(4, Figures(saved_bytes=100.0, tensor_bytes=1.0, parameter_bytes=8.0))
+    cluster = flat_cluster(2, memory_bytes=memory_bytes)
+    return Problem(graph=graph, cluster=cluster, objective=Objective(microbatches=4))
+
+
+def test_a_plan_that_overfills_a_device_is_named():
+    roomy = solve(problem_with(1e6), "uniform")
+    tight = replace(roomy.problem, cluster=flat_cluster(2, memory_bytes=50.0))
+    overfull = summarise(replace(roomy, problem=tight))
+    assert summarise(roomy).overfull == ""
+    assert "'d0' needs" in overfull.overfull
+    assert overfull.figures()["overfull"] == overfull.overfull
+
+
+def test_devices_that_run_nothing_do_not_count_as_idle():
+    names = {"op*": "d0"}
+    summary = summarise(solve(problem_with(1e6), "manual", assignment=names))
+    assert summary.figures()["utilisation"] == 1.0
+
+
+def test_plans_are_ranked_by_what_the_cost_model_says(monkeypatch):
+    honest = solve(problem_with(1e6), "single")
+    liar = Solution(
+        problem=honest.problem, plan=honest.plan, metric=Metric.THROUGHPUT, value=1e-9, unit="s"
+    )
+    table = {**PLANNERS, "liar": lambda problem: liar}
+    monkeypatch.setattr("partita.plan.table.PLANNERS", table)
+    found = compare(honest.problem, [("liar", "liar", {}), ("uniform", "uniform", {})])
+    assert [candidate.name for candidate in found] == ["uniform", "liar"]
+
+
+def test_plans_in_words():
+    assert describe_plan(solve(problem_with(1e6), "single").plan) == "1 stage, 1f1b"
+    assert (
+        describe_plan(solve(problem_with(1e6), "uniform", replicas=2).plan) == "1 stage x 2, 1f1b"
+    )
