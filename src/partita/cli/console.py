@@ -145,7 +145,7 @@ DISPENSABLE = ("MFU", "tokens/s", "busy", "cost/step", "samples/s")
 
 def summary_table(rows: Sequence[Sequence[str]]) -> Table:
     """Return the ranked table, without some columns where the terminal is narrow."""
-    dropped = set(DISPENSABLE[: max(0, (101 - terminal_width() + 8) // 9)])
+    dropped = set(DISPENSABLE[: max(0, (100 - terminal_width() + 8) // 9)])
     kept = [i for i, (title, _) in enumerate(SUMMARY_COLUMNS) if title not in dropped]
     return table([SUMMARY_COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
