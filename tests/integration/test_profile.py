@@ -78,3 +78,22 @@ def test_coarser_ops_are_profiled_too(granularity: str, tmp_path: Path) -> None:
     run(*GPT, "--granularity", granularity, "--equal-once", "-o", target, cache=tmp_path / "cache")
     graph = load(target)
     assert graph.annotations["profile"]["cpu"]["num_distinct"] < len(graph)
+
+
+def test_a_model_too_big_for_this_machine_is_estimated_for_two_types(tmp_path: Path) -> None:
+    target = tmp_path / "xl.json"
+    result = run(
+        *("gpt3-xl", "--estimate", "a100,v100", "--batch-size", "1", "-o", str(target)),
+        cache=tmp_path / "cache",
+    )
+    assert "accuracy" in result.output
+    graph = load(target)
+    assert [costs.device_type for costs in graph.costs] == ["a100", "v100"]
+    assert {costs.origin for costs in graph.costs} == {CostOrigin.ESTIMATED}
+    assert graph.costs[1].forward_s.sum() > graph.costs[0].forward_s.sum() > 0
+    assert len(graph.ops.layers.names) == 27
+
+
+def test_nothing_is_measured_on_meta(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="--estimate"):
+        run(*GPT, "--profile-device", "meta", cache=tmp_path / "cache")

@@ -12,6 +12,8 @@ import click
 from partita.cli.options import MODES, OPTIMIZER_BYTES, output_options
 from partita.core.graph import Graph
 from partita.errors import InvalidInputError, UnsupportedError
+from partita.flows.summary import thawed
+from partita.units import format_seconds
 
 _GRANULARITIES = ("op", "module", "block")
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -49,6 +51,18 @@ _SLOWEST = 5
 @click.option("--threads", type=click.IntRange(1), help="Threads of torch.")
 @click.option("--equal-once", is_flag=True, help="Time equal ops of repeated blocks once.")
 @click.option("--match-whole", is_flag=True, help="Scale ops so that they sum to the whole step.")
+@click.option(
+    "--estimate", "types", help="Estimate for types of devices instead of measuring: a100,v100."
+)
+@click.option(
+    "--kernels",
+    type=click.Choice(("fused", "eager")),
+    default="fused",
+    show_default=True,
+    help="Of an estimate: today's kernels, or unfused ones.",
+)
+@click.option("--arithmetic", default="", help="Of an estimate, such as tfloat32. [the dtype]")
+@click.option("--recompute", is_flag=True, help="Of an estimate: backward runs forward again.")
 @click.option("--seed", type=int, default=0, help="Seed of weights and data.")
 @click.option("--cache", help="Directory of earlier profiles. [$PARTITA_CACHE, ~/.cache/partita]")
 @click.option("--no-cache", is_flag=True, help="Measure anew and keep nothing.")
@@ -67,6 +81,9 @@ def command(model: str, files: tuple[str, ...], **rest: Any) -> None:
         return
     if files:
         raise InvalidInputError(f"one model at a time; {files[0]!r} is too many")
+    if rest["types"] is not None:
+        _estimate(model, rest)
+        return
     measured = _measure(model, rest)
     record = measured.record.as_values()
     figures = {name: value for name, value in record.items() if not name.endswith("_spread")}
@@ -102,7 +119,12 @@ def _write(
         return
     show()
     click.echo(f"written to {target}")
-    click.echo(f"next: partita plan {target} --devices 2")
+    cluster = (
+        "--devices 2"
+        if graph.costs[0].device_type == "cpu"
+        else f"-c 4x{graph.costs[0].device_type}"
+    )
+    click.echo(f"next: partita plan {target} {cluster}")
 
 
 def _merge(files: tuple[str, ...], output: str | None, *, as_json: bool) -> None:
@@ -135,7 +157,66 @@ def _without_torch(exc: ModuleNotFoundError) -> Exception:
     return UnsupportedError("profiles need torch; pip install 'partita[torch]'")
 
 
+def _estimate(model: str, rest: dict[str, Any]) -> None:
+    """Price the model by shapes alone: nothing is allocated, nothing runs."""
+    from partita.cli.console import model_line  # noqa: PLC0415 (rich only where it prints)
+
+    try:
+        from partita.profile.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
+        from partita.profile.estimate import ANNOTATION  # noqa: PLC0415 (likewise)
+        from partita.profile.estimate_model import (  # noqa: PLC0415 (likewise)
+            EstimateOptions,
+            estimate_source,
+        )
+        from partita.profile.estimate_trace import Kernels  # noqa: PLC0415 (likewise)
+        from partita.profile.sources import load_source  # noqa: PLC0415 (likewise)
+    except ModuleNotFoundError as exc:
+        raise _without_torch(exc) from exc
+    _find_modules_here()
+    training = rest["mode"] == "training"
+    graph = estimate_source(
+        load_source(model, _source_options({**rest, "profile_device": "meta"})),
+        [name.strip() for name in rest["types"].split(",")],
+        EstimateOptions(
+            kernels=Kernels(rest["kernels"]),
+            arithmetic=rest["arithmetic"],
+            recompute=rest["recompute"],
+            granularity=Granularity(rest["granularity"]),
+            mode=CaptureMode.TRAINING if training else CaptureMode.EVAL,
+        ),
+    )
+    said = graph.annotations[ANNOTATION]
+
+    def show() -> None:
+        click.echo(model_line(graph))
+        for costs in graph.costs:
+            forward, backward = float(costs.forward_s.sum()), float(costs.backward_s.sum())
+            click.echo(
+                f"{costs.device_type}: forward {format_seconds(forward)}, backward "
+                f"{format_seconds(backward)} for {graph.batch_size} samples; "
+                f"{said[costs.device_type]['accuracy']}"
+            )
+
+    figures = {"estimate": thawed(said)} if rest["as_json"] else None
+    _write(graph, rest["output"], show=show, figures=figures)
+
+
+def _source_options(rest: dict[str, Any]) -> Any:
+    from partita.profile.sources import SourceOptions  # noqa: PLC0415 (imports torch)
+
+    return SourceOptions(
+        batch_size=rest["batch_size"] or 0,
+        sequence_length=rest["sequence_length"] or 0,
+        scale=rest["scale"],
+        dtype=rest["dtype"] or "",
+        device=rest["profile_device"],
+        seed=rest["seed"],
+    )
+
+
 def _measure(model: str, rest: dict[str, Any]) -> Any:
+    if rest["profile_device"] == "meta":
+        raise InvalidInputError("nothing can be measured on meta; --estimate prices it instead")
     try:
         from partita.profile.cache import ProfileCache  # noqa: PLC0415 (imports torch)
         from partita.profile.captured import CaptureMode, Granularity  # noqa: PLC0415 (likewise)
@@ -145,21 +226,11 @@ def _measure(model: str, rest: dict[str, Any]) -> Any:
             CaptureOptions,
             profile_source,
         )
-        from partita.profile.sources import SourceOptions, load_source  # noqa: PLC0415 (likewise)
+        from partita.profile.sources import load_source  # noqa: PLC0415 (likewise)
     except ModuleNotFoundError as exc:
         raise _without_torch(exc) from exc
     _find_modules_here()
-    source = load_source(
-        model,
-        SourceOptions(
-            batch_size=rest["batch_size"] or 0,
-            sequence_length=rest["sequence_length"] or 0,
-            scale=rest["scale"],
-            dtype=rest["dtype"] or "",
-            device=rest["profile_device"],
-            seed=rest["seed"],
-        ),
-    )
+    source = load_source(model, _source_options(rest))
     training = rest["mode"] == "training"
     with _progress(source.name, quiet=rest["quiet"] or rest["as_json"]) as tell:
         return profile_source(

@@ -167,7 +167,7 @@ def _filled(weights: Array, stages: int, limit: float) -> list[int] | None:
 def _stacks(graph: Graph) -> tuple[list[tuple[int, int]], int]:
     """Return the first layer and the layer after the last of each stack of blocks, and the layers.
 
-    Blocks whose names differ only in numbers belong to one stack.
+    Blocks whose names differ only in their last number belong to one stack.
     """
     layer, count = layer_of_ops(graph)
     blocks = graph.ops.blocks
@@ -175,7 +175,7 @@ def _stacks(graph: Graph) -> tuple[list[tuple[int, int]], int]:
         raise InvalidInputError(
             f"uniform_transformer needs a graph with transformer blocks; {graph.name!r} has none"
         )
-    family_of = [re.sub(r"\d+.*", "", name) for name in blocks.names]
+    family_of = [re.sub(r"\d+\D*$", "", name) or name for name in blocks.names]
     family = [""] * count
     for op in np.flatnonzero(blocks.of >= 0).tolist():
         if layer[op] >= 0:

@@ -31,7 +31,7 @@ class SourceOptions:
         sequence_length: Tokens a sample, for built-in models; 0 = as published.
         scale: Factor on the widths of a built-in model.
         dtype: Of parameters and floating-point inputs; empty = as built.
-        device: Where it computes.
+        device: Where it computes; ``meta`` for shapes alone.
         seed: Of weights and data.
     """
 
@@ -82,7 +82,8 @@ def load_source(text: str, options: SourceOptions | None = None) -> ModelSource:
         UnsupportedError: The device is not there.
     """
     options = SourceOptions() if options is None else options
-    device = check_device(options.device)
+    is_meta = options.device == "meta"  # shapes alone, for estimates
+    device = torch.device("meta") if is_meta else check_device(options.device)
     if ":" in text:
         return _from_callable(text, options, device)
     spec = find_model(text)

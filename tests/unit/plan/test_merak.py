@@ -88,6 +88,12 @@ def test_uniform_transformer_refuses_models_without_blocks():
         plan_uniform_transformer(layered([""] * 6))
 
 
+def test_uniform_transformer_refuses_a_resnet():
+    names = [f"layer{group}.{index}" for group in (1, 2, 3, 4) for index in range(3)]
+    with pytest.raises(InvalidInputError, match="has 4"):
+        plan_uniform_transformer(layered(["", *names, ""]))
+
+
 def test_uniform_transformer_on_the_built_in_gpt():
     assert boundaries(plan_uniform_transformer(example("gpt-small"))) == [0, 5, 8, 11, 15]
 
