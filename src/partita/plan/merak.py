@@ -7,6 +7,7 @@ and blocks and embeddings are found by the graph's block labels instead of by cl
 """
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
@@ -102,19 +103,7 @@ def _solved(
     boundaries = legal_boundaries(problem.graph, boundaries)
     found = plan_custom(problem, boundaries=boundaries, replicas=replicas)
     options = {"stages": stages, "replicas": replicas}
-    stats = {"boundaries": boundaries}
-    return Solution(
-        problem=problem,
-        plan=found.plan,
-        metric=found.metric,
-        value=found.value,
-        unit=found.unit,
-        lower_bound=found.lower_bound,
-        proof=found.proof,
-        planner=planner,
-        options=options,
-        stats=stats,
-    )
+    return replace(found, planner=planner, options=options, stats={"boundaries": boundaries})
 
 
 def _layer_parameters(graph: Graph) -> Array:
