@@ -21,6 +21,7 @@ from partita.models.zoo import MODELS, build_model, example_inputs, loss_of
 from partita.profile.capture import capture
 from partita.profile.capture_setting import Example
 from partita.profile.capture_setting import example_inputs as named_inputs
+from partita.profile.capture_tree import map_leaves
 from partita.profile.captured import CapturedModel
 from partita.run.interpreter import interpret
 from partita.testing.networks import gradient_error
@@ -89,16 +90,21 @@ def staged_gradients(captured: CapturedModel, example: Example) -> dict[str, tor
     return dict(result.steps[0].gradients)
 
 
+def doubled(value: object) -> object:
+    """Return a floating-point tensor in float64, anything else as it is."""
+    is_real = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double() if is_real else value
+
+
 def one_model(name: str) -> tuple[int, int, float, float]:
     """Return ops, edges, capture seconds and the worst gradient difference of a model."""
     spec = MODELS[name]
     length = {"sequence_length": TOKENS} if spec.sequence_length else {}
     model = without_dropout(build_model(name, scale=SCALE, dtype=torch.float64))
     batch = example_inputs(name, max(2, spec.smallest_batch), scale=SCALE, **length)
-    convert = lambda value: value.double() if torch.is_floating_point(value) else value  # noqa: E731
-    args = torch.utils._pytree.tree_map_only(torch.Tensor, convert, batch.args)  # noqa: SLF001
-    kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, convert, batch.kwargs)  # noqa: SLF001
-    labels = torch.utils._pytree.tree_map_only(torch.Tensor, convert, batch.labels)  # noqa: SLF001
+    args, kwargs, labels = (
+        map_leaves(doubled, part) for part in (batch.args, batch.kwargs, batch.labels)
+    )
     example = Example(args=args, kwargs=kwargs, labels=labels)
     begin = time.process_time()
     captured = capture(model, example, loss=loss_of(name), name=name)

@@ -129,13 +129,15 @@ def column(
         raise InvalidInputError(f"{what} has {array.ndim} dimensions; expected a flat list")
     if len(array) != num_rows:
         raise InvalidInputError(f"{what} has {array.size} values for {num_rows} rows")
-    if dtype is np.bool_ or num_rows == 0 or _within(array, low, high):
+    # One number for all rows needs one look.
+    seen = array[:1] if isinstance(values, bool | int | float) else array
+    if dtype is np.bool_ or num_rows == 0 or _within(seen, low, high):
         return array
-    bad = ~(array >= low) if high is None else ~((array >= low) & (array <= high))
+    bad = ~(seen >= low) if high is None else ~((seen >= low) & (seen <= high))
     if array.dtype.kind == "f":
-        bad |= np.isinf(array)
+        bad |= np.isinf(seen)
         if unknown:
-            bad &= ~np.isnan(array)
+            bad &= ~np.isnan(seen)
     if bad.any():
         row = int(np.argmax(bad))
         name = row if isinstance(rows, int) else f"{row} ({rows[row]!r})"
