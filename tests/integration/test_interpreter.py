@@ -22,8 +22,9 @@ from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import Kind
 from partita.cost.lower import lower
 from partita.errors import InvalidInputError
-from partita.run.interpreter import RunOptions, RunResult, interpret
+from partita.run.interpreter import RunOptions, interpret
 from partita.run.parameters import sgd
+from partita.run.results import RunResult
 from partita.run.stage_code import ModuleGraph, OpCode
 from partita.testing.builders import flat_cluster
 from partita.testing.networks import (

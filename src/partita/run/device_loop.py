@@ -7,20 +7,24 @@ order of stages, never of arrival.
 
 The loop is a generator. It yields a ``Wait`` where it cannot go on yet; over real processes the
 transport waits itself and nothing is ever yielded. What can never come is an error at once.
+
+Every instruction leaves two stamps: compute from when it had all it needs, communication from when
+it was issued until it was seen to be done.
 """
 
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
 from partita.core.program import LAST_COMPUTE, Kind
 from partita.errors import InvalidInputError
-from partita.run.parameters import ParameterStore, Part
-from partita.run.stage_pass import StagePass, StageRunner, Visit
+from partita.run.parameters import Part
+from partita.run.stage_pass import StagePass, Visit
 from partita.run.task import Task
 from partita.run.transport import Meeting, Message, Pending, Transport
 
@@ -30,6 +34,9 @@ Load: TypeAlias = Callable[[int, int, str], Tensor]
 _T = TypeVar("_T")
 _Cell: TypeAlias = tuple[int, int]
 """A tensor or a stage, and a microbatch."""
+
+_MOST_SENDS = 32
+"""Sends under way beyond which the oldest is waited for, so that sent tensors are let go of."""
 
 
 class Wait(NamedTuple):
@@ -47,17 +54,112 @@ class Wait(NamedTuple):
 Waiting: TypeAlias = Generator[Wait, None, _T]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopOptions:
-    """How a device carries out its instructions.
+class Place(NamedTuple):
+    """Where a device stands.
 
     Attributes:
-        seed: Seed of all random numbers.
-        blocking: Whether SEND and RECV wait at their place until the other end has come.
+        row: The instruction; -1 = between steps.
+        awaited: The instruction whose end it waits for; -1 = it computes.
+        since_ns: Since when.
     """
 
-    seed: int = 0
-    blocking: bool = False
+    row: int
+    awaited: int
+    since_ns: int
+
+
+_MEMBERS = "the other members of its group"
+
+
+class Instruction(NamedTuple):
+    """One row of the Program, as plain numbers.
+
+    Attributes:
+        row: The row.
+        kind: What it does.
+        visit: Stage, microbatch and version of the weights.
+        tensor: The tensor, -1 = none.
+        message: What travels, for SEND and RECV.
+        joint: Whether several devices carry it out together.
+    """
+
+    row: int
+    kind: Kind
+    visit: Visit
+    tensor: int
+    message: Message | None
+    joint: bool
+
+
+class Runner(Protocol):
+    """Computes what the stages of a device compute."""
+
+    def forward(self, step: int, visit: Visit, inputs: dict[int, Tensor]) -> StagePass:
+        """Run a stage on its inputs."""
+        ...
+
+    def recompute(self, step: int, visit: Visit, done: StagePass) -> None:
+        """Run a stage again if its outputs have no graph yet."""
+        ...
+
+    def begin_backward(self, visit: Visit, done: StagePass, cotangents: dict[int, Tensor]) -> None:
+        """Give a pass the gradients of its outputs."""
+        ...
+
+    def gradients(
+        self, visit: Visit, done: StagePass
+    ) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
+        """Return the gradients of inputs and parameters."""
+        ...
+
+    def input_gradients(self, visit: Visit, done: StagePass) -> dict[int, Tensor]:
+        """Return the gradients of the inputs alone."""
+        ...
+
+    def weight_gradients(self, visit: Visit, done: StagePass) -> dict[str, Tensor]:
+        """Return the gradients of the parameters, after those of the inputs."""
+        ...
+
+
+class Store(Protocol):
+    """Holds the parameters and gradients of a device."""
+
+    @property
+    def num_versions(self) -> int:
+        """Versions of weights that are kept, over all stages."""
+        ...
+
+    def begin_step(self) -> None:
+        """Number the versions of the weights from 0 again."""
+        ...
+
+    def drop_version(self, stage: int, version: int) -> None:
+        """Forget a version that nobody needs any more."""
+        ...
+
+    def release(self, stage: int) -> None:
+        """Drop the gathered copies of a stage's parameters."""
+        ...
+
+    def add_gradient(self, name: str, gradient: Tensor) -> None:
+        """Add the gradient of a parameter over one microbatch of one stage."""
+        ...
+
+    def outgoing(self, kind: Kind, bucket: int) -> list[Tensor]:
+        """Return what this device brings to a collective."""
+        ...
+
+    def incoming(self, kind: Kind, bucket: int, values: Sequence[Tensor]) -> None:
+        """Take home the result of a collective."""
+        ...
+
+    def update(self, stage: int, version: int) -> Mapping[str, Tensor | Part]:
+        """Step the parameters of a stage; returns their gradients."""
+        ...
+
+    def left_over(self) -> list[str]:
+        """Return the parameters whose gradients nobody used."""
+        ...
 
 
 @dataclass(slots=True)
@@ -67,10 +169,14 @@ class StepRecord:
     Attributes:
         outputs: Outputs of the model and the loss, by (tensor, microbatch).
         gradients: Gradients of the parameters that were stepped, as of their last UPDATE.
+        begin_ns: When each instruction began, by a clock that does not jump.
+        end_ns: When it ended.
     """
 
     outputs: dict[_Cell, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor | Part] = field(default_factory=dict)
+    begin_ns: list[int] = field(default_factory=list)
+    end_ns: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -94,6 +200,7 @@ class DeviceLoop:
     """The state of one device and the meaning of its instructions.
 
     Attributes:
+        place: Where it stands.
         executed: Instructions carried out, over all steps.
         records: What was seen in each step.
         statistics: What was done, over all steps.
@@ -105,30 +212,43 @@ class DeviceLoop:
         device: int,
         transport: Transport,
         *,
-        store: ParameterStore,
+        store: Store,
+        runner: Runner,
         load: Load,
-        options: LoopOptions | None = None,
+        blocking: bool = False,
     ) -> None:
-        options = options or LoopOptions()
+        """Prepare a device.
+
+        Args:
+            task: What is run.
+            device: Which device of the plan this is.
+            transport: The way to the others.
+            store: Its parameters.
+            runner: Its compute.
+            load: Gives the inputs of the model.
+            blocking: Whether SEND and RECV wait at their place until the other end has come.
+        """
         self._task, self._device, self._transport = task, device, transport
-        self._store, self._load, self._blocking = store, load, options.blocking
-        self._runner = StageRunner(task, store, seed=options.seed)
+        self._store, self._runner, self._load, self._blocking = store, runner, load, blocking
         self._program = task.program
-        self._rows = range(int(self._program.ptr[device]), int(self._program.ptr[device + 1]))
+        self._first = int(self._program.ptr[device])
+        self._instructions = self._read_instructions()
         self._step = 0
         self._loaded: dict[tuple[int, int, int], Tensor] = {}
         self._values: dict[_Cell, Tensor] = {}
         self._passes: dict[_Cell, StagePass] = {}
         self._contributions: dict[_Cell, dict[int, Tensor]] = {}
-        self._posted: dict[tuple[int, int, bool], dict[int, Pending[Tensor]]] = {}
-        self._sends: list[tuple[int, Pending[Tensor]]] = []
-        self._collectives: list[tuple[int, Pending[Sequence[Tensor]]]] = []
+        self._posted: dict[tuple[int, int, bool], dict[int, tuple[int, Pending[Tensor]]]] = {}
+        self._sends: deque[tuple[int, Pending[Tensor]]] = deque()
+        self._collectives: list[tuple[Instruction, Pending[Sequence[Tensor]]]] = []
         self._all_uses = self._count_uses()
         self._uses: Counter[tuple[object, ...]] = Counter()
+        self._begin_ns = 0
+        self.place = Place(-1, -1, 0)
         self.executed = 0
         self.records: list[StepRecord] = []
         self.statistics = DeviceStatistics()
-        self._handlers: Mapping[Kind, Callable[[int], Iterable[Wait]]] = {
+        self._handlers: Mapping[Kind, Callable[[Instruction], Iterable[Wait]]] = {
             Kind.LOAD: self._load_input,
             Kind.FORWARD: self._forward,
             Kind.RECOMPUTE: self._recompute,
@@ -143,25 +263,46 @@ class DeviceLoop:
             Kind.REDUCE_SCATTER: self._start_collective,
         }
 
-    def _kind(self, row: int) -> Kind:
-        return Kind(int(self._program.kind[row]))
-
-    def _visit(self, row: int) -> Visit:
+    def _read_instructions(self) -> list[Instruction]:
         program = self._program
-        return Visit(
-            int(program.stage[row]), int(program.microbatch[row]), int(program.version[row])
-        )
+        rows = slice(self._first, int(program.ptr[self._device + 1]))
+        columns = [
+            column[rows].tolist()
+            for column in (program.kind, program.stage, program.microbatch, program.version)
+        ]
+        columns += [
+            column[rows].tolist()
+            for column in (program.tensor, program.gradient, program.peer, program.group)
+        ]
+        found = []
+        for place, (kind, stage, microbatch, version, tensor, gradient, peer, group) in enumerate(
+            zip(*columns, strict=True)
+        ):
+            message = None
+            if kind in (Kind.SEND, Kind.RECV):
+                source, target = (self._device, peer)[:: 1 if kind == Kind.SEND else -1]
+                message = Message(source, target, tensor, microbatch, gradient)
+            found.append(
+                Instruction(
+                    row=self._first + place,
+                    kind=Kind(kind),
+                    visit=Visit(stage, microbatch, version),
+                    tensor=tensor,
+                    message=message,
+                    joint=kind <= LAST_COMPUTE and group >= 0,
+                )
+            )
+        return found
 
     def _count_uses(self) -> Counter[tuple[object, ...]]:
         """Count who needs each activation, gradient and version, so that it can be dropped."""
         uses: Counter[tuple[object, ...]] = Counter()
-        for row in self._rows:
-            kind, visit = self._kind(row), self._visit(row)
+        for _, kind, visit, _, message, _ in self._instructions:
             if kind is Kind.FORWARD:
                 border = self._task.borders[visit.stage]
                 uses.update((t, visit.microbatch, False) for t in border.inputs)
             elif kind is Kind.SEND:
-                message = self._message(row)
+                assert message is not None
                 uses[message.tensor, message.microbatch, message.gradient] += 1
             if kind <= LAST_COMPUTE and kind not in (Kind.LOAD, Kind.UPDATE):
                 uses[visit.stage, visit.version] += 1
@@ -176,22 +317,28 @@ class DeviceLoop:
         self._step = step
         self._uses = self._all_uses.copy()
         self._store.begin_step()
-        self.records.append(StepRecord())
-        for row in self._rows:
-            kind = self._kind(row)
-            if kind not in self._handlers:
-                self._refuse(row, "this kind has no meaning yet")
-            if kind <= LAST_COMPUTE and self._program.group[row] >= 0:
-                yield from self._until(row, self._meet(row), "the other members of its group")
-            yield from self._handlers[kind](row)
+        record = StepRecord()
+        self.records.append(record)
+        clock, handlers = time.perf_counter_ns, self._handlers
+        for instruction in self._instructions:
+            kind = instruction.kind
+            if kind not in handlers:
+                self._refuse(instruction.row, "this kind has no meaning yet")
+            self._begin_ns = clock()
+            self.place = Place(instruction.row, -1, self._begin_ns)
+            if instruction.joint:
+                row = instruction.row
+                yield from self._until(row, row, self._meet(instruction), _MEMBERS)
+            yield from handlers[kind](instruction)
+            record.begin_ns.append(self._begin_ns)
+            record.end_ns.append(clock())
             self.executed += 1
             self.statistics.instructions[kind] += 1
         yield from self._end_step()
+        self.place = Place(-1, -1, clock())
 
     def _end_step(self) -> Waiting[None]:
-        for row, sent in self._sends:
-            yield from self._until(row, sent, "its receiver")
-        self._sends.clear()
+        yield from self._finish_sends(0)
         yield from self._finish_collectives(lambda _: True)
         name = self._program.devices[self._device]
         leftovers: tuple[tuple[Sequence[tuple[int, ...]], str], ...] = (
@@ -220,25 +367,29 @@ class DeviceLoop:
     def _name(self, tensor: int, microbatch: int) -> str:
         return f"tensor {self._task.graph.tensors.names[tensor]!r} of microbatch {microbatch}"
 
-    def _until(self, row: int, pending: Pending[_T], what: str) -> Waiting[_T]:
-        """Wait until something is there, and return it."""
+    def _until(self, row: int, awaited: int, pending: Pending[_T], what: str) -> Waiting[_T]:
+        """Wait until what a row has started is done, and return its result.
+
+        Args:
+            row: The instruction that is said to wait.
+            awaited: The instruction that has started it.
+            pending: What it has started.
+            what: What it is.
+        """
+        at = self.place.row
+        self.place = Place(at, awaited, time.perf_counter_ns())
         while (value := pending.poll()) is None:
             yield Wait(row, f"{self._program.describe(row)} waits for {what}")
+        self._begin_ns = now = time.perf_counter_ns()
+        self.place = Place(at, -1, now)
+        ends, position = self.records[-1].end_ns, awaited - self._first
+        if position < len(ends):
+            ends[position] = now
         return value
 
-    def _message(self, row: int) -> Message:
-        program = self._program
-        sends = program.kind[row] == Kind.SEND
-        ends = (self._device, int(program.peer[row]))
-        return Message(
-            *(ends if sends else ends[::-1]),
-            tensor=int(program.tensor[row]),
-            microbatch=int(program.microbatch[row]),
-            gradient=bool(program.gradient[row]),
-        )
-
-    def _send(self, row: int) -> Waiting[None]:
-        message = self._message(row)
+    def _send(self, instruction: Instruction) -> Waiting[None]:
+        row, message = instruction.row, instruction.message
+        assert message is not None
         cell = (message.tensor, message.microbatch)
         if message.gradient:
             value = self._local_gradient(row, *cell)
@@ -246,53 +397,64 @@ class DeviceLoop:
             value = self._values[cell]
         else:
             self._refuse(row, f"{self._name(*cell)} is not there to be sent")
+        yield from self._finish_sends(_MOST_SENDS - 1)
         with self._at(row):
             sent = self._transport.send(message, value)
         self.statistics.sent_bytes += value.numel() * value.element_size()
         self._drop(cell, gradient=message.gradient)
         if self._blocking:
-            yield from self._until(row, sent, "its receiver")
+            yield from self._until(row, row, sent, "its receiver")
         else:
             self._sends.append((row, sent))
 
-    def _receive(self, row: int) -> Waiting[None]:
-        message = self._message(row)
+    def _finish_sends(self, remaining: int) -> Waiting[None]:
+        """Wait for the oldest sends until so many are under way."""
+        while len(self._sends) > remaining:
+            row, sent = self._sends[0]
+            yield from self._until(row, row, sent, "its receiver")
+            self._sends.popleft()
+
+    def _receive(self, instruction: Instruction) -> Waiting[None]:
+        row, message = instruction.row, instruction.message
+        assert message is not None
         with self._at(row):
             posted = self._transport.receive(message)
         key = (message.tensor, message.microbatch, message.gradient)
-        self._posted.setdefault(key, {})[message.source] = posted
+        self._posted.setdefault(key, {})[message.source] = (row, posted)
         if self._blocking:
-            yield from self._until(row, posted, "its sender")
+            yield from self._until(row, row, posted, "its sender")
 
-    def _meet(self, row: int, values: Sequence[Tensor] = ()) -> Pending[Sequence[Tensor]]:
-        program = self._program
+    def _meet(
+        self, instruction: Instruction, values: Sequence[Tensor] = ()
+    ) -> Pending[Sequence[Tensor]]:
+        row, program = instruction.row, self._program
         meeting = Meeting(
-            kind=self._kind(row),
+            kind=instruction.kind,
             device=self._device,
             members=tuple(program.group_of(row).tolist()),
             bucket=int(program.bucket[row]),
-            microbatch=int(program.microbatch[row]),
+            microbatch=instruction.visit.microbatch,
         )
         with self._at(row):
             return self._transport.meet(meeting, values)
 
-    def _start_collective(self, row: int) -> Iterable[Wait]:
-        values = self._store.outgoing(self._kind(row), int(self._program.bucket[row]))
-        self._collectives.append((row, self._meet(row, values)))
+    def _start_collective(self, instruction: Instruction) -> Iterable[Wait]:
+        bucket = int(self._program.bucket[instruction.row])
+        values = self._store.outgoing(instruction.kind, bucket)
+        self._collectives.append((instruction, self._meet(instruction, values)))
         return ()
 
-    def _finish_collectives(self, wanted: Callable[[int], bool]) -> Waiting[None]:
-        """Wait for the collectives of the rows that are wanted, in the order of issue."""
+    def _finish_collectives(self, wanted: Callable[[Instruction], bool]) -> Waiting[None]:
+        """Wait for the collectives that are wanted, in the order of issue."""
         for entry in [entry for entry in self._collectives if wanted(entry[0])]:
-            row, pending = entry
-            values = yield from self._until(row, pending, "the other members of its group")
-            self._store.incoming(self._kind(row), int(self._program.bucket[row]), values)
+            (row, kind, *_), pending = entry
+            values = yield from self._until(row, row, pending, _MEMBERS)
+            self._store.incoming(kind, int(self._program.bucket[row]), values)
             self._collectives.remove(entry)
 
     def _finish_gathers(self, stage: int) -> Waiting[None]:
-        program = self._program
         return self._finish_collectives(
-            lambda row: program.kind[row] == Kind.ALL_GATHER and program.stage[row] == stage
+            lambda other: other.kind is Kind.ALL_GATHER and other.visit.stage == stage
         )
 
     def _drop(self, cell: _Cell, *, gradient: bool) -> None:
@@ -302,8 +464,8 @@ class DeviceLoop:
         if self._uses[key] == 0:
             (self._contributions if gradient else self._values).pop(cell, None)
 
-    def _load_input(self, row: int) -> Iterable[Wait]:
-        visit, tensor = self._visit(row), int(self._program.tensor[row])
+    def _load_input(self, instruction: Instruction) -> Iterable[Wait]:
+        visit, tensor = instruction.visit, instruction.tensor
         name = self._task.graph.tensors.names[tensor]
         value = self._load(self._step, visit.microbatch, name)
         self._loaded[visit.stage, visit.microbatch, tensor] = value
@@ -319,8 +481,10 @@ class DeviceLoop:
                 posted = self._posted.pop((*cell, False), None)
                 if posted is None:
                     self._refuse(row, f"{self._name(*cell)} was neither made here nor received")
-                (pending,) = posted.values()
-                self._values[cell] = yield from self._until(row, pending, self._name(*cell))
+                ((awaited, pending),) = posted.values()
+                self._values[cell] = yield from self._until(
+                    row, awaited, pending, self._name(*cell)
+                )
             found[tensor] = self._values[cell]
             self._drop(cell, gradient=False)
         for tensor in border.loaded:
@@ -330,8 +494,8 @@ class DeviceLoop:
             found[tensor] = value
         return found
 
-    def _forward(self, row: int) -> Waiting[None]:
-        visit = self._visit(row)
+    def _forward(self, instruction: Instruction) -> Waiting[None]:
+        row, visit = instruction.row, instruction.visit
         group = self._task.group(visit.stage, visit.microbatch)
         if self._device not in group:
             self._refuse(row, "another replica runs this microbatch")
@@ -339,8 +503,7 @@ class DeviceLoop:
         yield from self._finish_gathers(visit.stage)
         with self._at(row):
             done = self._runner.forward(self._step, visit, inputs)
-        graph = self._task.graph
-        seen = {*graph.outputs.tolist(), graph.loss} if group[0] == self._device else set()
+        seen = self._task.results if group[0] == self._device else ()
         for tensor, value in done.outputs.items():
             cell = (tensor, visit.microbatch)
             if self._uses[(*cell, False)]:
@@ -356,8 +519,8 @@ class DeviceLoop:
         self._store.release(visit.stage)
         self._count_version(visit)
 
-    def _recompute(self, row: int) -> Waiting[None]:
-        visit = self._visit(row)
+    def _recompute(self, instruction: Instruction) -> Waiting[None]:
+        row, visit = instruction.row, instruction.visit
         done = self._pass(row, visit)
         yield from self._finish_gathers(visit.stage)
         with self._at(row):
@@ -374,13 +537,12 @@ class DeviceLoop:
         """Wait for all that a backward needs, and give the pass the gradients of its outputs."""
         done = self._pass(row, visit)
         cotangents: dict[int, Tensor] = {}
-        for tensor in self._task.borders[visit.stage].outputs:
-            if self._task.graph.tensors.differentiable[tensor] and tensor in self._task.readers:
-                cotangents[tensor] = yield from self._output_gradient(row, visit, tensor)
+        for tensor in self._task.returning[visit.stage]:
+            cotangents[tensor] = yield from self._output_gradient(row, visit, tensor)
         yield from self._finish_gathers(visit.stage)
         with self._at(row):
             self._runner.recompute(self._step, visit, done)
-            self._runner.begin_backward(visit.microbatch, done, cotangents)
+            self._runner.begin_backward(visit, done, cotangents)
         self._store.release(visit.stage)
         return done
 
@@ -395,7 +557,7 @@ class DeviceLoop:
                 del self._contributions[cell]
             elif source in posted:
                 what = f"the gradient of {self._name(*cell)}"
-                part = yield from self._until(row, posted.pop(source), what)
+                part = yield from self._until(row, *posted.pop(source), what)
             else:
                 origin = self._program.devices[source]
                 self._refuse(
@@ -441,12 +603,10 @@ class DeviceLoop:
 
         Some tensor-parallel ranks need neither.
         """
-        table = self._task.graph.tensors
-        for tensor in self._task.borders[visit.stage].inputs:
+        for tensor, producer in self._task.contributes[visit.stage]:
             cell = (tensor, visit.microbatch)
-            producer = int(self._task.plan.stage_of[table.producer[tensor]])
             local = self._device in self._task.group(producer, visit.microbatch)
-            if table.differentiable[tensor] and (local or self._uses[(*cell, True)]):
+            if local or self._uses[(*cell, True)]:
                 self._contributions.setdefault(cell, {})[visit.stage] = gradients[tensor]
 
     def _add_gradients(self, visit: Visit, gradients: Mapping[str, Tensor]) -> None:
@@ -455,25 +615,25 @@ class DeviceLoop:
         del self._passes[visit.stage, visit.microbatch]
         self._count_version(visit)
 
-    def _backward(self, row: int) -> Waiting[None]:
-        visit = self._visit(row)
-        done = yield from self._begin_backward(row, visit)
-        of_inputs, of_weights = self._runner.gradients(done)
+    def _backward(self, instruction: Instruction) -> Waiting[None]:
+        visit = instruction.visit
+        done = yield from self._begin_backward(instruction.row, visit)
+        of_inputs, of_weights = self._runner.gradients(visit, done)
         self._contribute(visit, of_inputs)
         self._add_gradients(visit, of_weights)
 
-    def _backward_input(self, row: int) -> Waiting[None]:
-        visit = self._visit(row)
-        done = yield from self._begin_backward(row, visit)
-        self._contribute(visit, self._runner.input_gradients(done))
+    def _backward_input(self, instruction: Instruction) -> Waiting[None]:
+        visit = instruction.visit
+        done = yield from self._begin_backward(instruction.row, visit)
+        self._contribute(visit, self._runner.input_gradients(visit, done))
         self._count_version(visit)
 
-    def _backward_weight(self, row: int) -> Iterable[Wait]:
-        visit = self._visit(row)
+    def _backward_weight(self, instruction: Instruction) -> Iterable[Wait]:
+        row, visit = instruction.row, instruction.visit
         done = self._pass(row, visit)
         if done.cotangents is None:
             self._refuse(row, "there was no BACKWARD_INPUT")
-        self._add_gradients(visit, self._runner.weight_gradients(done))
+        self._add_gradients(visit, self._runner.weight_gradients(visit, done))
         return ()
 
     def _count_version(self, visit: Visit) -> None:
@@ -482,12 +642,10 @@ class DeviceLoop:
         if self._uses[visit.stage, visit.version] == 0:
             self._store.drop_version(visit.stage, visit.version)
 
-    def _update(self, row: int) -> Waiting[None]:
-        program, visit = self._program, self._visit(row)
+    def _update(self, instruction: Instruction) -> Waiting[None]:
+        row, visit = instruction.row, instruction.visit
         yield from self._finish_collectives(
-            lambda other: (
-                program.kind[other] != Kind.ALL_GATHER and program.stage[other] == visit.stage
-            )
+            lambda other: other.kind is not Kind.ALL_GATHER and other.visit.stage == visit.stage
         )
         with self._at(row):
             self.records[-1].gradients.update(self._store.update(visit.stage, visit.version))

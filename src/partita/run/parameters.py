@@ -85,6 +85,7 @@ class ParameterStore:
         self._gathered: dict[int, dict[str, Tensor]] = {}
         self._versions: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._gradients: dict[str, Tensor] = {}
+        self._own_sums: set[str] = set()
         self._reduced: dict[str, Tensor] = {}
         for stage in self._stages:
             border = task.borders[stage]
@@ -161,8 +162,18 @@ class ParameterStore:
         self._whole.update(values)
 
     def add_gradient(self, name: str, gradient: Tensor) -> None:
-        """Add the gradient of a parameter over one microbatch of one stage."""
-        _accumulate(self._gradients, name, gradient)
+        """Add the gradient of a parameter over one microbatch of one stage.
+
+        The first may be a tensor that others hold too; the sum of two is our own to change.
+        """
+        held = self._gradients.get(name)
+        if held is None:
+            self._gradients[name] = gradient
+        elif name in self._own_sums:
+            held.add_(gradient)
+        else:
+            self._gradients[name] = held + gradient
+            self._own_sums.add(name)
 
     def outgoing(self, kind: Kind, bucket: int) -> list[Tensor]:
         """Return what this device brings to a collective, a tensor for each parameter.
@@ -226,6 +237,7 @@ class ParameterStore:
 
     def _take_gradient(self, name: str) -> Tensor:
         found = self._gradients.pop(name, None)
+        self._own_sums.discard(name)
         return self._like[name].zeros() if found is None else found
 
     def state(self) -> dict[str, Tensor | Part]:

@@ -58,7 +58,8 @@ class StageRunner:
     def __init__(self, task: Task, store: ParameterStore, *, seed: int) -> None:
         self._task, self._store, self._seed = task, store, seed
         self._names = task.graph.tensors.names
-        self._differentiable = task.graph.tensors.differentiable
+        self._differentiable = task.graph.tensors.differentiable.tolist()
+        self._leaves: dict[str, tuple[Tensor, Tensor]] = {}
 
     def forward(self, step: int, visit: Visit, inputs: dict[int, Tensor]) -> StagePass:
         """Run a stage; of one that recomputes the outputs have no graph.
@@ -107,7 +108,7 @@ class StageRunner:
             t: value.detach().requires_grad_(grad and t in border.inputs and self._flows(t, value))
             for t, value in done.inputs.items()
         }
-        done.weights = {n: w.detach().requires_grad_(grad) for n, w in trained.items()}
+        done.weights = {n: self._leaf(n, w) for n, w in trained.items()} if grad else trained
         call = Call(
             seed=self._seed,
             step=step,
@@ -126,15 +127,19 @@ class StageRunner:
             raise InvalidInputError(f"the code of stage {visit.stage} does not make {missing[0]!r}")
         done.outputs = {t: made[self._names[t]] for t in border.outputs}
 
+    def _leaf(self, name: str, weight: Tensor) -> Tensor:
+        """Return the leaf of a parameter; the same one as long as the parameter is the same."""
+        held, leaf = self._leaves.get(name, (None, weight))
+        if held is not weight:
+            leaf = weight.detach().requires_grad_()
+            self._leaves[name] = (weight, leaf)
+        return leaf
+
     def _flows(self, tensor: int, value: Tensor) -> bool:
         """Return whether a gradient flows back through a tensor."""
-        return bool(self._differentiable[tensor]) and (
-            value.is_floating_point() or value.is_complex()
-        )
+        return self._differentiable[tensor] and (value.is_floating_point() or value.is_complex())
 
-    def begin_backward(
-        self, microbatch: int, done: StagePass, cotangents: dict[int, Tensor]
-    ) -> None:
+    def begin_backward(self, visit: Visit, done: StagePass, cotangents: dict[int, Tensor]) -> None:
         """Give a pass the gradients of its outputs; the loss gets the microbatch's weight too."""
         done.cotangents = cotangents
         index = self._task.graph.loss
@@ -146,18 +151,18 @@ class StageRunner:
                 f"the loss {self._names[index]!r} has shape {tuple(loss.shape)}; "
                 "expected one number, the mean over the samples of a microbatch"
             )
-        seed = torch.full_like(loss.detach(), self._task.loss_weight(microbatch))
+        seed = torch.full_like(loss.detach(), self._task.loss_weight(visit.microbatch))
         cotangents[index] = seed + cotangents[index] if index in cotangents else seed
 
-    def input_gradients(self, done: StagePass) -> dict[int, Tensor]:
+    def input_gradients(self, _: Visit, done: StagePass) -> dict[int, Tensor]:
         """Return the gradients of what a stage read; keeps the graph for the parameters."""
         return self._gradients(done, {}, keep=True)[0]
 
-    def weight_gradients(self, done: StagePass) -> dict[str, Tensor]:
+    def weight_gradients(self, _: Visit, done: StagePass) -> dict[str, Tensor]:
         """Return the gradients of the parameters; frees the graph."""
         return self._gradients(replace(done, inputs={}), done.weights)[1]
 
-    def gradients(self, done: StagePass) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
+    def gradients(self, _: Visit, done: StagePass) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
         """Return the gradients of inputs and parameters in one go; frees the graph."""
         return self._gradients(done, done.weights)
 

@@ -99,8 +99,15 @@ class Task:
 
     def group(self, stage: int, microbatch: int) -> tuple[int, ...]:
         """Return the devices, by tensor-parallel rank, that run a stage for a microbatch."""
-        replica = int(self._layout.replica_of[stage, microbatch])
-        return self.plan.stages[stage].devices[replica]
+        return self._groups[stage][microbatch]
+
+    @cached_property
+    def _groups(self) -> list[list[tuple[int, ...]]]:
+        layout = Layout(self.plan)
+        return [
+            [stage.devices[replica] for replica in replicas]
+            for stage, replicas in zip(self.plan.stages, layout.replica_of.tolist(), strict=True)
+        ]
 
     def loss_weight(self, microbatch: int) -> float:
         """Return what the loss of a microbatch is seeded with."""
@@ -117,8 +124,31 @@ class Task:
         ]
 
     @cached_property
-    def _layout(self) -> Layout:
-        return Layout(self.plan)
+    def results(self) -> frozenset[int]:
+        """The tensors that a step is looked at for: outputs of the model and the loss."""
+        return frozenset((*self.graph.outputs.tolist(), self.graph.loss))
+
+    @cached_property
+    def returning(self) -> tuple[tuple[int, ...], ...]:
+        """The outputs of each stage whose gradients come back to it."""
+        differentiable = self.graph.tensors.differentiable
+        return tuple(
+            tuple(t for t in border.outputs if differentiable[t] and t in self.readers)
+            for border in self.borders
+        )
+
+    @cached_property
+    def contributes(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """The inputs of each stage that have gradients, with the stage that makes them."""
+        table = self.graph.tensors
+        return tuple(
+            tuple(
+                (t, int(self.plan.stage_of[table.producer[t]]))
+                for t in border.inputs
+                if table.differentiable[t]
+            )
+            for border in self.borders
+        )
 
     @cached_property
     def readers(self) -> Mapping[int, tuple[int, ...]]:

@@ -17,7 +17,8 @@ from partita.profile.capture import capture
 from partita.profile.capture_setting import example_inputs
 from partita.profile.capture_tree import tensors_of
 from partita.profile.captured import CapturedModel, CaptureMode, Granularity
-from partita.run.interpreter import RunOptions, RunResult, interpret
+from partita.run.interpreter import RunOptions, interpret
+from partita.run.results import RunResult
 from partita.run.stage_code import Call
 from partita.testing.builders import flat_cluster
 from partita.testing.networks import gradient_error

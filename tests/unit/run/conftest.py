@@ -9,7 +9,8 @@ from torch import Tensor
 from partita.core.plan import Plan
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import Program
-from partita.run.interpreter import RunOptions, RunResult, interpret
+from partita.run.interpreter import RunOptions, interpret
+from partita.run.results import RunResult
 from partita.run.stage_code import ModuleGraph, OpCode
 from partita.testing.builders import flat_cluster
 from partita.testing.networks import Network

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from partita.core.graph import EdgeTable, Graph, OpCosts, OpTable, ParameterTable, TensorTable
 from partita.core.plan import Plan, Stage
 from partita.core.problem import Mode, Objective, Problem, Schedule
-from partita.run.interpreter import RunOptions, RunResult, interpret
+from partita.run.interpreter import RunOptions, interpret
 from partita.run.parameters import sgd
+from partita.run.results import RunResult
 from partita.run.stage_code import Call, ModuleGraph, OpCode, op_seed
 from partita.testing.builders import flat_cluster
 from partita.testing.networks import gradient_error
