@@ -34,7 +34,8 @@ from partita.plan.custom import plan_custom
 from partita.plan.merak import plan_uniform_transformer
 from partita.profile.capture import capture
 from partita.profile.capture_setting import Example
-from partita.profile.estimate import collect_kernels, recomputed_ops
+from partita.profile.estimate import collect_kernels
+from partita.profile.estimate_recompute import recomputed_ops
 from partita.profile.estimate_trace import Kernels
 from partita.profile.flops import Kernel, KernelClass
 from partita.profile.layers import label_layers
@@ -174,20 +175,34 @@ def fitted(
     return prior * np.exp(found.x)
 
 
-def errors_of(constants: np.ndarray, columns: list[Column], device: str) -> np.ndarray:
-    """Return the relative error of every stage: forward, backward, forward, ..."""
-    return np.array([predicted_s(constants, c, device) / c.measured_s - 1 for c in columns])
+def stage_seconds(constants: np.ndarray, columns: list[Column], device: str) -> np.ndarray:
+    """Return the estimated seconds of every stage: forward, backward, forward, ..."""
+    return np.array([predicted_s(constants, c, device) for c in columns])
+
+
+def relative_errors(seconds: np.ndarray, columns: list[Column]) -> np.ndarray:
+    """Return the relative error of every stage, in the order of ``stage_seconds``."""
+    return seconds / np.array([c.measured_s for c in columns]) - 1
+
+
+def left_out_seconds(
+    device: str, runs: list[list[Column]], start: tuple[float, ...] | None = None
+) -> list[np.ndarray]:
+    """Return the stage seconds of each run of a device, with the constants of the others."""
+    found = []
+    for index, columns in enumerate(runs):
+        others = [c for i, run in enumerate(runs) if i != index for c in run]
+        found.append(stage_seconds(fitted(others, device, start), columns, device))
+    return found
 
 
 def left_out(
     device: str, runs: list[tuple[str, list[Column]]], start: tuple[float, ...] | None = None
 ) -> list[np.ndarray]:
     """Return the errors of each run of a device, with the constants of the others."""
-    found = []
-    for index, (_, columns) in enumerate(runs):
-        others = [c for i, (_, run) in enumerate(runs) if i != index for c in run]
-        found.append(errors_of(fitted(others, device, start), columns, device))
-    return found
+    columns = [run for _, run in runs]
+    found = left_out_seconds(device, columns, start)
+    return [relative_errors(s, c) for s, c in zip(found, columns, strict=True)]
 
 
 def compare(device: str, runs: list[tuple[str, list[Column]]]) -> tuple[np.ndarray, np.ndarray]:
@@ -247,7 +262,9 @@ def measure(path: Path | None, *, write: bool) -> tuple[dict[str, Any], list[str
         runs = [(row["model"], columns_of(row)) for row in rows if row["device"] == device]
         errors[device], constants[device] = compare(device, runs)
         size = np.abs(errors[device])
-        own = np.concatenate([errors_of(constants[device], c, device) for _, c in runs])
+        own = np.concatenate(
+            [relative_errors(stage_seconds(constants[device], c, device), c) for _, c in runs]
+        )
         shown = " ".join(
             f"{kind}={v:.3g}"
             for kind, v in zip((*CLASSES, "launch_s"), constants[device], strict=True)

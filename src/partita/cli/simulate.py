@@ -20,6 +20,7 @@ from partita.cli.console import (
 from partita.cli.inputs import read_solution, take_problem_options
 from partita.cli.options import cluster_options, output_options, problem_options
 from partita.core.codec import encode
+from partita.core.program import TransferMode
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
 from partita.cost.check import check
@@ -44,6 +45,12 @@ from partita.units import format_bytes, format_seconds
 @click.option("--slow", multiple=True, help="Straggler: DEVICE=FACTOR, several times.")
 @click.option("--perturb", type=float, default=0.0, help="Times x uniform(1 - P, 1 + P).")
 @click.option("--seed", type=int, default=0, help="Of the perturbation.")
+@click.option(
+    "--transfers",
+    type=click.Choice([mode.value for mode in TransferMode]),
+    default=TransferMode.OVERLAPPED.value,
+    help="Whether messages travel beside compute, or hold both devices.",
+)
 @click.option("--period", is_flag=True, help="Find the steady period of steps, too.")
 @click.option("--trace", help="Write a Chrome trace that Perfetto opens.")
 @click.option("--picture", help="Write the pipeline as an SVG file.")
@@ -60,18 +67,26 @@ def command(plan: str, graph: str | None, **rest: Any) -> None:
     disturbance = Disturbance(
         slow=_factors(rest["slow"]), perturb=rest["perturb"], seed=rest["seed"]
     )
+    transfers = TransferMode(rest["transfers"])
     quiet = rest["quiet"] or rest["as_json"]
     with progress("simulating", quiet=quiet) as tell:
         tell(solution.problem.graph.name)
         report = check(solution.problem, solution.plan)
         period = rest["period"] or solution.plan.stashes_weights
-        timeline = simulate(solution.problem, solution.plan, disturbance=disturbance, period=period)
+        timeline = simulate(
+            solution.problem,
+            solution.plan,
+            disturbance=disturbance,
+            transfers=transfers,
+            period=period,
+        )
     written = _write(solution, timeline, rest)
     if rest["as_json"]:
-        print_json({**_figures(solution, timeline), "written": written})
+        print_json({**_figures(solution, timeline, transfers), "written": written})
         return
     console = stdout_console()
-    console.print(f"{solution.problem.graph.name} · {describe_plan(solution.plan)} · simulated")
+    how = "simulated" if transfers is TransferMode.OVERLAPPED else "simulated, blocking transfers"
+    console.print(f"{solution.problem.graph.name} · {describe_plan(solution.plan)} · {how}")
     console.print(step_line(solution.problem, solution.plan))
     width = rest["width"] or terminal_width()
     click.echo(pipeline_picture(timeline, width, colour=console.is_terminal), nl=False)
@@ -145,11 +160,12 @@ def _write(solution: Solution, timeline: Timeline, rest: dict[str, Any]) -> list
     return written
 
 
-def _figures(solution: Solution, timeline: Timeline) -> dict[str, Any]:
+def _figures(solution: Solution, timeline: Timeline, transfers: TransferMode) -> dict[str, Any]:
     return {
         "model": solution.problem.graph.name,
         "plan": describe_plan(solution.plan),
         "origin": timeline.origin.value,
+        "transfers": transfers.value,
         "makespan_s": timeline.makespan_s,
         "period_s": known(timeline.period_s),
         "instructions": len(timeline),

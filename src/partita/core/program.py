@@ -7,7 +7,7 @@ rules that all readers of a Program share.
 """
 
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from functools import cached_property
 
 import numpy as np
@@ -43,6 +43,13 @@ class Kind(IntEnum):
     REDUCE_SCATTER = 11
     ALL_TO_ALL = 12
     BROADCAST = 13
+
+
+class TransferMode(StrEnum):
+    """What a SEND or RECV does to its device: travels beside compute, or holds it until the end."""
+
+    OVERLAPPED = "overlapped"
+    BLOCKING = "blocking"
 
 
 LAST_COMPUTE = Kind.UPDATE

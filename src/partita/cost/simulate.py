@@ -5,6 +5,11 @@ occupies one port out and one port in for as long as it takes; ports serve in or
 by device. A collective is issued when all members have come to it and occupies the ports of its
 ring. Issued at one time, SENDs go first, then collectives in the order of the lists, then by
 device. A compute instruction waits for its RECVs and reductions.
+
+Blocking transfers hold both devices. The messages that stand together in a list are one batch, as
+in ``batch_isend_irecv``: all are posted when the device comes to them, each starts when both ends
+have posted it, and the device goes on when all have ended. Opposite messages of a pair travel
+together, so a pipeline exchanges an activation for a gradient in the time of the larger.
 """
 
 import dataclasses
@@ -17,7 +22,7 @@ from partita.core.cluster import Cluster, Links
 from partita.core.columns import Array, derived
 from partita.core.plan import Plan
 from partita.core.problem import Problem
-from partita.core.program import FIRST_COLLECTIVE, Kind, Program
+from partita.core.program import FIRST_COLLECTIVE, Kind, Program, TransferMode
 from partita.core.timeline import Timeline, TimelineOrigin
 from partita.cost.durations import cluster_devices, instruction_seconds
 from partita.cost.kernels import Column, csr, longest_levels, run_kernel
@@ -62,6 +67,7 @@ def simulate(
     *,
     program: Program | None = None,
     disturbance: Disturbance | None = None,
+    transfers: TransferMode = TransferMode.OVERLAPPED,
     period: bool = False,
 ) -> Timeline:
     """Return the predicted timeline of one step, from idle.
@@ -71,13 +77,14 @@ def simulate(
         plan: A plan for it.
         program: Its Program, if it was lowered before.
         disturbance: Stragglers and noise.
+        transfers: Whether messages travel beside compute, or hold their devices.
         period: Whether to find the seconds from a step to the next in steady state, too.
     """
     program = program or lower(problem, plan)
     seconds = instruction_seconds(problem, plan, program)
     if disturbance is not None:
         seconds = _disturbed(program, seconds, disturbance)
-    timeline = play(program, problem.cluster, seconds)
+    timeline = play(program, problem.cluster, seconds, transfers)
     device, time_s, used = memory_curve(problem, plan, program, timeline)
     limit = problem.cluster.memory_bytes[cluster_devices(problem, program.devices)]
     return dataclasses.replace(
@@ -86,25 +93,30 @@ def simulate(
         memory_s=time_s,
         memory_bytes=used,
         limit_bytes=limit * problem.objective.memory_factor,
-        period_s=steady_period_s(problem, plan) if period else float("nan"),
+        period_s=steady_period_s(problem, plan, transfers) if period else float("nan"),
     )
 
 
-def steady_period_s(problem: Problem, plan: Plan) -> float:
+def steady_period_s(
+    problem: Problem, plan: Plan, transfers: TransferMode = TransferMode.OVERLAPPED
+) -> float:
     """Return the seconds from a step to the next when steps follow each other.
 
     Weight stashing flows on: the period is what more microbatches add to a longer run. Schedules
     that flush begin a step on each device as soon as it has ended the one before.
     """
     if plan.stashes_weights:
-        few, many = (_repeat_microbatches(plan, times) for times in (3, 6))
-        return (simulate(problem, many).makespan_s - simulate(problem, few).makespan_s) / 3
+        few, many = (
+            simulate(problem, _repeat_microbatches(plan, times), transfers=transfers)
+            for times in (3, 6)
+        )
+        return (many.makespan_s - few.makespan_s) / 3
     program = lower(problem, plan)
     seconds = instruction_seconds(problem, plan, program)
     ends = []
     for times in (3, 6):
         repeated, rows = _repeat_program(program, times)
-        ends.append(play(repeated, problem.cluster, seconds[rows]).makespan_s)
+        ends.append(play(repeated, problem.cluster, seconds[rows], transfers).makespan_s)
     return (ends[1] - ends[0]) / 3
 
 
@@ -147,7 +159,12 @@ def _disturbed(program: Program, seconds: Array, disturbance: Disturbance) -> Ar
     return seconds
 
 
-def play(program: Program, cluster: Cluster, seconds: Array) -> Timeline:
+def play(
+    program: Program,
+    cluster: Cluster,
+    seconds: Array,
+    transfers: TransferMode = TransferMode.OVERLAPPED,
+) -> Timeline:
     """Return the timeline of a Program whose instructions take the given seconds.
 
     Raises:
@@ -160,12 +177,13 @@ def play(program: Program, cluster: Cluster, seconds: Array) -> Timeline:
     rows, devices, joints = len(program), len(program.devices), len(matching.joint_size)
     start, end = np.zeros(rows), np.full(rows, -1.0)
     cause, position = np.full(rows, -1, dtype=np.int32), program.ptr[:-1].copy()
+    blocking = transfers is TransferMode.BLOCKING
     run_kernel(
         _play,
         rows,
         [
             *(program.ptr, program.kind, seconds, program.device, out_port, in_port),
-            np.array([int(by_time), int(joints > 0)]),
+            np.array([int(by_time), int(joints > 0), int(blocking)]),
             *(matching.partner, matching.joint, matching.joint_size),
             *(matching.first_wait, matching.next_wait, _turns(program, matching)),
         ],
@@ -173,7 +191,7 @@ def play(program: Program, cluster: Cluster, seconds: Array) -> Timeline:
     )
     stuck = np.flatnonzero(position < program.ptr[1:])
     if len(stuck):
-        _refuse_stuck(program, position, stuck)
+        _refuse_stuck(program, _waiting_rows(program, position, end, stuck, blocking=blocking))
     np.maximum(start, end, out=end)
     instruction = np.arange(rows, dtype=np.int32)
     for column in (start, end, cause, instruction):
@@ -194,8 +212,20 @@ def play(program: Program, cluster: Cluster, seconds: Array) -> Timeline:
     )
 
 
-def _refuse_stuck(program: Program, position: Array, stuck: Array) -> None:
-    where = "; ".join(program.describe(int(position[device])) for device in stuck[:4].tolist())
+def _waiting_rows(
+    program: Program, position: Array, end: Array, stuck: Array, *, blocking: bool
+) -> list[int]:
+    """Return the row that each stuck device waits at: with blocking transfers its open message."""
+    rows = []
+    for device in stuck.tolist():
+        first, row = int(program.ptr[device]), int(position[device])
+        unfinished = first + np.flatnonzero(end[first:row] < 0)
+        rows.append(int(unfinished[0]) if blocking and len(unfinished) else row)
+    return rows
+
+
+def _refuse_stuck(program: Program, stuck: list[int]) -> None:
+    where = "; ".join(program.describe(row) for row in stuck[:4])
     more = f" and {len(stuck) - 4} more" if len(stuck) > 4 else ""
     raise InvalidInputError(f"the program cannot go on, these wait for each other: {where}{more}")
 
@@ -205,6 +235,7 @@ def _scratch(rows: int, devices: int, joints: int, ports: int) -> list[Array]:
     return [
         np.zeros(devices),
         *(np.full(devices, -1, dtype=np.int64) for _ in range(3)),
+        np.zeros(devices, dtype=np.int64),
         np.zeros(joints, dtype=np.int64),
         *(np.zeros(joints) for _ in range(2)),
         *(np.full(joints, -1, dtype=np.int64) for _ in range(2)),
@@ -315,6 +346,7 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
     last: Column,
     blocked: Column,
     stack: Column,
+    held: Column,
     come: Column,
     ready: Column,
     longest: Column,
@@ -328,8 +360,9 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
 
     ``end`` is -1 until it is known. ``last`` is the last compute row of a device; ``head`` and
     ``chain`` list the members that have come to a joint instruction; ``holder`` is the last row
-    that used a port; ``turn`` orders collectives that are issued at one time. ``flags``: ports are
-    served by time; there are joint instructions.
+    that used a port; ``turn`` orders collectives that are issued at one time; ``held`` counts the
+    messages that a device has posted and that hold it. ``flags``: ports are served by time; there
+    are joint instructions; transfers are blocking.
     """
     num_devices = len(ptr) - 1
     height = num_devices
@@ -367,11 +400,24 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
                     stack[height] = device_of[waiter]
                     height += 1
                 members = chain[members] if kind[row] > _RECV else -1
+            for side in range(2 if flags[2] == 1 and kind[row] == _SEND else 0):
+                d = device_of[row] if side == 0 else device_of[partner[row]]
+                held[d] -= 1
+                if finish >= clock[d]:
+                    clock[d] = finish
+                    last[d] = row
+                if held[d] == 0 and blocked[d] == 1:
+                    blocked[d] = 0
+                    stack[height] = d
+                    height += 1
             continue
         height -= 1
         d = stack[height]
         row = position[d]
         while row < ptr[d + 1]:
+            if held[d] > 0 and kind[row] != _SEND and kind[row] != _RECV:
+                blocked[d] = 1
+                break
             if kind[row] <= _UPDATE:
                 begin = clock[d]
                 why = last[d]
@@ -415,6 +461,19 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
                         stack[height] = other
                         height += 1
                     members = chain[members]
+                row += 1
+            elif flags[2] == 1 and kind[row] <= _RECV:
+                held[d] += 1
+                start[row] = clock[d]
+                cause[row] = last[d]
+                other = partner[row]
+                if position[device_of[other]] > other:
+                    late = other if start[other] > clock[d] else row
+                    sender = row if kind[row] == _SEND else other
+                    cause[sender] = cause[late]
+                    cause[partner[sender]] = sender
+                    # The sum is as wide as the other places, which the compiled heap needs.
+                    heapq.heappush(pending, (start[late], 0 + device_of[sender], sender, sender))
                 row += 1
             elif kind[row] == _SEND:
                 cause[row] = last[d]
