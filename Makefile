@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-EXTRAS ?= torch,dev,bench
+EXTRAS ?= torch,models,dev,bench
 
 # Debian packages that the tests need besides Python: network namespaces for the emulated link.
 APT_PACKAGES ?= iproute2
@@ -13,8 +13,8 @@ PINS := pyproject.toml constraints.txt
 PIP_INSTALL := $(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 BENCHMARKS := $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
-# One stamp for the core alone and one for each set of extras.
-CORE := .venv/.installed-core
+# One stamp for what the demo needs and one for each set of extras, which holds that too.
+DEMO := .venv/.installed-demo
 FULL := .venv/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
@@ -25,7 +25,7 @@ FULL := .venv/.installed-$(subst $(comma),-,$(EXTRAS))
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: $(CORE) ## plan and simulate a small example; needs the core package only
+demo: $(DEMO) ## measure a small GPT here, plan it here and over a mixed cluster, simulate
 	$(BIN)/partita demo
 
 test: system $(FULL) ## run the whole test suite
@@ -64,19 +64,21 @@ clean: ## remove .venv, caches and build results
 $(BIN)/pip:
 	$(PYTHON) -m venv .venv
 
-# The build tool is pinned and installed first, because pip's constraints do not reach an isolated build.
-$(CORE): $(PINS) | $(BIN)/pip
-	@echo "installing partita into .venv"
-	@$(PIP_INSTALL) hatchling editables
-	@$(PIP_INSTALL) --no-build-isolation --editable .
+# torch goes first and by its exact version, so that a build already at hand (CPU only) is kept. So does the
+# build tool, because pip's constraints do not reach an isolated build.
+define INSTALL
+	@echo "installing partita[$(1)] into .venv"
+	@$(PIP_INSTALL) "$$(grep '^torch==' constraints.txt)" hatchling editables
+	@$(PIP_INSTALL) --no-build-isolation --editable ".[$(1)]"
+endef
+
+$(DEMO): $(PINS) | $(BIN)/pip
+	$(call INSTALL,torch)
 	@touch $@
 
-# torch goes first and by its exact version, so that a build already at hand (CPU only) is kept.
 $(FULL): $(PINS) | $(BIN)/pip
-	@echo "installing partita[$(EXTRAS)] into .venv"
-	@$(PIP_INSTALL) "$$(grep '^torch==' constraints.txt)" hatchling editables
-	@$(PIP_INSTALL) --no-build-isolation --editable ".[$(EXTRAS)]"
-	@touch $(CORE) $@
+	$(call INSTALL,$(EXTRAS))
+	@touch $(DEMO) $@
 
 system:
 	@missing=; \

@@ -55,22 +55,37 @@ def test_every_command_has_help_with_an_example_and_json(run: Run, command: str)
     assert "--json" in out
 
 
-def test_demo_plans_simulates_draws_and_writes_a_valid_trace(run: Run, tmp_path: Path) -> None:
-    code, out, err = run("demo", "-o", "out")
+def test_demo_measures_plans_simulates_draws_and_writes_a_valid_trace(
+    run: Run, tmp_path: Path
+) -> None:
+    code, out, err = run("demo", "--rounds", "1", "-o", "out")
     assert code == 0, err
+    assert "x the whole step" in out
+    assert "accuracy on v100" in out
     assert "uniform" in out
     assert "no plan can beat" in out
     trace = json.loads((tmp_path / "out" / "trace.json").read_text())
     assert trace["traceEvents"]
-    assert isinstance(load(tmp_path / "out" / "gpt-small.plan.json"), Solution)
+    mixed, here = (
+        load(tmp_path / "out" / name) for name in ("gpt3-small.plan.json", "here.plan.json")
+    )
+    assert isinstance(mixed, Solution)
+    assert isinstance(here, Solution)
+    origins = {costs.device_type: costs.origin.value for costs in mixed.problem.graph.costs}
+    assert origins == {"cpu": "measured", "a100": "estimated", "v100": "estimated"}
+    assert {device.type for device in here.problem.cluster.devices} == {"cpu"}
     assert (tmp_path / "out" / "pipeline.svg").read_text().startswith("<svg")
 
 
 def test_demo_json_ranks_the_plans(run: Run) -> None:
-    code, out, _ = run("demo", "--json", "-o", "out")
-    values = [row["value"] for row in json.loads(out)["plans"] if "value" in row]
+    code, out, _ = run("demo", "--json", "--rounds", "1", "-o", "out")
+    found = json.loads(out)
     assert code == 0
-    assert values == sorted(values)
+    for plans in (found["plans"], found["here"]):
+        values = [row["value"] for row in plans if "value" in row]
+        assert values == sorted(values)
+    parts = found["profile"]["sum_forward_s"] + found["profile"]["sum_backward_s"]
+    assert found["profile"]["ratio"] == pytest.approx(parts / found["profile"]["whole_s"])
 
 
 def test_plan_writes_a_numbered_file_and_says_so(run: Run, tmp_path: Path) -> None:
@@ -173,6 +188,19 @@ def test_simulate_straggler_and_noise(run: Run, plan_file: Path) -> None:
     assert makespan("--perturb", "0.2", "--seed", "1") != makespan(
         "--perturb", "0.2", "--seed", "2"
     )
+
+
+def test_simulate_blocking_transfers_takes_longer_and_says_so(run: Run, plan_file: Path) -> None:
+    found = {}
+    for mode in ("overlapped", "blocking"):
+        code, out, err = run("simulate", str(plan_file), "--json", "--transfers", mode)
+        assert code == 0, err
+        found[mode] = json.loads(out)
+        assert found[mode]["transfers"] == mode
+    assert found["blocking"]["makespan_s"] > found["overlapped"]["makespan_s"]
+    code, out, err = run("simulate", str(plan_file), "--transfers", "blocking")
+    assert code == 0, err
+    assert "blocking transfers" in out
 
 
 def test_a_bare_plan_needs_its_graph(run: Run, plan_file: Path) -> None:

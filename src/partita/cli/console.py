@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from partita.core.graph import Graph
+from partita.core.graph import CostOrigin, Graph
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.cost.check import CheckReport
@@ -89,10 +89,16 @@ def model_line(graph: Graph) -> str:
     layers = len(graph.ops.layers.names)
     counts = f"{len(graph):,} ops"
     parts.append(f"{layers} layers, {counts}" if layers else counts)
-    types = [costs.device_type for costs in graph.costs if costs.device_type]
-    origin = graph.costs[0].origin.value
-    parts.append(f"{origin} costs" + (f" ({', '.join(types)})" if types else ""))
+    origins = dict.fromkeys(costs.origin for costs in graph.costs)
+    parts.append(" and ".join(_costs_words(graph, origin) for origin in origins))
     return " · ".join(parts)
+
+
+def _costs_words(graph: Graph, origin: CostOrigin) -> str:
+    """Return one origin of costs with the types of devices that have them."""
+    types = [costs.device_type for costs in graph.costs if costs.origin is origin]
+    named = ", ".join(name for name in types if name)
+    return f"{origin.value} costs" + (f" ({named})" if named else "")
 
 
 def step_line(problem: Problem, plan: Plan | None = None) -> str:
@@ -171,7 +177,7 @@ def summary_row(rank: int, summary: Summary, label: str) -> list[str]:
         summary.title,
         f"{value} {solution.metric.value}" if own else "",
         format_seconds(evaluation.step_s),
-        _rate(evaluation.samples_per_s),
+        format_rate(evaluation.samples_per_s),
         format_count(evaluation.tokens_per_s) if evaluation.tokens_per_s > 0 else "-",
         percent(figures["utilisation"]),
         percent(evaluation.flop_utilisation),
@@ -186,9 +192,12 @@ def format_value(value: float, unit: str) -> str:
     return format_seconds(value) if unit == "s" else f"{value:.6g}"
 
 
-def _rate(value: float) -> str:
+def format_rate(value: float) -> str:
+    """Return a rate for people; ``-`` where it is not known."""
     if not math.isfinite(value):
         return "-"
+    if value < 1:
+        return f"{value:.2g}"
     return f"{value:,.1f}" if value < 1000 else format_count(value)
 
 

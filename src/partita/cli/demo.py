@@ -1,14 +1,15 @@
-"""``partita demo``: the whole flow on a built-in profile and a mixed cluster."""
+"""``partita demo``: the whole flow on a small GPT that is measured here, and on a mixed cluster."""
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from partita.catalogue.catalogue import load_catalogue
-from partita.catalogue.examples import example
-from partita.catalogue.shorthand import read_shorthand
+from partita.catalogue.shorthand import local_cluster, read_shorthand
 from partita.cli.console import (
     bound_line,
     check_line,
@@ -21,18 +22,26 @@ from partita.cli.console import (
     summary_table,
     terminal_width,
 )
+from partita.cli.extras import torch_needed
 from partita.cli.options import output_options
+from partita.cli.profile import estimate_lines, measured_lines
+from partita.core.graph import Graph
 from partita.core.problem import Objective, Problem
-from partita.cost.check import check
+from partita.core.timeline import Timeline
+from partita.cost.check import CheckReport, check
 from partita.cost.lower import lower
 from partita.cost.simulate import simulate
 from partita.documents import save, write_text
-from partita.flows.compare import compare
+from partita.flows.compare import Candidate, compare
+from partita.flows.summary import Summary
 from partita.report.picture import pipeline_picture
 from partita.report.svg import timeline_svg
 from partita.report.trace import check_trace, chrome_trace
 
-MODEL, CLUSTER, MICROBATCHES = "gpt-small", "1x4xa100+1x2xv100", 16
+MODEL, SCALE, SEQUENCE_LENGTH, BATCH_SIZE = "gpt3-small", 0.25, 64, 4
+ROUNDS = 6
+LOCAL_DEVICES, LOCAL_MICROBATCHES = 2, 8
+CLUSTER, MICROBATCHES = "1x4xa100+1x2xv100", 16
 PLANNERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("single", "single", {}),
     ("uniform", "uniform", {}),
@@ -40,56 +49,191 @@ PLANNERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("custom", "custom", {"boundaries": [0, 4, 7, 10, 13, 15]}),
     ("random", "random", {"seed": 1}),
 )
+LOCAL_PLANNERS = PLANNERS[:2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A problem, what the planners came to, and the best of it.
+
+    Attributes:
+        problem: The problem.
+        found: What every planner came to, best first.
+        best: The first of them.
+    """
+
+    problem: Problem
+    found: Sequence[Candidate]
+    best: Summary
 
 
 @click.command(epilog="Example: partita demo -o demo")
 @click.option("-o", "--output", default="demo", show_default=True, help="Folder for the files.")
+@click.option(
+    "--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True, help="To measure."
+)
 @output_options
-def command(output: str, as_json: bool, quiet: bool, **rest: Any) -> None:
-    """Plan a built-in GPT over four A100 and two V100 with several planners; show the best."""
+def command(output: str, rounds: int, as_json: bool, quiet: bool, **rest: Any) -> None:
+    """Measure a small GPT on this machine, plan it here and over a mixed cluster, show the best.
+
+    Op times of this machine are measured, those of the cluster's A100 and V100 estimated.
+    """
     del rest
+    with progress("demo", quiet=quiet or as_json) as tell:
+        tell(f"measuring {MODEL} at {SCALE:g} of its width, {rounds} rounds")
+        measured, graph = profile(rounds)
+        here = plan_here(graph, tell)
+        mixed = plan_mixed(graph, tell)
+        tell("checking and simulating the best")
+        report = check(mixed.problem, mixed.best.solution.plan)
+        timeline = simulate(mixed.problem, mixed.best.solution.plan, period=True)
+    files = write_files(Path(output), graph, here, mixed, timeline)
+    if as_json:
+        print_json(
+            {
+                "profile": figures_of(measured),
+                "here": plans_of(here),
+                "plans": plans_of(mixed),
+                "files": {name: str(path) for name, path in files.items()},
+            }
+        )
+        return
+    show_profile(measured, graph)
+    show_here(here)
+    show_mixed(mixed, timeline, report)
+    show_files(files)
+
+
+def profile(rounds: int) -> tuple[Any, Graph]:
+    """Return what was measured here, and the graph with estimates for the mixed cluster besides.
+
+    One thread computes: as many processes as there are cores will share this machine.
+    """
+    with torch_needed("the demo measures a model and needs"):
+        from partita.profile.captured import CapturedModel  # noqa: PLC0415 (imports torch)
+        from partita.profile.estimate import estimate  # noqa: PLC0415 (likewise)
+        from partita.profile.measure import ProfileOptions  # noqa: PLC0415 (likewise)
+        from partita.profile.measure_model import profile_source  # noqa: PLC0415 (likewise)
+        from partita.profile.merge import merge_costs  # noqa: PLC0415 (likewise)
+        from partita.profile.sources import SourceOptions, load_source  # noqa: PLC0415 (likewise)
+    source = load_source(
+        MODEL,
+        SourceOptions(scale=SCALE, sequence_length=SEQUENCE_LENGTH, batch_size=BATCH_SIZE),
+    )
+    captured: list[CapturedModel] = []
+    measured = profile_source(
+        source,
+        options=ProfileOptions(rounds=rounds, threads=1),
+        captured_as=captured.append,
+    )
+    cluster = read_shorthand(CLUSTER, load_catalogue())
+    kinds = sorted({device.type for device in cluster.devices})
+    estimated = [estimate(captured[0], kind, layers=source.layers) for kind in kinds]
+    return measured, merge_costs([measured.graph, *estimated])
+
+
+def plan_here(graph: Graph, tell: Callable[[str], None]) -> Planned:
+    """Plan over processes of this machine, by measured costs."""
     problem = Problem(
-        graph=example(MODEL).graph,
+        graph=graph,
+        cluster=local_cluster(LOCAL_DEVICES),
+        objective=Objective(microbatches=LOCAL_MICROBATCHES),
+    )
+    return _planned(problem, LOCAL_PLANNERS, lambda name: tell(f"planning here: {name}"))
+
+
+def plan_mixed(graph: Graph, tell: Callable[[str], None]) -> Planned:
+    """Plan over a mixed cluster that is not here, by estimated costs."""
+    problem = Problem(
+        graph=graph,
         cluster=read_shorthand(CLUSTER, load_catalogue()),
         objective=Objective(microbatches=MICROBATCHES),
     )
-    with progress("planning", quiet=quiet or as_json) as tell:
-        found = compare(problem, PLANNERS, progress=tell)
-        best = next(candidate.summary for candidate in found if candidate.summary is not None)
-        tell("checking and simulating the best")
-        report = check(problem, best.solution.plan)
-        timeline = simulate(problem, best.solution.plan, period=True)
-    folder = Path(output)
+    return _planned(problem, PLANNERS, lambda name: tell(f"planning over {CLUSTER}: {name}"))
+
+
+def _planned(
+    problem: Problem,
+    planners: Sequence[tuple[str, str, dict[str, Any]]],
+    tell: Callable[[str], None],
+) -> Planned:
+    found = compare(problem, planners, progress=tell)
+    best = next(candidate.summary for candidate in found if candidate.summary is not None)
+    return Planned(problem=problem, found=found, best=best)
+
+
+def write_files(
+    folder: Path, graph: Graph, here: Planned, mixed: Planned, timeline: Timeline
+) -> dict[str, Path]:
+    """Write all documents and pictures, and return where each of them is."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {
+        "graph": folder / f"{MODEL}.graph.json",
+        "here": folder / "here.plan.json",
         "plan": folder / f"{MODEL}.plan.json",
         "timeline": folder / "timeline.json",
         "trace": folder / "trace.json",
         "picture": folder / "pipeline.svg",
     }
-    save(best.solution, files["plan"])
+    save(graph, files["graph"])
+    save(here.best.solution, files["here"])
+    save(mixed.best.solution, files["plan"])
     save(timeline, files["timeline"])
-    program = lower(problem, best.solution.plan)
-    names = problem.graph.tensors.names
-    trace = chrome_trace(timeline, program=program, tensor_names=names)
+    program = lower(mixed.problem, mixed.best.solution.plan)
+    trace = chrome_trace(timeline, program=program, tensor_names=graph.tensors.names)
     check_trace(json.loads(trace))
     write_text(files["trace"], trace)
     write_text(files["picture"], timeline_svg(timeline))
-    if as_json:
-        plans = [{"name": c.name, **(c.summary.figures() if c.summary else {})} for c in found]
-        print_json({"plans": plans, "files": {name: str(path) for name, path in files.items()}})
-        return
+    return files
+
+
+def figures_of(measured: Any) -> dict[str, Any]:
+    """Return what was measured as JSON values: times of the whole, its parts and their ratio."""
+    record = measured.record
+    return {
+        "model": measured.graph.name,
+        "processor": record.processor,
+        "threads": record.threads,
+        "rounds": record.rounds,
+        "sum_forward_s": record.sum_forward_s,
+        "sum_backward_s": record.sum_backward_s,
+        "whole_s": record.whole_s,
+        "ratio": record.ratio,
+    }
+
+
+def plans_of(planned: Planned) -> list[dict[str, Any]]:
+    """Return what the planners came to as JSON values."""
+    return [
+        {"name": c.name, **(c.summary.figures() if c.summary else {"refusal": c.refusal})}
+        for c in planned.found
+    ]
+
+
+def show_profile(measured: Any, graph: Graph) -> None:
+    """Print what was measured and what was estimated."""
     console = stdout_console()
-    console.print(model_line(problem.graph))
-    console.print(step_line(problem))
-    console.print()
-    ranked = [c for c in found if c.summary is not None]
-    rows = [summary_row(rank + 1, c.summary, c.name) for rank, c in enumerate(ranked) if c.summary]
-    console.print(summary_table(rows))
-    for candidate in found:
-        if candidate.summary is None:
-            console.print(f"{candidate.name}: {candidate.refusal}", style="yellow")
-    console.print(bound_line(best))
+    console.print("1. measured on this machine", style="bold")
+    console.print(model_line(measured.graph))
+    for line in measured_lines(measured):
+        console.print(line)
+    console.print("\n2. estimated by shapes for devices that are not here", style="bold")
+    for line in estimate_lines(graph):
+        console.print(line)
+
+
+def show_here(here: Planned) -> None:
+    """Print the plans for this machine."""
+    title = f"3. planned over {LOCAL_DEVICES} processes of this machine (op times measured, links"
+    stdout_console().print(f"\n{title} modelled)", style="bold")
+    _show_ranked(here)
+
+
+def show_mixed(mixed: Planned, timeline: Timeline, report: CheckReport) -> None:
+    """Print the plans for the mixed cluster and the best of them as a picture."""
+    console, best = stdout_console(), mixed.best
+    console.print(f"\n4. planned over {CLUSTER} (op times estimated, links modelled)", style="bold")
+    _show_ranked(mixed)
     console.print(f"\nthe best, simulated ({best.title}):")
     picture = pipeline_picture(timeline, terminal_width(), colour=console.is_terminal)
     click.echo(picture, nl=False)
@@ -97,6 +241,23 @@ def command(output: str, as_json: bool, quiet: bool, **rest: Any) -> None:
     console.print(check_line(report))
     for line in best.evaluation.assumptions:
         console.print(f"assumed: {line}", style="dim")
+
+
+def _show_ranked(planned: Planned) -> None:
+    console = stdout_console()
+    console.print(step_line(planned.problem))
+    ranked = [c for c in planned.found if c.summary is not None]
+    rows = [summary_row(rank + 1, c.summary, c.name) for rank, c in enumerate(ranked) if c.summary]
+    console.print(summary_table(rows))
+    for candidate in planned.found:
+        if candidate.summary is None:
+            console.print(f"{candidate.name}: {candidate.refusal}", style="yellow")
+    console.print(bound_line(planned.best))
+
+
+def show_files(files: dict[str, Path]) -> None:
+    """Print what was written, and what to do with it."""
+    console = stdout_console()
     console.print("written: " + ", ".join(str(path) for path in files.values()))
     console.print(
         f"open {files['trace']} in Perfetto (ui.perfetto.dev) or chrome://tracing", style="dim"

@@ -72,8 +72,8 @@ def read_problem(model: str | None, options: ProblemOptions) -> Problem:
     A file that holds a whole problem (or a cluster file that names its profiles) gives what the
     options leave open.
     """
-    base = None if model is None else _read_model(model)
-    cluster, named = _read_cluster(options)
+    base = None if model is None else read_model(model)
+    cluster, named = read_cluster(options)
     if base is None:
         if named is None:
             raise click.UsageError("name a MODEL, or a --cluster file that names its profiles")
@@ -85,10 +85,11 @@ def read_problem(model: str | None, options: ProblemOptions) -> Problem:
             cluster = parse_cluster(DEFAULT_CLUSTER, read_text, read_catalogue(options))
         cluster = apply_overrides(cluster, bandwidth=options.bandwidth, latency=options.latency)
     start = base.objective if isinstance(base, Problem) else Objective()
-    return Problem(graph=graph, cluster=cluster, objective=_objective(graph, start, options))
+    return Problem(graph=graph, cluster=cluster, objective=read_objective(graph, start, options))
 
 
-def _read_model(model: str) -> Graph | Problem:
+def read_model(model: str) -> Graph | Problem:
+    """Return the graph, or the whole problem, that a built-in example or a file holds."""
     if model not in EXAMPLES and model != "-" and not Path(model).exists():
         raise InvalidInputError(
             f"{model!r} is neither a file (no such file) nor a built-in example; built in are "
@@ -105,7 +106,7 @@ def _read_model(model: str) -> Graph | Problem:
     )
 
 
-def _read_cluster(options: ProblemOptions) -> tuple[Cluster | None, Problem | None]:
+def read_cluster(options: ProblemOptions) -> tuple[Cluster | None, Problem | None]:
     """Return the cluster, and the whole problem where its file holds one."""
     if options.devices is not None:
         if options.cluster is not None:
@@ -134,9 +135,16 @@ def _read_cluster(options: ProblemOptions) -> tuple[Cluster | None, Problem | No
     return found, None
 
 
-def _objective(graph: Graph, start: Objective, options: ProblemOptions) -> Objective:
+def read_objective(graph: Graph, start: Objective, options: ProblemOptions) -> Objective:
+    """Return an objective with all that the options say."""
     microbatches, size = _batch(graph, start, options)
-    changes: dict[str, Any] = {"microbatches": microbatches, "microbatch_size": size}
+    start = dataclasses.replace(start, microbatches=microbatches, microbatch_size=size)
+    return changed_objective(start, options)
+
+
+def changed_objective(start: Objective, options: ProblemOptions) -> Objective:
+    """Return an objective with all that the options say but microbatches."""
+    changes: dict[str, Any] = {}
     if options.mode is not None:
         changes["mode"] = Mode(options.mode)
     if options.metric is not None:
@@ -225,11 +233,11 @@ def _evaluated(problem: Problem, plan: Plan, found: Solution | None) -> Solution
 
 
 def _changed(base: Problem, options: ProblemOptions) -> Problem:
-    cluster, _ = _read_cluster(options)
+    cluster, _ = read_cluster(options)
     cluster = cluster or apply_overrides(
         base.cluster, bandwidth=options.bandwidth, latency=options.latency
     )
-    objective = _objective(base.graph, base.objective, options)
+    objective = read_objective(base.graph, base.objective, options)
     return dataclasses.replace(base, cluster=cluster, objective=objective)
 
 

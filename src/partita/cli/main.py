@@ -11,8 +11,9 @@ from partita import __version__
 from partita.errors import PartitaError
 
 COMMANDS: Mapping[str, str] = {
-    "demo": "Show the whole flow on a built-in profile and a mixed cluster.",
+    "demo": "Measure a small GPT here, plan it here and over a mixed cluster.",
     "profile": "Measure a model op by op and write it as a graph.",
+    "estimate": "Say whether a model fits on a cluster, and what would make it fit.",
     "plan": "Plan a model over a cluster and write the plan.",
     "compare": "Run several planners on one problem and rank them.",
     "simulate": "Play a plan and show its pipeline, utilisation and memory.",

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from partita.cli.console import print_json, stdout_console, table
+from partita.cli.extras import torch_needed
 from partita.cli.options import output_options
 
 COLUMNS = (
@@ -44,6 +45,8 @@ def command(part: str, as_json: bool, **rest: Any) -> None:
     ]
     console = stdout_console()
     console.print(table(COLUMNS, cells))
+    if not part:
+        console.print("Hugging Face: a config.json or its directory, hf:tiny-llama, hf:LlamaConfig")
     for row in rows:
         published = row["published"]
         if published is not None and published["parameters"] != row["parameters"]:
@@ -56,15 +59,10 @@ def command(part: str, as_json: bool, **rest: Any) -> None:
 def describe_models(part: str = "") -> list[dict[str, Any]]:
     """Return what is known of the models whose name contains a text, as JSON values."""
     from partita.catalogue.suggest import suggest  # noqa: PLC0415 (help must come at once)
-    from partita.errors import InvalidInputError, UnsupportedError  # noqa: PLC0415 (likewise)
+    from partita.errors import InvalidInputError  # noqa: PLC0415 (likewise)
 
-    try:
+    with torch_needed("the models need"):
         from partita.models.zoo import MODELS  # noqa: PLC0415 (imports torch)
-    except ModuleNotFoundError as exc:
-        if exc.name != "torch":
-            raise
-        message = "the models need torch; pip install 'partita[torch]'"
-        raise UnsupportedError(message) from exc
     names = [name for name in MODELS if part.lower() in name.lower()]
     if not names:
         raise InvalidInputError(f"no model's name contains {part!r}{suggest(part, MODELS)}")

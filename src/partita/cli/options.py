@@ -7,6 +7,8 @@ import click
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 MODES = ("training", "inference")
+GRANULARITIES = ("op", "module", "block")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
 METRICS = (
     "throughput",
     "latency",
@@ -54,11 +56,36 @@ cluster_options = _all(
     click.option("--catalogue", "catalogue_file", help="Your own device types, a YAML file."),
 )
 
-problem_options = _all(
-    click.option("--mode", type=click.Choice(MODES), default=None, help="Default: training."),
+source_options = _all(
     click.option(
-        "--objective", "metric", type=click.Choice(METRICS), default=None, help="What to minimise."
+        "--sequence-length", type=click.IntRange(2), help="Tokens a sample, not for callables."
     ),
+    click.option("--dtype", type=click.Choice(DTYPES), help="Of weights and inputs. [as built]"),
+    click.option(
+        "--scale", type=float, default=1.0, help="Factor on the widths of a built-in model."
+    ),
+    click.option(
+        "--granularity", type=click.Choice(GRANULARITIES), default="op", show_default=True
+    ),
+    click.option("--seed", type=int, default=0, help="Seed of weights and data."),
+)
+
+estimate_options = _all(
+    click.option(
+        "--kernels",
+        type=click.Choice(("fused", "eager")),
+        default="fused",
+        show_default=True,
+        help="Of an estimate: today's kernels, or unfused ones.",
+    ),
+    click.option("--arithmetic", default="", help="Of an estimate, such as tfloat32. [the dtype]"),
+    click.option(
+        "--recompute", is_flag=True, help="Of an estimate: blocks keep their inputs alone."
+    ),
+)
+
+step_options = _all(
+    click.option("--mode", type=click.Choice(MODES), default=None, help="Default: training."),
     click.option(
         "--schedule", type=click.Choice(SCHEDULES), default=None, help="Pipeline schedule."
     ),
@@ -72,6 +99,13 @@ problem_options = _all(
         default=None,
         help="For its state in memory. Default: adam.",
     ),
+)
+
+problem_options = _all(
+    click.option(
+        "--objective", "metric", type=click.Choice(METRICS), default=None, help="What to minimise."
+    ),
+    step_options,
 )
 
 planner_options = _all(

@@ -4,19 +4,25 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from partita.cli.options import MODES, OPTIMIZER_BYTES, output_options
+from partita.cli.extras import torch_needed
+from partita.cli.options import (
+    MODES,
+    OPTIMIZER_BYTES,
+    estimate_options,
+    output_options,
+    source_options,
+)
 from partita.core.graph import Graph
-from partita.errors import InvalidInputError, UnsupportedError
+from partita.errors import InvalidInputError
 from partita.flows.summary import thawed
 from partita.units import format_seconds
 
-_GRANULARITIES = ("op", "module", "block")
-_DTYPES = ("float64", "float32", "bfloat16", "float16")
 _SLOWEST = 5
 
 
@@ -30,7 +36,6 @@ _SLOWEST = 5
 @click.option(
     "--second-batch-size", type=click.IntRange(1), help="Measure this too: how costs grow."
 )
-@click.option("--sequence-length", type=click.IntRange(2), help="Tokens a sample, built-in models.")
 @click.option("--rounds", type=click.IntRange(1), default=8, show_default=True, help="Rounds.")
 @click.option(
     "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Rounds before."
@@ -42,10 +47,8 @@ _SLOWEST = 5
     show_default=True,
     help="Of the rounds, without the first quarter.",
 )
-@click.option("--granularity", type=click.Choice(_GRANULARITIES), default="op", show_default=True)
 @click.option("--mode", type=click.Choice(MODES), default="training", show_default=True)
-@click.option("--dtype", type=click.Choice(_DTYPES), help="Of weights and inputs. [as built]")
-@click.option("--scale", type=float, default=1.0, help="Factor on the widths of a built-in model.")
+@source_options
 @click.option("--profile-device", default="cpu", show_default=True, help="cpu or cuda:0.")
 @click.option("--device-type", default="", help="What to call the costs. [cpu, or the GPU's type]")
 @click.option("--threads", type=click.IntRange(1), help="Threads of torch.")
@@ -54,16 +57,7 @@ _SLOWEST = 5
 @click.option(
     "--estimate", "types", help="Estimate for types of devices instead of measuring: a100,v100."
 )
-@click.option(
-    "--kernels",
-    type=click.Choice(("fused", "eager")),
-    default="fused",
-    show_default=True,
-    help="Of an estimate: today's kernels, or unfused ones.",
-)
-@click.option("--arithmetic", default="", help="Of an estimate, such as tfloat32. [the dtype]")
-@click.option("--recompute", is_flag=True, help="Of an estimate: backward runs forward again.")
-@click.option("--seed", type=int, default=0, help="Seed of weights and data.")
+@estimate_options
 @click.option("--cache", help="Directory of earlier profiles. [$PARTITA_CACHE, ~/.cache/partita]")
 @click.option("--no-cache", is_flag=True, help="Measure anew and keep nothing.")
 @click.option("-o", "--output", help="Where to write the graph; - is stdout. [NAME.graph.json]")
@@ -71,9 +65,13 @@ _SLOWEST = 5
 def command(model: str, files: tuple[str, ...], **rest: Any) -> None:
     """Measure time and memory of every op of MODEL and write it as a graph.
 
-    MODEL is a built-in name (see 'partita models') or package.module:callable, a callable that
-    returns a model with example inputs, and a loss function if the model returns no loss. 'partita
-    profile merge FILE FILE ...' makes one graph of several that were measured on other devices.
+    MODEL is a built-in name (see 'partita models'), a Hugging Face configuration, or
+    package.module:callable, a callable that returns a model with example inputs, and a loss
+    function if the model returns no loss. A Hugging Face configuration is the path of a config.json
+    or of its directory, or hf:NAME such as hf:tiny-llama or hf:LlamaConfig?num_hidden_layers=2.
+
+    'partita profile merge FILE FILE ...' makes one graph of several that were measured on other
+    devices.
     """
     rest.pop("debug")
     if model == "merge":
@@ -131,10 +129,8 @@ def _merge(files: tuple[str, ...], output: str | None, *, as_json: bool) -> None
     from partita.cli.console import model_line  # noqa: PLC0415 (rich only where it prints)
     from partita.documents import load  # noqa: PLC0415 (likewise)
 
-    try:
+    with torch_needed("profiles need"):
         from partita.profile.merge import merge_costs  # noqa: PLC0415 (imports torch)
-    except ModuleNotFoundError as exc:
-        raise _without_torch(exc) from exc
     graphs = []
     for file in files:
         found = load(file)
@@ -151,57 +147,61 @@ def _merge(files: tuple[str, ...], output: str | None, *, as_json: bool) -> None
     )
 
 
-def _without_torch(exc: ModuleNotFoundError) -> Exception:
-    if exc.name != "torch":
-        return exc
-    return UnsupportedError("profiles need torch; pip install 'partita[torch]'")
+def model_estimator(model: str, rest: dict[str, Any]) -> Callable[..., Graph]:
+    """Return a function of types of devices that prices a model by shapes alone.
 
-
-def _estimate(model: str, rest: dict[str, Any]) -> None:
-    """Price the model by shapes alone: nothing is allocated, nothing runs."""
-    from partita.cli.console import model_line  # noqa: PLC0415 (rich only where it prints)
-
-    try:
+    Nothing is allocated, nothing runs. It also takes ``batch_size`` and ``catalogue``.
+    """
+    with torch_needed("estimates need"):
         from partita.profile.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
-        from partita.profile.estimate import ANNOTATION  # noqa: PLC0415 (likewise)
         from partita.profile.estimate_model import (  # noqa: PLC0415 (likewise)
             EstimateOptions,
             estimate_source,
         )
         from partita.profile.estimate_trace import Kernels  # noqa: PLC0415 (likewise)
         from partita.profile.sources import load_source  # noqa: PLC0415 (likewise)
-    except ModuleNotFoundError as exc:
-        raise _without_torch(exc) from exc
-    _find_modules_here()
-    training = rest["mode"] == "training"
-    graph = estimate_source(
-        load_source(model, _source_options({**rest, "profile_device": "meta"})),
-        [name.strip() for name in rest["types"].split(",")],
-        EstimateOptions(
-            kernels=Kernels(rest["kernels"]),
-            arithmetic=rest["arithmetic"],
-            recompute=rest["recompute"],
-            granularity=Granularity(rest["granularity"]),
-            mode=CaptureMode.TRAINING if training else CaptureMode.EVAL,
-        ),
+    find_modules_here()
+    infers = rest["mode"] == "inference"
+    options = EstimateOptions(
+        kernels=Kernels(rest["kernels"]),
+        arithmetic=rest["arithmetic"],
+        recompute=rest["recompute"],
+        granularity=Granularity(rest["granularity"]),
+        mode=CaptureMode.EVAL if infers else CaptureMode.TRAINING,
     )
-    said = graph.annotations[ANNOTATION]
+    source = load_source(model, read_source_options({**rest, "profile_device": "meta"}))
+    return partial(estimate_source, source, options=options)
+
+
+def _estimate(model: str, rest: dict[str, Any]) -> None:
+    """Price the model by shapes alone."""
+    from partita.cli.console import model_line  # noqa: PLC0415 (rich only where it prints)
+
+    graph = model_estimator(model, rest)([name.strip() for name in rest["types"].split(",")])
+    said = graph.annotations["estimate"]
 
     def show() -> None:
-        click.echo(model_line(graph))
-        for costs in graph.costs:
-            forward, backward = float(costs.forward_s.sum()), float(costs.backward_s.sum())
-            click.echo(
-                f"{costs.device_type}: forward {format_seconds(forward)}, backward "
-                f"{format_seconds(backward)} for {graph.batch_size} samples; "
-                f"{said[costs.device_type]['accuracy']}"
-            )
+        for line in (model_line(graph), *estimate_lines(graph)):
+            click.echo(line)
 
     figures = {"estimate": thawed(said)} if rest["as_json"] else None
     _write(graph, rest["output"], show=show, figures=figures)
 
 
-def _source_options(rest: dict[str, Any]) -> Any:
+def estimate_lines(graph: Graph) -> list[str]:
+    """Return what a graph's estimates say of each type of device, and how accurate they are."""
+    said = graph.annotations["estimate"]
+    return [
+        f"{costs.device_type}: forward {format_seconds(float(costs.forward_s.sum()))}, backward "
+        f"{format_seconds(float(costs.backward_s.sum()))} for {graph.batch_size} samples; "
+        f"{said[costs.device_type]['accuracy']}"
+        for costs in graph.costs
+        if costs.device_type in said
+    ]
+
+
+def read_source_options(rest: dict[str, Any]) -> Any:
+    """Return what the options want of a model."""
     from partita.profile.sources import SourceOptions  # noqa: PLC0415 (imports torch)
 
     return SourceOptions(
@@ -217,9 +217,8 @@ def _source_options(rest: dict[str, Any]) -> Any:
 def _measure(model: str, rest: dict[str, Any]) -> Any:
     if rest["profile_device"] == "meta":
         raise InvalidInputError("nothing can be measured on meta; --estimate prices it instead")
-    try:
-        from partita.profile.cache import ProfileCache  # noqa: PLC0415 (imports torch)
-        from partita.profile.captured import CaptureMode, Granularity  # noqa: PLC0415 (likewise)
+    with torch_needed("profiles need"):
+        from partita.profile.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
         from partita.profile.costs import Average  # noqa: PLC0415 (likewise)
         from partita.profile.measure import ProfileOptions  # noqa: PLC0415 (likewise)
         from partita.profile.measure_model import (  # noqa: PLC0415 (likewise)
@@ -227,10 +226,8 @@ def _measure(model: str, rest: dict[str, Any]) -> Any:
             profile_source,
         )
         from partita.profile.sources import load_source  # noqa: PLC0415 (likewise)
-    except ModuleNotFoundError as exc:
-        raise _without_torch(exc) from exc
-    _find_modules_here()
-    source = load_source(model, _source_options(rest))
+    find_modules_here()
+    source = load_source(model, read_source_options(rest))
     training = rest["mode"] == "training"
     with _progress(source.name, quiet=rest["quiet"] or rest["as_json"]) as tell:
         return profile_source(
@@ -249,21 +246,24 @@ def _measure(model: str, rest: dict[str, Any]) -> Any:
                 mode=CaptureMode.TRAINING if training else CaptureMode.EVAL,
                 second_batch_size=rest["second_batch_size"] or 0,
             ),
-            cache=None if rest["no_cache"] else ProfileCache(rest["cache"] or _cache_directory()),
+            cache=None if rest["no_cache"] else profile_cache(rest["cache"]),
             progress=tell,
         )
 
 
-def _find_modules_here() -> None:
+def find_modules_here() -> None:
     """Let package.module:callable name modules of the current directory, as python -m would."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
 
 
-def _cache_directory() -> Path:
-    named = os.environ.get("PARTITA_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "partita" / "profiles"
+def profile_cache(directory: str | None = None) -> Any:
+    """Return where measurements are kept: a directory, or the usual one."""
+    from partita.profile.cache import ProfileCache  # noqa: PLC0415 (imports torch)
+
+    usual = os.environ.get("PARTITA_CACHE") or Path.home() / ".cache" / "partita" / "profiles"
+    return ProfileCache(directory or usual)
 
 
 @contextmanager
@@ -280,6 +280,20 @@ def _progress(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def measured_lines(measured: Any) -> list[str]:
+    """Return how a model was measured, and the sum of its ops against the whole step."""
+    graph, record = measured.graph, measured.record
+    again = " · from the cache" if measured.is_cached else ""
+    threads = f"{record.threads} thread{'s' * (record.threads > 1)}"
+    return [
+        f"{record.mode} at batch size {graph.batch_size} in {graph.dtype} on {record.processor}, "
+        f"{threads} · {record.average} of {record.used_rounds} rounds{again}",
+        f"forward {format_seconds(record.sum_forward_s)}, backward "
+        f"{format_seconds(record.sum_backward_s)}: sum of ops {record.ratio:.2f} x the whole step "
+        f"({format_seconds(record.whole_s)})" + (", scaled to it" if record.is_scaled else ""),
+    ]
+
+
 def show(measured: Any) -> None:
     """Print what was measured."""
     from partita.cli.console import (  # noqa: PLC0415 (rich only where it prints)
@@ -287,21 +301,12 @@ def show(measured: Any) -> None:
         stdout_console,
         table,
     )
-    from partita.units import format_bytes, format_seconds  # noqa: PLC0415 (likewise)
+    from partita.units import format_bytes  # noqa: PLC0415 (likewise)
 
     graph, record, console = measured.graph, measured.record, stdout_console()
     console.print(model_line(graph))
-    again = " · from the cache" if measured.is_cached else ""
-    threads = f"{record.threads} thread{'s' * (record.threads > 1)}"
-    console.print(
-        f"{record.mode} at batch size {graph.batch_size} in {graph.dtype} on {record.processor}, "
-        f"{threads} · {record.average} of {record.used_rounds} rounds{again}"
-    )
-    console.print(
-        f"forward {format_seconds(record.sum_forward_s)}, backward "
-        f"{format_seconds(record.sum_backward_s)}: sum of ops {record.ratio:.2f} x the whole step "
-        f"({format_seconds(record.whole_s)})" + (", scaled to it" if record.is_scaled else "")
-    )
+    for line in measured_lines(measured):
+        console.print(line)
     parameters = graph.parameters
     trained = float(parameters.elements[parameters.trainable].sum())
     states = ", ".join(f"{n} {format_bytes(trained * b)}" for n, b in OPTIMIZER_BYTES.items() if b)

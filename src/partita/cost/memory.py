@@ -3,12 +3,15 @@
     used = weights x versions + gradients + optimizer state       (all the time)
          + saved bytes of the microbatches in flight              (forward to backward)
          + posted receive buffers                                 (post to consumer)
-         + largest workspace                                      (all the time)
+         + largest workspace beyond what is saved later           (all the time)
 
 A received activation lives from its RECV to the end of the last forward that reads it on that
 device; what a stage keeps of it for backward is in its saved bytes, so nothing is counted twice. A
 stage that recomputes keeps its inputs instead of what its recomputed ops save; that comes back
-while it recomputes. Sharded parameters, gradients and optimizer state are divided by the replicas;
+while it recomputes. While an op runs, the ops after it in its stage hold nothing of that
+microbatch: forward, they have not saved yet; backward, they are done. So a workspace takes this
+memory first, although it is counted among the saved bytes; not where backward is split, which frees
+it later. Sharded parameters, gradients and optimizer state are divided by the replicas;
 a gathered copy lives until the stage's last compute before its next gather.
 """
 
@@ -34,7 +37,7 @@ class StaticMemory(NamedTuple):
         weights: Parameters and buffers, all versions.
         gradients: Gradients of trainable parameters.
         optimizer: Optimizer state.
-        workspace: Largest scratch memory of an op.
+        workspace: Largest scratch memory of an op, less what the ops after it save.
     """
 
     weights: Array
@@ -77,7 +80,7 @@ def static_memory(problem: Problem, plan: Plan, program: Program) -> StaticMemor
     gradients = weights * trained / np.where(rank >= 2, parts, 1)
     optimizer = state[parameter] / tp[stage] * trained / np.where(rank >= 1, parts, 1)
     size = len(plan.devices)
-    extra, workspace = _stage_memory(problem, plan)
+    extra, workspace = _stage_memory(problem, plan, program)
     return StaticMemory(
         np.bincount(device, weights=versions, minlength=size) + extra,
         np.bincount(device, weights=gradients, minlength=size),
@@ -114,12 +117,15 @@ def _held(problem: Problem, plan: Plan) -> tuple[Array, Array, Array, Array]:
     return device[first], parameter, stage[first], tied[parameter]
 
 
-def _stage_memory(problem: Problem, plan: Plan) -> tuple[Array, Array]:
+def _stage_memory(problem: Problem, plan: Plan, program: Program) -> tuple[Array, Array]:
     """Return by device: memory of variants that no column holds, and the largest workspace."""
-    graph = problem.graph
-    per_sample = plan.microbatch_sizes.max() / graph.batch_size
+    above = problem.graph.ops.workspace_bytes * _largest_share(problem, plan)
+    trains = problem.objective.mode is Mode.TRAINING
+    splits = bool((program.kind == Kind.BACKWARD_WEIGHT).any())
+    if trains and not splits and not len(problem.graph.variants):
+        above = above - _saved_after(problem, plan)
     scratch = np.zeros(len(plan.stages))
-    np.maximum.at(scratch, plan.stage_of, graph.ops.workspace_bytes * per_sample)
+    np.maximum.at(scratch, plan.stage_of, above)
     fixed = _variant_memory(problem, plan)
     extra, workspace = np.zeros(len(plan.devices)), np.zeros(len(plan.devices))
     for stage in np.flatnonzero((scratch > 0) | (fixed > 0)).tolist():
@@ -128,6 +134,25 @@ def _stage_memory(problem: Problem, plan: Plan) -> tuple[Array, Array]:
             workspace[device] = max(workspace[device], scratch[stage] / part.tp)
             extra[device] += fixed[stage]
     return extra, workspace
+
+
+def _largest_share(problem: Problem, plan: Plan) -> float:
+    """Return the largest microbatch over the batch that the graph's figures are of."""
+    return float(plan.microbatch_sizes.max() / problem.graph.batch_size)
+
+
+def _saved_after(problem: Problem, plan: Plan) -> Array:
+    """Return for each op what the ops after it in its stage save of the largest microbatch."""
+    graph = problem.graph
+    fixed = graph.ops.saved_fixed_bytes
+    saved = fixed + (graph.ops.saved_bytes - fixed) * _largest_share(problem, plan)
+    order = graph.topological_order
+    order = order[np.argsort(plan.stage_of[order], kind="stable")]
+    until = np.cumsum(saved[order])
+    last = np.searchsorted(plan.stage_of[order], plan.stage_of[order], side="right") - 1
+    after = np.zeros(len(graph))
+    after[order] = until[last] - until
+    return after
 
 
 def _variant_memory(problem: Problem, plan: Plan) -> Array:

@@ -1,7 +1,8 @@
 """Hugging Face models from their configurations (the ``models`` extra).
 
 A configuration is the mapping of a ``config.json``: it names its ``model_type`` and, in
-``architectures``, the class to build. Weights are drawn, never downloaded.
+``architectures``, the class to build; without one, it is that of the type's usual training task.
+Weights are drawn, never downloaded.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 from torch import Tensor, nn
 
-from partita.errors import InvalidInputError, UnsupportedError
+from partita.errors import InvalidInputError, PartitaError, UnsupportedError
 from partita.models.draw import Draw
 from partita.models.spec import Batch
 
@@ -107,7 +108,20 @@ TINY_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-def _transformers() -> Any:  # noqa: ANN401 (an optional package without types)
+_TASKS = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "CAUSAL_LM")
+_TASKS_OF_IMAGES = ("IMAGE_CLASSIFICATION",)
+_IMAGE_SIDE = 224
+_UNMASKED = "sdpa_unmasked"
+_USUAL_LENGTH = 128
+_LENGTH_LIMITS = ("max_position_embeddings", "max_target_positions")
+
+
+def import_transformers() -> Any:  # noqa: ANN401 (an optional package without types)
+    """Return the package.
+
+    Raises:
+        UnsupportedError: It is not installed.
+    """
     try:
         import transformers  # noqa: PLC0415 (an optional extra)
     except ModuleNotFoundError as exc:
@@ -130,25 +144,79 @@ def build_hugging_face(
         device: ``"meta"`` allocates nothing.
         dtype: Of the parameters; float32 if not given.
         seed: Of the weights.
+
+    Raises:
+        InvalidInputError: transformers refuses the configuration.
+        UnsupportedError: transformers is not installed, or does not know this type of model.
     """
-    transformers = _transformers()
-    options = dict(configuration)
+    transformers = import_transformers()
+    options = {"use_cache": False, **configuration}
     kind = options.pop("model_type", None)
-    names = options.get("architectures") or ()
-    if kind is None or not names:
-        raise InvalidInputError("a Hugging Face configuration needs model_type and architectures")
-    architecture = getattr(transformers, names[0], None)
-    if architecture is None:
-        raise UnsupportedError(f"transformers {transformers.__version__} has no {names[0]!r}")
-    config = transformers.AutoConfig.for_model(kind, **{"use_cache": False, **options})
+    if kind is None:
+        raise InvalidInputError("a Hugging Face configuration needs model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        raise UnsupportedError(
+            f"transformers {transformers.__version__} has no model type {kind!r}"
+        )
     place = torch.device(device)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        with torch.device("meta" if place.type == "meta" else "cpu"):
-            model: nn.Module = architecture(config)
+    try:
+        config = transformers.AutoConfig.for_model(kind, **options)
+        architecture = _architecture(transformers, config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            with torch.device("meta" if place.type == "meta" else "cpu"):
+                model: nn.Module = architecture(config)
+        if place.type == "meta":
+            _attend_without_values(transformers, model)
+    except (PartitaError, MemoryError):
+        raise
+    except Exception as exc:
+        raise InvalidInputError(f"transformers refuses this {kind} configuration: {exc}") from exc
     if dtype is not None:
         model = model.to(dtype)
     return (model if place.type in ("meta", "cpu") else model.to(place)).train()
+
+
+def _attend_without_values(transformers: Any, model: Any) -> None:  # noqa: ANN401 (without types)
+    """Let a model attend on meta tensors, where transformers would read the values of a mask.
+
+    Its own attention under another name has no function that makes masks. Generated samples have no
+    padding, so that the mask would be left out for ``is_causal`` in any case.
+    """
+    if model.config._attn_implementation != "sdpa":  # noqa: SLF001 (it has no public reader)
+        return
+    attend = transformers.AttentionInterface()["sdpa"]
+    transformers.AttentionInterface.register(_UNMASKED, attend)
+    model.set_attn_implementation(_UNMASKED)
+
+
+def _architecture(transformers: Any, config: Any) -> Any:  # noqa: ANN401 (without types)
+    """Return the class that a configuration names, or that of its usual training task."""
+    version = transformers.__version__
+    for name in config.architectures or ():
+        if not hasattr(transformers, name):
+            raise UnsupportedError(f"transformers {version} has no {name!r}")
+        return getattr(transformers, name)
+    for task in (*_TASKS, *_TASKS_OF_IMAGES):
+        found = getattr(transformers, f"MODEL_FOR_{task}_MAPPING")
+        if type(config) in found:
+            return found[type(config)]
+    raise UnsupportedError(
+        f"transformers {version} has no usual training task for {config.model_type!r}; name a "
+        "class in architectures"
+    )
+
+
+def usual_length(model: Any) -> int:  # noqa: ANN401 (a class of an optional package without types)
+    """Return tokens a sample where none are asked for: 128, or as many as the model can read."""
+    limit = _length_limit(model.config.get_text_config())
+    return min(_USUAL_LENGTH, limit) if limit else _USUAL_LENGTH
+
+
+def _length_limit(config: Any) -> int:  # noqa: ANN401 (see above)
+    """Return the most tokens that a model can read; 0 if there is no limit."""
+    limits = [getattr(config, name, None) for name in _LENGTH_LIMITS]
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=0)
 
 
 def hugging_face_inputs(
@@ -166,10 +234,17 @@ def hugging_face_inputs(
     """
     config, main, draw = model.config, model.main_input_name, Draw(seed, device)
     if main == "pixel_values":
-        side = config.image_size
-        pixels = draw.normal(batch_size, config.num_channels, side, side)
+        size = getattr(config, "image_size", None) or _IMAGE_SIDE
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        pixels = draw.normal(batch_size, config.num_channels, height, width)
         return Batch((), {main: pixels}, draw.integers(0, config.num_labels, batch_size))
-    tokens = draw.integers(0, config.vocab_size, batch_size, sequence_length + 1)
+    limit, words = _length_limit(config.get_text_config()), config.get_text_config().vocab_size
+    if limit and sequence_length > limit:
+        raise InvalidInputError(
+            f"{sequence_length} tokens a sample are more than the {limit} that this "
+            f"{config.model_type} model can read"
+        )
+    tokens = draw.integers(0, words, batch_size, sequence_length + 1)
     shown, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     if main == "input_features":
         frames = 2 * config.max_source_positions
@@ -179,11 +254,20 @@ def hugging_face_inputs(
         raise UnsupportedError(f"no data can be generated for a model that reads {main!r}")
     if not config.is_encoder_decoder:
         return Batch((), {main: shown}, labels)
-    source = draw.integers(0, config.vocab_size, batch_size, sequence_length)
+    source = draw.integers(0, words, batch_size, sequence_length)
     return Batch((), {main: source, "decoder_input_ids": shown}, labels)
 
 
 def hugging_face_loss(output: Any, labels: Tensor) -> Tensor:  # noqa: ANN401 (see above)
-    """Return the mean cross-entropy of a model's logits."""
-    logits: Tensor = output.logits
+    """Return the mean cross-entropy of a model's logits.
+
+    Raises:
+        UnsupportedError: The model has none.
+    """
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise UnsupportedError(
+            "this Hugging Face model returns no logits to train on; name a class with a head in "
+            "architectures, such as LlamaForCausalLM"
+        )
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten())

@@ -44,14 +44,17 @@ MODELS: Mapping[str, ModelSpec] = _by_name(
 
 
 def find_model(name: str) -> ModelSpec:
-    """Return what is known of a model; names are compared without regard to case."""
-    spec = MODELS.get(name)
-    if spec is None:
-        folded = {known.lower(): known for known in MODELS}
-        if name.lower() not in folded:
-            raise InvalidInputError(f"there is no model {name!r}{suggest(name, MODELS)}")
-        spec = MODELS[folded[name.lower()]]
-    return spec
+    """Return what is known of a model; case does not matter, nor the end of a name after a hyphen.
+
+    >>> find_model("bert-huge").name
+    'bert-huge-uncased'
+    """
+    text = name.lower()
+    near = [known for known in MODELS if known.lower() == text]
+    near = near or [known for known in MODELS if known.lower().startswith(f"{text}-")]
+    if len(near) != 1:
+        raise InvalidInputError(f"there is no model {name!r}{suggest(name, MODELS)}")
+    return MODELS[near[0]]
 
 
 def build_model(

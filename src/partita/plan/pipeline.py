@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from partita.core.cluster import Cluster
 from partita.core.columns import Array
 from partita.core.graph import DeviceKind, Graph
 from partita.core.plan import Plan, Stage, equal_microbatches
@@ -30,7 +31,12 @@ def default_schedule(problem: Problem) -> Schedule:
 
 def main_devices(problem: Problem) -> list[int]:
     """Return the devices that plain planners use: all accelerators, or all CPUs without any."""
-    devices = problem.cluster.devices
+    return main_devices_of(problem.cluster)
+
+
+def main_devices_of(cluster: Cluster) -> list[int]:
+    """Return the accelerators of a cluster, or its CPUs where there are none."""
+    devices = cluster.devices
     kinds = [DeviceKind.GPU, DeviceKind.CPU]
     kind = next(kind for kind in kinds if any(device.kind is kind for device in devices))
     return [index for index, device in enumerate(devices) if device.kind is kind]

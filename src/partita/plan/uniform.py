@@ -7,6 +7,7 @@ one that does not. Costs are not looked at.
 
 import numpy as np
 
+from partita.core.graph import Graph
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
@@ -47,14 +48,10 @@ def plan_uniform(
             f"{stages} stages of {replicas} replicas need {stages * replicas} devices; "
             f"there are {len(devices)}"
         )
-    _, count = layer_of_ops(problem.graph)
     if chunks < 1:
         raise InvalidInputError(f"chunks is {chunks}; expected 1 or more")
     ring = stages or most
-    wanted = min(ring * chunks, count)
-    each = -(-count // wanted)
-    steps = np.minimum(np.arange(0, count + each, each), count)
-    boundaries = legal_boundaries(problem.graph, steps.tolist())
+    boundaries = uniform_boundaries(problem.graph, ring * chunks)
     stage_of = cut_layers(problem.graph, boundaries)
     places = [stage % ring for stage in range(len(boundaries) - 1)]
     groups = [devices[place * replicas : (place + 1) * replicas] for place in places]
@@ -62,3 +59,11 @@ def plan_uniform(
     return solution_of(
         problem, plan, "uniform", {"stages": stages, "replicas": replicas, "chunks": chunks}
     )
+
+
+def uniform_boundaries(graph: Graph, stages: int) -> list[int]:
+    """Return the boundaries over layers of equal stages; fewer where the layers run out."""
+    _, count = layer_of_ops(graph)
+    each = -(-count // min(stages, count))
+    steps = np.minimum(np.arange(0, count + each, each), count)
+    return legal_boundaries(graph, steps.tolist())

@@ -1,15 +1,15 @@
 """Profiles that were measured before, in a directory, under a key of all that they depend on.
 
 The key is made after the model was captured: functions with their literals, shapes and types; the
-source files of all classes of the model; versions; the processor; the options. A model that has
-changed has another key, so that nothing found here is out of date.
+source files of all classes of the model and of what they import; versions; the processor; the
+options. A model that has changed has another key, so that nothing found here is out of date.
 """
 
 import hashlib
 import logging
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -18,11 +18,10 @@ from partita.core.codec import read_json, write_json
 from partita.core.graph import Graph
 from partita.errors import InvalidInputError
 from partita.profile.captured import CapturedModel
-from partita.profile.captured_op import FunctionCall
+from partita.profile.captured_op import FunctionCall, ModuleCall
+from partita.profile.source_files import code_of
 
 logger = logging.getLogger(__name__)
-
-_COVERED_BY_VERSION = ("torch", "builtins", "_operator")
 
 
 def profile_key(captured: CapturedModel, facts: Mapping[str, object]) -> str:
@@ -37,8 +36,8 @@ def profile_key(captured: CapturedModel, facts: Mapping[str, object]) -> str:
     for name, tensor in captured.parameters.items():
         said = (name, tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
         digest.update(f"{said}\n".encode())
-    for path, text in sorted(_sources(captured)):
-        digest.update(f"{path} {hashlib.sha256(text).hexdigest()}\n".encode())
+    for name, code in sorted(code_of(_modules_of(captured)).items()):
+        digest.update(f"{name} {hashlib.sha256(code).hexdigest()}\n".encode())
     for module in captured.model.modules():
         digest.update(f"{module.extra_repr()} {module.training}\n".encode())
     for fact, value in sorted(facts.items()):
@@ -47,35 +46,20 @@ def profile_key(captured: CapturedModel, facts: Mapping[str, object]) -> str:
     return digest.hexdigest()[:40]
 
 
-def _sources(captured: CapturedModel) -> Iterator[tuple[str, bytes]]:
-    """Yield the files that define the classes of a model, and of functions it calls."""
-    classes: set[type] = {
-        kind for module in captured.model.modules() for kind in type(module).__mro__
-    }
+def _modules_of(captured: CapturedModel) -> set[str]:
+    """Return the names of the Python modules that define what a captured model calls."""
+    modules = list(captured.model.modules())
+    functions: list[object] = []
     for op in captured.ops:
         for leaf in op.leaves:
             if isinstance(leaf.func, FunctionCall):
-                classes.add(leaf.func.function)
-    names = {kind.__module__ for kind in classes}
-    for name in sorted(names):
-        if name.partition(".")[0] in _COVERED_BY_VERSION:
-            continue
-        path = getattr(sys.modules.get(name), "__file__", None)
-        if path is not None and Path(path).is_file():
-            yield name, Path(path).read_bytes()
-        else:
-            yield from _codes(name, classes)
-
-
-def _codes(module: str, classes: set[type]) -> Iterator[tuple[str, bytes]]:
-    """Yield the byte code of methods of classes that no file defines."""
-    for kind in classes:
-        if kind.__module__ == module:
-            for name, member in sorted(vars(kind).items()):
-                code = getattr(member, "__code__", None)
-                if code is not None:
-                    text = code.co_code + repr((code.co_consts, code.co_names)).encode()
-                    yield f"{kind.__qualname__}.{name}", text
+                functions.append(leaf.func.function)
+            elif isinstance(leaf.func, ModuleCall):
+                modules += leaf.func.module.modules()
+    for module in modules:
+        functions += [value for value in vars(module).values() if callable(value)]
+    classes = {kind for module in modules for kind in type(module).__mro__}
+    return {str(getattr(value, "__module__", "")) for value in (*classes, *functions)}
 
 
 class ProfileCache:

@@ -55,6 +55,8 @@ def flexible_sizes(
     refs = [leaf.index for _, leaf in leaves_of(recorded) if isinstance(leaf, Value)]
     infos = dict(zip(dict.fromkeys(refs), inputs, strict=True))
     lengths = {length for tensor in made for length in tensor.shape}
+    if kind == "_pad_packed_sequence":  # the length to pad to is a number by then, and recorded
+        return frozenset()
     if is_data_dependent(kind, recorded, infos):
         clean = {length for info in inputs for length in info.shape[1:]}
         leading = {tensor.shape[0] for tensor in made if tensor.dim()}

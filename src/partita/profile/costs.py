@@ -37,7 +37,7 @@ class ProfileRecord:
         threads: Threads of torch.
         versions: Python, torch and Partita.
         num_distinct: Ops that were timed, where equal ones are timed once; else all.
-        engine_startup_s: What was taken off the time of each backward.
+        overhead_s: What was taken off a backward: a mark, or a start of autograd's engine.
         whole_forward_s: Forward of the untouched model.
         whole_backward_s: Backward of the untouched model.
         sum_forward_s: Sum of the ops, before any scaling.
@@ -64,7 +64,7 @@ class ProfileRecord:
     sum_backward_s: float
     processor: str = ""
     num_distinct: int = 0
-    engine_startup_s: float = 0.0
+    overhead_s: float = 0.0
     is_scaled: bool = False
     second_batch_size: int = 0
     peak_bytes: float = 0.0
@@ -150,8 +150,9 @@ def average_rounds(
     rounds: Sequence[RoundTimes],
     average: Average,
     *,
-    split: Sequence[RoundTimes],
     overheads: Overheads,
+    split: Sequence[RoundTimes],
+    split_overheads: Overheads,
     leader: Sequence[int],
 ) -> OpSeconds:
     """Return the averages of ops over the rounds that count.
@@ -159,8 +160,9 @@ def average_rounds(
     Args:
         rounds: The rounds, in order.
         average: Which average.
-        split: Rounds that tell what share of a backward is for the inputs.
         overheads: What is taken off each forward, and each backward that there was.
+        split: Rounds that tell what share of a backward is for the inputs.
+        split_overheads: What is taken off each backward in these.
         leader: For each op the one whose time it has.
     """
     kept, order = used(rounds), np.asarray(leader)
@@ -169,8 +171,9 @@ def average_rounds(
         return np.array([getattr(times, name) for times in among])[:, order]
 
     forward, backward = column("forward_s", kept), column("backward_s", kept)
-    part = _less(average_of(column("backward_input_s", split), average), overheads.backward_s)
-    total = _less(average_of(column("backward_s", split), average), overheads.backward_s)
+    started = split_overheads.backward_s
+    part = _less(average_of(column("backward_input_s", split), average), started)
+    total = _less(average_of(column("backward_s", split), average), started)
     share = np.divide(part, total, out=np.zeros_like(part), where=total > 0)
     whole = _less(average_of(backward, average), overheads.backward_s)
     return OpSeconds(

@@ -3,7 +3,9 @@
 The capture may be on fake or meta tensors. Its kernels (``estimate_trace``) are priced by a
 roofline of the catalogue's device (``roofline``). What is added to the kernels of an op: where
 several ops read a tensor, the sum of its gradients; and the sum of every parameter's gradient into
-that of the microbatches before.
+that of the microbatches before. Arithmetic in a narrower type than the model's is mixed precision:
+activations have that type; parameters, their gradients and the optimizer's state keep their own,
+and ops that multiply by a matrix keep a copy of it in the narrower type for backward.
 """
 
 import math
@@ -16,9 +18,10 @@ import numpy as np
 from partita.catalogue.catalogue import Catalogue, load_catalogue
 from partita.catalogue.kernels import kernels_on
 from partita.core.columns import Array
-from partita.core.graph import DTYPE_BYTES, CostOrigin, Graph, OpCosts
+from partita.core.graph import DTYPE_BYTES, CostOrigin, Graph, OpCosts, TensorTable
 from partita.errors import InvalidInputError
 from partita.profile.captured import CapturedModel
+from partita.profile.estimate_recompute import with_recomputation
 from partita.profile.estimate_trace import Kernels, OpKernels, TracedKernels, trace_kernels
 from partita.profile.flops import Kernel, KernelClass
 from partita.profile.layers import label_layers
@@ -26,6 +29,7 @@ from partita.profile.roofline import Roofline, roofline_of
 
 ANNOTATION = "estimate"
 MEASURED_DTYPE = "tfloat32"
+_PRODUCTS = frozenset({KernelClass.MATMUL, KernelClass.BATCHED_MATMUL, KernelClass.CONVOLUTION})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +38,16 @@ class Priced:
 
     Attributes:
         ops: The kernels of each op.
+        workspace_bytes: Scratch memory of each op.
+        copied_bytes: Copies of its parameters in the type of the arithmetic that an op keeps.
+        float_factor: Bytes of a floating-point activation over those of the captured one.
         notes: What could not be traced.
     """
 
     ops: tuple[OpKernels, ...]
+    workspace_bytes: Array
+    copied_bytes: Array
+    float_factor: float = 1.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -49,16 +59,6 @@ class Priced:
     def backward_flops(self) -> float:
         """Floating-point operations of backward, without recomputation."""
         return sum(op.backward_flops for op in self.ops)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _How:
-    """What was asked of an estimate."""
-
-    device_type: str
-    kernels: Kernels
-    dtype: str
-    recompute: bool
 
 
 def estimate(
@@ -78,32 +78,63 @@ def estimate(
         device_type: A name of the catalogue, such as ``"a100"``.
         kernels: Fused kernels of today, or the unfused ones of PyTorch 1.10.
         dtype: The arithmetic, such as ``"tfloat32"``; that of the model if not given.
-        recompute: Whether backward computes forward again: in every layer (or repeated block)
-            but those with an embedding and the last.
+        recompute: Whether every layer (or repeated block), but those with an embedding and the
+            last, keeps its inputs alone and computes its forward again in backward.
         layers: Name and module paths of the layers that published partitions count.
         catalogue: Where the device type stands; the package's if not given.
 
     Raises:
         InvalidInputError: No such device type or dtype.
     """
-    device = (catalogue or load_catalogue()).device_type(device_type)
-    dtype = dtype or captured.graph.dtype
-    if dtype not in DTYPE_BYTES:
+    found = collect_kernels(captured, kernels, dtype)
+    graph = price(captured, found, device_type, dtype=dtype, kernels=kernels, catalogue=catalogue)
+    graph = label_layers(graph, layers)
+    return with_recomputation(graph) if recompute else graph
+
+
+def collect_kernels(
+    captured: CapturedModel, kernels: Kernels = Kernels.FUSED, dtype: str = ""
+) -> Priced:
+    """Return the kernels of each op, and those that sum gradients.
+
+    Raises:
+        InvalidInputError: No such dtype.
+    """
+    factor = _float_factor(captured, dtype)
+    traced = trace_kernels(captured, Kernels(kernels), factor)
+    ops = list(traced.ops)
+    if captured.is_training:
+        ops = _with_sums(captured, traced)
+    else:
+        ops = [replace(op, backward_input=(), backward_weight=()) for op in ops]
+    return Priced(
+        ops=tuple(ops),
+        workspace_bytes=traced.workspace_bytes,
+        copied_bytes=_copied_bytes(captured, traced, factor),
+        float_factor=factor,
+        notes=traced.notes,
+    )
+
+
+def _float_factor(captured: CapturedModel, dtype: str) -> float:
+    if dtype and dtype not in DTYPE_BYTES:
         raise InvalidInputError(f"dtype {dtype!r} is not known; there are {sorted(DTYPE_BYTES)}")
-    factor = DTYPE_BYTES[dtype] / DTYPE_BYTES[captured.graph.dtype]
-    roofline = roofline_of(device, dtype, factor)
-    found = collect_kernels(captured, Kernels(kernels))
-    how = _How(device_type=device.name, kernels=Kernels(kernels), dtype=dtype, recompute=recompute)
-    return _with_costs(label_layers(captured.graph, layers), found, roofline, how)
+    own = captured.graph.dtype
+    return DTYPE_BYTES[dtype or own] / DTYPE_BYTES[own]
 
 
-def collect_kernels(captured: CapturedModel, kernels: Kernels = Kernels.FUSED) -> Priced:
-    """Return the kernels of each op, and those that sum gradients."""
-    traced = trace_kernels(captured, kernels)
-    if not captured.is_training:
-        ops = [replace(op, backward_input=(), backward_weight=()) for op in traced.ops]
-        return Priced(ops=tuple(ops), notes=traced.notes)
-    return Priced(ops=tuple(_with_sums(captured, traced)), notes=traced.notes)
+def _copied_bytes(captured: CapturedModel, traced: TracedKernels, factor: float) -> Array:
+    """Return what ops keep of their matrices in a narrower type, as autocast does."""
+    copied = np.zeros(len(captured.ops))
+    if factor >= 1 or not captured.is_training:
+        return copied
+    for index, (op, found) in enumerate(zip(captured.ops, traced.ops, strict=True)):
+        if any(kernel.kind in _PRODUCTS for kernel in found.forward):
+            held = [captured.parameters[name] for name in op.parameters]
+            copied[index] = factor * sum(
+                p.numel() * p.element_size() for p in held if p.dim() > 1 and p.is_floating_point()
+            )
+    return copied
 
 
 def _with_sums(captured: CapturedModel, traced: TracedKernels) -> list[OpKernels]:
@@ -135,25 +166,6 @@ def _sum(held: float) -> Kernel:
     return Kernel(kind=KernelClass.ELEMENTWISE, read_write_bytes=3 * held, floating_bytes=3 * held)
 
 
-def recomputed_ops(graph: Graph) -> Array:
-    """Return whether each op runs again in backward when activations are recomputed.
-
-    All do but those of layers that embed an input of the model, since no gradient flows into
-    these, and of the last layer. Without layers the repeated blocks are computed again.
-    """
-    ops, count = graph.ops, len(graph.ops)
-    if not ops.layers.names:
-        blocks = ops.blocks.of
-        return np.asarray(blocks >= 0) if len(blocks) else np.zeros(count, dtype=np.bool_)
-    embeds = np.array([name.lower() == "embedding" for name in ops.types.names])[ops.types.of]
-    reads_input = np.zeros(count, dtype=np.bool_)
-    inputs = graph.tensors.producer[graph.edges.tensor] < 0
-    reads_input[graph.edges.reader[inputs]] = True
-    layer = ops.layers.of
-    kept = np.append(layer[embeds & reads_input], len(ops.layers.names) - 1)
-    return ~np.isin(layer, kept)
-
-
 def op_seconds(roofline: Roofline, kernels: Sequence[Kernel]) -> float:
     """Return how long kernels take, one after another."""
     return sum(roofline.seconds(kernel) for kernel in kernels)
@@ -178,15 +190,36 @@ def accuracy_of(
     return f"{said}; these had eager kernels and {MEASURED_DTYPE}, {kernels} {dtype} not measured"
 
 
-def _with_costs(graph: Graph, found: Priced, roofline: Roofline, how: _How) -> Graph:
+def price(
+    captured: CapturedModel,
+    found: Priced,
+    device_type: str,
+    *,
+    dtype: str = "",
+    kernels: Kernels = Kernels.FUSED,
+    catalogue: Catalogue | None = None,
+) -> Graph:
+    """Return the graph of a captured model with its kernels priced on a type of device.
+
+    Args:
+        captured: The model.
+        found: Its kernels, collected for the same dtype.
+        device_type: A name of the catalogue.
+        dtype: The arithmetic; that of the model if not given.
+        kernels: Which kernels were collected.
+        catalogue: Where the device type stands; the package's if not given.
+
+    Raises:
+        InvalidInputError: No such device type, or it has no rate for the dtype.
+    """
+    device = (catalogue or load_catalogue()).device_type(device_type)
+    dtype = dtype or captured.graph.dtype
+    roofline = roofline_of(device, dtype, found.float_factor)
     forward = np.array([op_seconds(roofline, op.forward) for op in found.ops])
     by_input = np.array([op_seconds(roofline, op.backward_input) for op in found.ops])
     by_weight = np.array([op_seconds(roofline, op.backward_weight) for op in found.ops])
-    saved = np.array([op.saved_bytes for op in found.ops]) * roofline.float_factor
-    if how.recompute:
-        by_input = by_input + np.where(recomputed_ops(graph), forward, 0.0)
     costs = OpCosts(
-        device_type=how.device_type,
+        device_type=device.name,
         origin=CostOrigin.ESTIMATED,
         forward_s=forward,
         backward_s=by_input + by_weight,
@@ -194,15 +227,30 @@ def _with_costs(graph: Graph, found: Priced, roofline: Roofline, how: _How) -> G
         peak_flop_per_s=roofline.peak_flop_per_s,
         memory_bytes_per_s=roofline.memory_bytes_per_s,
     )
-    ops = replace(graph.ops, flops=np.array([op.flops for op in found.ops]), saved_bytes=saved)
     said = {
-        "kernels": str(how.kernels),
-        "dtype": how.dtype,
-        "recompute": how.recompute,
+        "kernels": str(Kernels(kernels)),
+        "dtype": dtype,
         "forward_flops": found.forward_flops,
         "backward_flops": found.backward_flops,
-        "accuracy": accuracy_of(how.device_type, how.kernels, how.dtype),
+        "accuracy": accuracy_of(device.name, Kernels(kernels), dtype),
         "notes": list(found.notes),
     }
-    annotations = {ANNOTATION: {how.device_type: said}}
-    return replace(graph, ops=ops, costs=(costs,), annotations=annotations)
+    graph = captured.graph
+    ops = replace(
+        graph.ops,
+        flops=np.array([op.flops for op in found.ops]),
+        saved_bytes=np.array([op.saved_bytes for op in found.ops]) + found.copied_bytes,
+        saved_fixed_bytes=found.copied_bytes,
+        workspace_bytes=found.workspace_bytes,
+    )
+    annotations = {ANNOTATION: {device.name: said}}
+    tensors = _resized(captured, found.float_factor)
+    return replace(graph, ops=ops, tensors=tensors, costs=(costs,), annotations=annotations)
+
+
+def _resized(captured: CapturedModel, factor: float) -> TensorTable:
+    """Return the tensors with floating-point ones at the dtype of the arithmetic."""
+    table = captured.graph.tensors
+    floating = [info.dtype.is_floating_point for info in captured.values[: len(table)]]
+    times = np.where(floating, factor, 1.0)
+    return replace(table, bytes=table.bytes * times, fixed_bytes=table.fixed_bytes * times)

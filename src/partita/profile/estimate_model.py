@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from partita.catalogue.catalogue import Catalogue
 from partita.core.graph import Graph
 from partita.errors import InvalidInputError
 from partita.profile.capture import capture
 from partita.profile.captured import CaptureMode, Granularity
-from partita.profile.estimate import ANNOTATION, estimate
+from partita.profile.estimate import ANNOTATION, collect_kernels, price
+from partita.profile.estimate_recompute import with_recomputation
 from partita.profile.estimate_trace import Kernels
+from partita.profile.layers import label_layers
 from partita.profile.sources import ModelSource
 
 
@@ -19,7 +22,7 @@ class EstimateOptions:
     Attributes:
         kernels: Fused kernels of today, or unfused ones.
         arithmetic: Type of the arithmetic, such as ``"tfloat32"``; that of the model if empty.
-        recompute: Whether backward computes forward again.
+        recompute: Whether blocks keep their inputs alone and backward computes forward again.
         granularity: What an op is.
         mode: Training, or eval for inference.
     """
@@ -32,7 +35,12 @@ class EstimateOptions:
 
 
 def estimate_source(
-    source: ModelSource, device_types: Sequence[str], options: EstimateOptions | None = None
+    source: ModelSource,
+    device_types: Sequence[str],
+    options: EstimateOptions | None = None,
+    *,
+    batch_size: int = 0,
+    catalogue: Catalogue | None = None,
 ) -> Graph:
     """Return a model as a graph with estimated costs for types of devices, the first the reference.
 
@@ -40,6 +48,8 @@ def estimate_source(
         source: The model; on meta tensors nothing is allocated and nothing computed.
         device_types: Names of the catalogue.
         options: How to estimate.
+        batch_size: Samples of the microbatch; 0 = as the source has it.
+        catalogue: Where the device types stand; the package's if not given.
 
     Raises:
         InvalidInputError: No type, or one that the catalogue does not have.
@@ -49,23 +59,26 @@ def estimate_source(
         raise InvalidInputError("estimates need at least one type of device, such as a100")
     captured = capture(
         source.model,
-        source.example(0),
+        source.example(batch_size),
         granularity=how.granularity,
         loss=source.loss,
         mode=how.mode,
         name=source.name,
     )
+    found = collect_kernels(captured, how.kernels, how.arithmetic)
     graphs = [
-        estimate(
+        price(
             captured,
+            found,
             device_type,
-            kernels=how.kernels,
             dtype=how.arithmetic,
-            recompute=how.recompute,
-            layers=source.layers,
+            kernels=how.kernels,
+            catalogue=catalogue,
         )
         for device_type in device_types
     ]
     said = {name: note for graph in graphs for name, note in graph.annotations[ANNOTATION].items()}
     costs = tuple(graph.costs[0] for graph in graphs)
-    return replace(graphs[0], costs=costs, annotations={ANNOTATION: said})
+    graph = replace(graphs[0], costs=costs, annotations={ANNOTATION: said})
+    graph = label_layers(graph, source.layers)
+    return with_recomputation(graph) if how.recompute else graph

@@ -12,18 +12,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from partita.core.columns import Array
 from partita.profile.blocks import call_signature
 from partita.profile.capture_tree import Ref
 from partita.profile.captured import CapturedModel
 from partita.profile.captured_op import CapturedOp, Replay, storage_of
 from partita.profile.estimate_eager import DEVICE_FORMS, EAGER_FORMS
+from partita.profile.estimate_memory import CallMemory, TensorMemory, workspace_bytes
 from partita.profile.flops import (
     Kernel,
     KernelClass,
@@ -32,6 +34,7 @@ from partita.profile.flops import (
     bytes_of,
     kernels_of,
 )
+from partita.profile.memory import LiveBytes
 
 ATTENTION = "scaled_dot_product_attention"
 WEIGHT_KINDS: Mapping[KernelClass, KernelClass] = {
@@ -55,12 +58,18 @@ class OpKernels:
         backward_input: Of the gradients of its inputs.
         backward_weight: Of the gradients of its parameters.
         saved_bytes: What its forward keeps and no op before it kept.
+        forward_bytes: What its forward allocates and frees again.
+        backward_bytes: What its backward allocates.
+        passed: Positions of a tensor that it reads and one that it makes with the same gradient.
     """
 
     forward: tuple[Kernel, ...] = ()
     backward_input: tuple[Kernel, ...] = ()
     backward_weight: tuple[Kernel, ...] = ()
     saved_bytes: float = 0.0
+    forward_bytes: float = 0.0
+    backward_bytes: float = 0.0
+    passed: tuple[tuple[int, int], ...] = ()
 
     @property
     def flops(self) -> float:
@@ -79,10 +88,12 @@ class TracedKernels:
 
     Attributes:
         ops: Those of each op.
+        workspace_bytes: Scratch memory of each op.
         notes: Which ops could not be traced.
     """
 
     ops: tuple[OpKernels, ...]
+    workspace_bytes: Array
     notes: tuple[str, ...] = ()
 
 
@@ -135,6 +146,7 @@ class _Saved:
     """Counts what autograd keeps, every storage once; parameters do not count."""
 
     seen: set[int]
+    float_factor: float = 1.0
     held: list[Tensor] = field(default_factory=list)
     bytes: float = 0.0
 
@@ -144,8 +156,12 @@ class _Saved:
         if key not in self.seen:
             self.seen.add(key)
             self.held.append(tensor)
-            self.bytes += bytes_of([tensor])[0]
+            self.bytes += self.scaled(tensor, _storage_bytes(tensor))
         return tensor
+
+    def scaled(self, tensor: Tensor, size: float) -> float:
+        """Return bytes of a tensor at the dtype of the arithmetic."""
+        return size * self.float_factor if tensor.is_floating_point() else size
 
     def take(self) -> float:
         """Return the bytes since the last time."""
@@ -153,17 +169,22 @@ class _Saved:
         return found
 
 
-def trace_kernels(captured: CapturedModel, kernels: Kernels = Kernels.FUSED) -> TracedKernels:
+def trace_kernels(
+    captured: CapturedModel, kernels: Kernels = Kernels.FUSED, float_factor: float = 1.0
+) -> TracedKernels:
     """Return the kernels of every op of a captured model.
 
     Args:
         captured: The model; on fake or meta tensors nothing is allocated.
         kernels: Fused or eager.
+        float_factor: Bytes of a floating-point activation over those of the captured one.
     """
     with _shapes_only(captured) as (parameters, constants):
         tracer = _Tracer(captured, kernels, parameters, constants)
+        tracer.saved.float_factor = float_factor
         ops = tuple(tracer.trace(index) for index in range(len(captured.ops)))
-    return TracedKernels(ops=ops, notes=tuple(tracer.notes))
+        workspace = tracer.workspace()
+    return TracedKernels(ops=ops, workspace_bytes=workspace, notes=tuple(tracer.notes))
 
 
 @contextmanager
@@ -200,6 +221,14 @@ def _detached(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
+class _Gradients(NamedTuple):
+    """What gradients take: kernels, bytes that are allocated, and (leaf, maker) passed on."""
+
+    kernels: tuple[Kernel, ...] = ()
+    allocated_bytes: float = 0.0
+    passed: tuple[tuple[int, int], ...] = ()
+
+
 class _Tracer:
     """Goes through the ops in order, with the shapes and strides that eager tensors would have."""
 
@@ -213,14 +242,18 @@ class _Tracer:
         self.captured, self.kernels = captured, kernels
         self.notes: list[str] = []
         self.known: dict[str, OpKernels] = {}
-        self.recorder = _Recorder()
+        self.recorder, self.live = _Recorder(), LiveBytes()
+        self.calls: list[CallMemory] = []
         self.values: dict[int, Tensor] = {}
         self.replay = _ShapeReplay(values=self.values, parameters=parameters, constants=constants)
         self.saved = _Saved(seen={storage_of(value) for value in parameters.values()})
         self.on_host: set[int] = set()
-        for row in range(len(captured.values)):
-            if captured.values[row].op < 0 and row < len(captured.graph.tensors.names):
-                self._invent(row)
+        for held in (*parameters.values(), *constants):
+            self.live.watch(held)
+        count = len(captured.graph.tensors.names)
+        self.inputs = [row for row in range(count) if captured.values[row].op < 0]
+        for row in self.inputs:
+            self._invent(row)
 
     def _invent(self, row: int) -> None:
         info = self.captured.values[row]
@@ -231,7 +264,39 @@ class _Tracer:
     def trace(self, index: int) -> OpKernels:
         """Return the kernels of an op, and put what it makes into ``values``."""
         leaves = self.captured.ops[index].leaves
-        return _joined([self._trace_call(leaf) for leaf in leaves])
+        return _joined([self._remember(index, leaf, self._trace_call(leaf)) for leaf in leaves])
+
+    def _remember(self, index: int, call: CapturedOp, found: OpKernels) -> OpKernels:
+        factor = self.saved.float_factor
+        self.calls.append(
+            CallMemory(
+                op=index,
+                reads=tuple(call.reads),
+                makes=tuple(call.makes),
+                forward_bytes=factor * found.forward_bytes,
+                backward_bytes=factor * found.backward_bytes,
+                passed=tuple((call.reads[a], call.makes[b]) for a, b in found.passed),
+            )
+        )
+        return found
+
+    def workspace(self) -> Array:
+        """Return the scratch memory of each op, once all are traced."""
+        given = {storage_of(t) for t in (*self.replay.parameters.values(), *self.replay.constants)}
+        given |= {storage_of(self.values[row]) for row in self.inputs}
+        rows = {row for call in self.calls for row in (*call.reads, *call.makes)}
+        tensors = {}
+        for row in rows:
+            tensor, storage = self.values[row], storage_of(self.values[row])
+            tensors[row] = TensorMemory(
+                storage=storage,
+                storage_bytes=self.saved.scaled(tensor, _storage_bytes(tensor)),
+                gradient_bytes=self.saved.scaled(tensor, tensor.numel() * tensor.element_size()),
+                is_kept=storage in given or storage in self.saved.seen,
+                has_gradient=tensor.requires_grad,
+            )
+        returned = frozenset(self.captured.graph.outputs.tolist())
+        return workspace_bytes(self.calls, tensors, len(self.captured.ops), returned)
 
     def _trace_call(self, call: CapturedOp) -> OpKernels:
         is_eager = self.kernels is Kernels.EAGER
@@ -283,39 +348,66 @@ class _Tracer:
         inputs, parameters = leaves
         self.replay.recorder = self.recorder
         self.recorder.take()
+        for row in op.reads:
+            self.live.watch(self.values[row])
+        self.live.restart()
         try:
-            with self.recorder:
+            with self.live, self.recorder:
                 self.replay.run(op)
             forward = self.recorder.take()
         finally:
             self.replay.recorder = None
-        makers = [self.values[row] for row in op.makes if self.values[row].grad_fn is not None]
+        scratch = float(self.live.peak - self.live.now)
+        places = [i for i, row in enumerate(op.makes) if self.values[row].grad_fn is not None]
+        makers = [self.values[op.makes[place]] for place in places]
         by_input = self._gradients(makers, inputs)
-        by_weight = tuple(map(_as_weight_gradient, self._gradients(makers, parameters)))
-        if op.kind in ("batch_norm", "BatchNorm2d") and by_input:
-            by_weight = ()  # the gradients of its parameters are sums that the input's needs too
-        return OpKernels(forward=forward, backward_input=by_input, backward_weight=by_weight)
+        by_weight = self._gradients(makers, parameters)
+        weight = tuple(map(_as_weight_gradient, by_weight.kernels))
+        if op.kind in ("batch_norm", "BatchNorm2d") and by_input.kernels:
+            weight = ()  # the gradients of its parameters are sums that the input's needs too
+        reads = [i for i, row in enumerate(op.reads) if self.values[row].requires_grad]
+        return OpKernels(
+            forward=forward,
+            backward_input=by_input.kernels,
+            backward_weight=weight,
+            forward_bytes=scratch,
+            backward_bytes=by_input.allocated_bytes + by_weight.allocated_bytes,
+            passed=tuple((reads[leaf], places[maker]) for leaf, maker in by_input.passed),
+        )
 
-    def _gradients(self, makers: list[Tensor], leaves: list[Tensor]) -> tuple[Kernel, ...]:
+    def _gradients(self, makers: list[Tensor], leaves: list[Tensor]) -> _Gradients:
         if not makers or not leaves:
-            return ()
-        gradients = [
-            torch.empty(made.shape, dtype=made.dtype, device=made.device) for made in makers
-        ]
+            return _Gradients()
+        given = [torch.empty(made.shape, dtype=made.dtype, device=made.device) for made in makers]
+        for tensor in given:
+            self.live.watch(tensor)
         self.recorder.take()
-        with self.recorder:
-            torch.autograd.grad(makers, leaves, gradients, retain_graph=True, allow_unused=True)
-        return self.recorder.take()
+        before = self.live.now
+        self.live.restart()
+        with self.live, self.recorder:
+            found = torch.autograd.grad(makers, leaves, given, retain_graph=True, allow_unused=True)
+        maker_of = {storage_of(tensor): index for index, tensor in enumerate(given)}
+        passed = [
+            (leaf, maker_of[storage_of(gradient)])
+            for leaf, gradient in enumerate(found)
+            if gradient is not None and storage_of(gradient) in maker_of
+        ]
+        return _Gradients(self.recorder.take(), float(self.live.peak - before), tuple(passed))
 
     def _fused_attention(self, op: CapturedOp) -> OpKernels:
         shapes = [tuple(self.values[row].shape) for row in op.reads[:3]]
         if len(shapes) < 3:
             shapes = [shapes[0]] * 3
-        made = self.values[op.makes[0]]
+        item = self.values[op.makes[0]].element_size()
         causal = bool(op.kwargs.get("is_causal", len(op.args) > 5 and op.args[5]))
-        forward, backward = attention_kernels(*shapes, causal=causal, item=made.element_size())
+        forward, backward = attention_kernels(*shapes, causal=causal, item=item)
         wants = any(self.values[row].requires_grad for row in op.reads)
-        return OpKernels(forward=tuple(forward), backward_input=tuple(backward) if wants else ())
+        made = sum(bytes_of([self.values[row]])[0] for row in op.reads[:3])
+        return OpKernels(
+            forward=tuple(forward),
+            backward_input=tuple(backward) if wants else (),
+            backward_bytes=made if wants else 0.0,
+        )
 
     def _by_bytes(self, op: CapturedOp) -> OpKernels:
         """Return kernels for a call that shapes alone cannot run, such as a packed LSTM.
@@ -346,6 +438,7 @@ class _Tracer:
             backward_input=(*forward, *products) if wants else (),
             backward_weight=tuple(map(_as_weight_gradient, products)) if wants else (),
             saved_bytes=self.saved.take(),
+            backward_bytes=moved if wants else 0.0,
         )
 
     def _with_host(self, op: CapturedOp, found: OpKernels) -> OpKernels:
@@ -382,6 +475,14 @@ def _joined(calls: Sequence[OpKernels]) -> OpKernels:
         backward_weight=tuple(kernel for call in calls for kernel in call.backward_weight),
         saved_bytes=sum(call.saved_bytes for call in calls),
     )
+
+
+def _storage_bytes(tensor: Tensor) -> float:
+    """Return the bytes of the storage that a tensor keeps alive."""
+    try:
+        return float(tensor.untyped_storage().nbytes())
+    except (RuntimeError, NotImplementedError):
+        return bytes_of([tensor])[0]
 
 
 def _as_weight_gradient(kernel: Kernel) -> Kernel:

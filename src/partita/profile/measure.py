@@ -30,6 +30,7 @@ from partita.profile.costs import (
 )
 from partita.profile.measure_clock import Stopwatch, stopwatch_for
 from partita.profile.measure_ops import OpRunner, RoundTimes, equal_ops
+from partita.profile.measure_step import MarkedStep
 from partita.profile.measure_whole import WholeStep, gradients_kept
 from partita.profile.memory import (
     OpMemory,
@@ -138,7 +139,8 @@ def measure(
     inputs = list(setting.inputs.values())
     _check_inputs(captured, inputs)
     device = device_of(captured, inputs)
-    clock = stopwatch_for(device) if clock is None else clock
+    threads = options.threads or torch.get_num_threads()
+    clock = stopwatch_for(device, threads) if clock is None else clock
     runner = OpRunner(captured, inputs, clock)
     with (
         undisturbed(setting),
@@ -147,21 +149,28 @@ def measure(
         runner.naming_ops(),
     ):
         whole = WholeStep(captured, setting, clock)
-        memory = measure_memory(captured, inputs, runner)
+        memory = measure_memory(runner)
         runner.where = "the whole step"
         peak = measured_peak_bytes(whole, captured, inputs)
         leader = equal_ops(captured) if options.equal_once else list(range(len(captured.ops)))
-        times = _run_rounds(runner, whole, leader, options, progress)
-        overheads = runner.overheads(device)
+        marked = MarkedStep(runner, clock)
+        times = _run_rounds(runner, marked, whole, leader, options, progress)
+        alone = runner.overheads(device)
+        overheads = alone if len(set(leader)) < len(leader) else marked.overheads()
     seconds = average_rounds(
-        times.rounds, options.average, split=times.split, overheads=overheads, leader=leader
+        times.rounds,
+        options.average,
+        overheads=overheads,
+        split=times.split,
+        split_overheads=alone,
+        leader=leader,
     )
     record = _record(captured, options, times, seconds)
     record = replace(
         record,
         processor=processor_of(device),
         num_distinct=len(set(leader)),
-        engine_startup_s=overheads.engine_s,
+        overhead_s=overheads.each_s,
         peak_bytes=float(peak),
     )
     kind = options.device_type or device_type_of(device)
@@ -198,6 +207,7 @@ def _costed(
     """Return the graph with all figures."""
     ops = replace(
         captured.graph.ops,
+        flops=memory.flops,
         saved_bytes=memory.saved_bytes,
         workspace_bytes=memory.workspace_bytes,
     )
@@ -220,6 +230,7 @@ def _factor(whole_s: float, sum_s: float) -> float:
 
 def _run_rounds(
     runner: OpRunner,
+    marked: MarkedStep,
     whole: WholeStep,
     leader: list[int],
     options: ProfileOptions,
@@ -231,11 +242,17 @@ def _run_rounds(
     total = timed + splits
     once = sorted(set(leader)) if len(set(leader)) < len(leader) else []
     kept = runner.step(keep=once)
+
+    def timed_ops(*, split: bool) -> RoundTimes:
+        if once:
+            return runner.round_of(kept, split=split)
+        return runner.round(split=True) if split else marked.round()
+
     with _no_garbage_collection():
         for turn in range(total):
             progress(turn, total)
             split = turn >= timed
-            ops = runner.round_of(kept, split=split) if once else runner.round(split=split)
+            ops = timed_ops(split=split)
             if split:
                 times.split.append(ops)
                 continue

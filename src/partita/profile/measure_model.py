@@ -61,7 +61,7 @@ def profile_model(
         capture_options: How to capture.
     """
     source = ModelSource(
-        name=name or type(model).__name__, model=model, example=lambda _: example, loss=loss
+        name=name or type(model).__name__, model=model, example=lambda _, __=0: example, loss=loss
     )
     return profile_source(source, options=options, capture_options=capture_options)
 

@@ -50,12 +50,12 @@ class Overheads:
     Attributes:
         forward_s: To be taken off each forward.
         backward_s: To be taken off each backward.
-        engine_s: One start of autograd's engine for one gradient.
+        each_s: One mark in a backward, or one start of autograd's engine.
     """
 
     forward_s: Floats
     backward_s: Floats
-    engine_s: float
+    each_s: float
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class OpRunner:
         self._held_gradients: dict[str, Tensor] = {}
         self._sums: set[int] = set()
         self._clock = clock
-        self._inputs = dict(enumerate(inputs))
+        self.inputs = dict(enumerate(inputs))
         graph = captured.graph
         held = {
             name: t if isinstance(t, nn.Parameter) else t.detach().clone()
@@ -118,9 +118,9 @@ class OpRunner:
         self.parameters = held
         guarded = [*inputs, *captured.constants]
         guarded += [t for t in held.values() if isinstance(t, nn.Parameter)]
-        self._protected = frozenset(map(storage_of, guarded))
+        self.protected = frozenset(map(storage_of, guarded))
         wanted = {*graph.outputs.tolist(), graph.loss} - {-1}
-        self._in_place = in_place_ops(captured.ops, wanted, captured.values)
+        self.in_place = in_place_ops(captured.ops, wanted, captured.values)
         self.drops = _drops(captured.ops)
         self._trained = [
             [n for n in dict.fromkeys(op.parameters) if held[n].requires_grad]
@@ -133,7 +133,7 @@ class OpRunner:
         """Run an op on what it reads."""
         op = self.captured.ops[index]
         self.where = f"the forward of op {op.name!r}"
-        in_place = index in self._in_place
+        in_place = index in self.in_place
         local = {v: values[v] for v in op.reads}
         leaves: dict[int, Tensor] = {}
         if self.captured.is_training:
@@ -148,7 +148,7 @@ class OpRunner:
             values=local,
             parameters=self.parameters,
             constants=self.captured.constants,
-            protected=self._protected,
+            protected=self.protected,
         )
         first = self._clock.mark()
         replay.run(op, in_place=in_place)
@@ -225,7 +225,7 @@ class OpRunner:
             marks: Takes the times.
             before: Told each op and the tensors that there are, before it runs.
         """
-        values, passes = dict(self._inputs), []
+        values, passes = dict(self.inputs), []
         for index in range(len(self.captured.ops)):
             before(index, values)
             done = self.forward(index, values, marks)
@@ -279,24 +279,16 @@ class OpRunner:
         return {v: torch.ones_like(t) for v, t in made.items() if t.requires_grad}
 
     def overheads(self, device: torch.device) -> Overheads:
-        """Return what it costs to start each op, forward and backward.
+        """Return what it costs to start each op alone, forward and backward.
 
-        Forward: filling in the arguments, for ops that are one call. Backward: the engine's start,
-        which grows with the number of gradients asked for; timed between the ops of a step, where
-        caches are as cold as they are for the ops.
+        Forward: filling in the arguments. Backward: the engine's start, which grows with the number
+        of gradients asked for; timed between the ops of a step, where caches are as cold as they
+        are for the ops.
         """
-        ops, training = self.captured.ops, self.captured.is_training
-        forward = np.zeros(len(ops))
-        if not self._clock.counts_host:
-            return Overheads(forward_s=forward, backward_s=forward, engine_s=0.0)
-
-        def before(index: int, values: Mapping[int, Tensor]) -> None:
-            if not ops[index].parts and not ops[index].writes:
-                forward[index] = self._filling_s(ops[index], values)
-
-        self.forwards(before=before)
-        if not training:
-            return Overheads(forward_s=forward, backward_s=np.zeros(len(ops)), engine_s=0.0)
+        ops = self.captured.ops
+        forward = self.filling_s()
+        if not self._clock.counts_host or not self.captured.is_training:
+            return Overheads(forward_s=forward, backward_s=np.zeros(len(ops)), each_s=0.0)
         one, many = EngineStart(self._clock, device), EngineStart(self._clock, device, _MANY)
         starts: list[tuple[float, float]] = []
         self.step(after=lambda: starts.append((one.seconds(), many.seconds())))
@@ -307,7 +299,20 @@ class OpRunner:
             for op, trained in zip(ops, self._trained, strict=True)
         ]
         extra = np.maximum(np.array(targets, dtype=np.float64) - 1, 0.0)
-        return Overheads(forward_s=forward, backward_s=few + more * extra, engine_s=few)
+        return Overheads(forward_s=forward, backward_s=few + more * extra, each_s=few)
+
+    def filling_s(self) -> Floats:
+        """Return the time to fill in the arguments of each op that is one call."""
+        ops = self.captured.ops
+        seconds = np.zeros(len(ops))
+
+        def before(index: int, values: Mapping[int, Tensor]) -> None:
+            if not ops[index].parts and not ops[index].writes:
+                seconds[index] = self._filling_s(ops[index], values)
+
+        if self._clock.counts_host:
+            self.forwards(before=before)
+        return seconds
 
     def _filling_s(self, op: CapturedOp, values: Mapping[int, Tensor]) -> float:
         """Return the time of a call of an op whose function does nothing; the shortest of a few."""

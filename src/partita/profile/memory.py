@@ -13,32 +13,40 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from partita.core.cluster import Cluster, Device
 from partita.core.columns import Floats
 from partita.core.graph import Graph
+from partita.core.plan import Plan, Stage, equal_microbatches
+from partita.core.problem import Mode, Objective, Problem, Schedule
+from partita.cost.lower import lower
+from partita.cost.memory import peak_memory
 from partita.profile.captured import CapturedModel
-from partita.profile.captured_op import Replay, storage_of
-from partita.profile.coarsen import in_place_ops
+from partita.profile.captured_op import storage_of
+from partita.profile.measure_flops import ForwardFlops
 from partita.profile.measure_ops import OpRunner
+from partita.profile.measure_step import NO_OP, ConnectedStep
 from partita.profile.measure_whole import WholeStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpMemory:
-    """Memory of the ops of a captured model.
+    """Memory of the ops of a captured model, and what they compute.
 
     Attributes:
         saved_bytes: What each op keeps for backward that no op before it keeps.
         workspace_bytes: The most that is live while an op runs, forward or backward, besides
             parameters, gradients of parameters and what is saved: unsaved activations, gradients of
             activations, temporaries.
+        flops: Floating-point operations of each forward.
     """
 
     saved_bytes: Floats
     workspace_bytes: Floats
+    flops: Floats
 
 
 class SavedBytes:
@@ -120,95 +128,71 @@ class LiveBytes(TorchDispatchMode):
         self.peak = self.now
 
 
-def measure_memory(captured: CapturedModel, inputs: Sequence[Tensor], runner: OpRunner) -> OpMemory:
-    """Return the memory of the ops of a captured model, by running it twice."""
-    count = SavedBytes(runner.parameters, len(captured.ops))
+def measure_memory(runner: OpRunner) -> OpMemory:
+    """Return the memory and FLOPs of the ops of a captured model, by running it twice."""
+    count = len(runner.captured.ops)
+    saved, flops = SavedBytes(runner.parameters, count), ForwardFlops(count)
 
     def before(index: int, _: object) -> None:
-        count.current = index
+        saved.current = flops.current = index
 
-    if captured.is_training:
-        with count.hooks():
-            runner.forwards(before=before)
-    saved = count.by_op
+    with saved.hooks(), flops:
+        runner.forwards(before=before)
     return OpMemory(
-        saved_bytes=saved, workspace_bytes=_ConnectedStep(captured, inputs, saved, runner).run()
+        saved_bytes=saved.by_op,
+        workspace_bytes=_workspace_bytes(runner, saved.by_op),
+        flops=flops.by_op,
     )
 
 
-class _ConnectedStep:
-    """Runs the ops in one autograd graph, and sees what is live while each runs."""
+class _LiveByOp:
+    """Sees what is live while each op of a step runs, besides what is always there and saved."""
 
-    def __init__(
-        self,
-        captured: CapturedModel,
-        inputs: Sequence[Tensor],
-        saved: Floats,
-        runner: OpRunner,
-    ) -> None:
-        self._captured, self._inputs, self._runner = captured, inputs, runner
+    def __init__(self, live: LiveBytes, saved: Floats, always: int) -> None:
+        self._live, self._always = live, always
         self._saved = np.cumsum(saved)
-        self._peak = np.zeros(len(captured.ops))
-        self._current = -1
-        self._always = 0
+        self._current = NO_OP
+        self.workspace = np.zeros(len(saved))
 
-    def run(self) -> Floats:
-        captured = self._captured
-        held = {
-            name: t if isinstance(t, nn.Parameter) else t.detach().clone()
-            for name, t in captured.parameters.items()
-        }
-        with gradient_buffers(captured.parameters):
-            live = LiveBytes()
-            for tensor in (*captured.parameters.values(), *held.values()):
-                live.watch(tensor)
-                if tensor.grad is not None:
-                    live.watch(tensor.grad)
-            self._always = live.now
-            for tensor in (*self._inputs, *captured.constants):
-                live.watch(tensor)
-            with live:
-                roots = self._forward(live, held)
-                live.restart()
-                if roots:
-                    torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-                    self._mark(live, -1)
-        return np.maximum(self._peak, 0.0)
-
-    def _forward(self, live: LiveBytes, held: Mapping[str, Tensor]) -> list[Tensor]:
-        captured, graph = self._captured, self._captured.graph
-        guarded = [*self._inputs, *captured.constants, *captured.parameters.values()]
-        replay = Replay(
-            values=dict(enumerate(self._inputs)),
-            parameters=held,
-            constants=captured.constants,
-            protected=frozenset(map(storage_of, guarded)),
-        )
-        wanted = {*graph.outputs.tolist(), graph.loss} - {-1}
-        in_place = in_place_ops(captured.ops, wanted, captured.values)
-        for index, op in enumerate(captured.ops):
-            live.restart()
-            replay.run(op, in_place=index in in_place)
-            self._peak[index] = live.peak - self._always - self._saved[index]
-            for v in op.makes:
-                self._hook(replay.values[v], index, live)
-            for v in self._runner.drops[index]:
-                if v not in wanted:
-                    replay.values.pop(v, None)
-        roots = [graph.loss] if graph.loss >= 0 else graph.outputs.tolist()
-        return [replay.values[v] for v in roots if replay.values[v].requires_grad]
-
-    def _hook(self, tensor: Tensor, index: int, live: LiveBytes) -> None:
-        if tensor.requires_grad:
-            tensor.register_hook(lambda _: self._mark(live, index))  # type: ignore[no-untyped-call]
-
-    def _mark(self, live: LiveBytes, index: int) -> None:
-        """Note that the backward of an op begins; what was live until now was another's."""
-        if self._current >= 0:
-            above = live.peak - self._always - self._saved[self._current]
-            self._peak[self._current] = max(self._peak[self._current], above)
-        live.restart()
+    def forward_begins(self, index: int) -> None:
+        """Start to look for the peak of an op."""
+        self._live.restart()
         self._current = index
+
+    def forward_ends(self, index: int) -> None:
+        """Note the peak of an op."""
+        self._note(index)
+
+    def backward_begins(self, index: int) -> None:
+        """Note the peak of the op until now, and go on with another."""
+        self._note(self._current)
+        self._live.restart()
+        self._current = index
+
+    def step_ends(self) -> None:
+        """Note the peak of the last op."""
+        self._note(self._current)
+
+    def _note(self, index: int) -> None:
+        above = self._live.peak - self._always - self._saved[index]
+        self.workspace[index] = max(self.workspace[index], above)
+
+
+def _workspace_bytes(runner: OpRunner, saved: Floats) -> Floats:
+    """Return the most that is live while each op runs, besides parameters and what is saved."""
+    captured = runner.captured
+    with gradient_buffers(captured.parameters):
+        live = LiveBytes()
+        for tensor in (*captured.parameters.values(), *runner.parameters.values()):
+            live.watch(tensor)
+            if tensor.grad is not None:
+                live.watch(tensor.grad)
+        by_op = _LiveByOp(live, saved, live.now)
+        for tensor in (*runner.inputs.values(), *captured.constants):
+            live.watch(tensor)
+        with live:
+            ConnectedStep(runner).run(by_op)
+    return by_op.workspace
 
 
 @contextmanager
@@ -246,8 +230,19 @@ def measured_peak_bytes(whole: WholeStep, captured: CapturedModel, inputs: Seque
 
 
 def predicted_peak_bytes(graph: Graph, *, training: bool = True) -> float:
-    """Return what the cost model says one device needs for a graph, without an optimizer."""
-    table = graph.parameters
-    gradients = float(table.bytes[table.trainable].sum()) if training else 0.0
-    workspace = float(graph.ops.workspace_bytes.max())
-    return float(table.bytes.sum()) + gradients + float(graph.ops.saved_bytes.sum()) + workspace
+    """Return what the cost model says one device needs for a microbatch, without an optimizer."""
+    mode = Mode.TRAINING if training else Mode.INFERENCE
+    problem = Problem(
+        graph=graph,
+        cluster=Cluster(devices=(Device(name="device"),)),
+        objective=Objective(mode=mode, optimizer_bytes_per_element=0.0),
+    )
+    plan = Plan(
+        fingerprint=graph.fingerprint,
+        devices=problem.cluster.device_names,
+        stage_of=np.zeros(len(graph), dtype=np.int32),
+        stages=(Stage(devices=((0,),)),),
+        microbatch_sizes=equal_microbatches(1, graph.batch_size),
+        schedule=Schedule.ONE_F_ONE_B if training else Schedule.INFERENCE,
+    )
+    return float(peak_memory(problem, plan, lower(problem, plan))[0])

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
 from partita.core.graph import Graph
 from partita.errors import InvalidInputError
-from partita.profile.costs import ANNOTATION
+from partita.profile.costs import ANNOTATION as MEASURED
+from partita.profile.estimate import ANNOTATION as ESTIMATED
 
 
 def merge_costs(graphs: Sequence[Graph], names: Sequence[str] = ()) -> Graph:
@@ -44,17 +46,22 @@ def merge_costs(graphs: Sequence[Graph], names: Sequence[str] = ()) -> Graph:
         saved_bytes=reduce(np.maximum, [graph.ops.saved_bytes for graph in graphs]),
         workspace_bytes=reduce(np.maximum, [graph.ops.workspace_bytes for graph in graphs]),
     )
-    annotations = dict(first.annotations)
-    measured = [graph.annotations.get(ANNOTATION, {}) for graph in graphs]
-    merged = {kind: record for records in measured for kind, record in records.items()}
-    if merged:
-        annotations[ANNOTATION] = merged
     return replace(
         first,
         ops=ops,
         costs=tuple(costs for graph in graphs for costs in graph.costs),
-        annotations=annotations,
+        annotations={**first.annotations, **_records(graphs)},
     )
+
+
+def _records(graphs: Sequence[Graph]) -> dict[str, dict[str, Any]]:
+    """Return how the costs were measured and estimated, by type of device."""
+    found: dict[str, dict[str, Any]] = {}
+    for graph in graphs:
+        for origin in (MEASURED, ESTIMATED):
+            if origin in graph.annotations:
+                found.setdefault(origin, {}).update(graph.annotations[origin])
+    return found
 
 
 def _check_same(first: Graph, other: Graph, names: tuple[str, str]) -> None:

@@ -22,12 +22,14 @@ class ModelOrigin:
         options: What was wanted of it.
         granularity: What an op is.
         mode: The mode of its modules.
+        loss: Name of the loss function; empty = the model's own.
     """
 
     text: str
     options: SourceOptions = field(default_factory=SourceOptions)
     granularity: Granularity = Granularity.OP
     mode: CaptureMode = CaptureMode.TRAINING
+    loss: str = ""
 
     def recorded_in(self, graph: Graph) -> Graph:
         """Return a graph that remembers this origin."""
@@ -35,6 +37,7 @@ class ModelOrigin:
             "source": self.text,
             "granularity": self.granularity.value,
             "mode": self.mode.value,
+            "loss": self.loss,
             "options": asdict(self.options),
         }
         return replace(graph, annotations={**graph.annotations, ANNOTATION: record})
@@ -58,6 +61,7 @@ def origin_of(graph: Graph) -> ModelOrigin:
         options=SourceOptions(**dict(options)),
         granularity=Granularity(record.get("granularity", Granularity.OP)),
         mode=CaptureMode(record.get("mode", CaptureMode.TRAINING)),
+        loss=str(record.get("loss", "")),
     )
 
 

@@ -1,16 +1,30 @@
-"""Models to profile: built-in names, and callables of the user's own code."""
+"""Models to profile: built-in names, Hugging Face configurations, callables of the user's code."""
 
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from partita.errors import InvalidInputError, UnsupportedError
-from partita.models.zoo import build_model, example_inputs, find_model, layers_of, loss_of
+from partita.errors import FormatError, InvalidInputError, PartitaError, UnsupportedError
+from partita.models.huggingface import (
+    build_hugging_face,
+    hugging_face_inputs,
+    hugging_face_loss,
+    usual_length,
+)
+from partita.models.huggingface_config import (
+    changed_configuration,
+    named_configuration,
+    read_configuration,
+)
+from partita.models.zoo import MODELS, build_model, example_inputs, find_model, layers_of, loss_of
 from partita.profile.capture_setting import Example, LossFunction
 from partita.profile.capture_tree import map_leaves
 
@@ -20,6 +34,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_HUGGING_FACE = "hf:"
+_CONFIGURED_BATCH = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +44,8 @@ class SourceOptions:
 
     Attributes:
         batch_size: Samples of the example; 0 = as the model's author has it.
-        sequence_length: Tokens a sample, for built-in models; 0 = as published.
+        sequence_length: Tokens a sample, for built-in and Hugging Face models; 0 = as published,
+            or 128.
         scale: Factor on the widths of a built-in model.
         dtype: Of parameters and floating-point inputs; empty = as built.
         device: Where it computes; ``meta`` for shapes alone.
@@ -47,6 +64,19 @@ class SourceOptions:
             raise InvalidInputError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
 
 
+class ExampleMaker(Protocol):
+    """Makes microbatches."""
+
+    def __call__(self, size: int, turn: int = 0) -> Example:
+        """Return a microbatch.
+
+        Args:
+            size: Samples; 0 = the usual number.
+            turn: Which one: another turn has other data, the same one the same.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelSource:
     """A model, ready to be captured.
@@ -54,14 +84,14 @@ class ModelSource:
     Attributes:
         name: What the graph is called.
         model: The model.
-        example: Makes a microbatch of a number of samples; 0 = the usual number.
+        example: Makes microbatches.
         loss: The loss function; None where the model returns its loss.
         layers: Name and module paths of the layers that published partitions count.
     """
 
     name: str
     model: nn.Module
-    example: Callable[[int], Example]
+    example: ExampleMaker
     loss: LossFunction | None = None
     layers: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
 
@@ -70,20 +100,25 @@ def load_source(text: str, options: SourceOptions | None = None) -> ModelSource:
     """Return the model that a text names.
 
     Args:
-        text: A built-in name, or ``package.module:callable``. The callable takes nothing, or any of
-            ``batch_size``, ``dtype``, ``device`` and ``seed``, and returns a model with an example,
-            and a loss function as a third if the model returns no loss. The example is a tensor, a
-            tuple of arguments, a mapping of arguments by name, an ``Example``, a callable of the
-            batch size that makes one, or an iterator over such.
+        text: A built-in name; a ``config.json`` of a Hugging Face model, or the directory that
+            holds it; ``hf:NAME`` for one of the tiny configurations or a class of transformers,
+            with options (``hf:LlamaConfig?hidden_size=64,num_hidden_layers=2``); or
+            ``package.module:callable``. The callable takes nothing, or any of ``batch_size``,
+            ``dtype``, ``device`` and ``seed``, and returns a model with an example, and a loss
+            function as a third if the model returns no loss. The example is a tensor, a tuple of
+            arguments, a mapping of arguments by name, an ``Example``, a callable of the batch size
+            that makes one, or an iterator over such.
         options: What is wanted of it.
 
     Raises:
         InvalidInputError: There is no such model, or it returns something else.
-        UnsupportedError: The device is not there.
+        UnsupportedError: The device is not there, or transformers is not installed.
     """
     options = SourceOptions() if options is None else options
     is_meta = options.device == "meta"  # shapes alone, for estimates
     device = torch.device("meta") if is_meta else check_device(options.device)
+    if _is_configuration(text):
+        return _from_configuration(text, options, device)
     if ":" in text:
         return _from_callable(text, options, device)
     spec = find_model(text)
@@ -95,13 +130,13 @@ def load_source(text: str, options: SourceOptions | None = None) -> ModelSource:
         seed=options.seed,
     )
 
-    def example(size: int) -> Example:
+    def example(size: int, turn: int = 0) -> Example:
         batch = example_inputs(
             spec.name,
             size or options.batch_size or None,
             scale=options.scale,
             device=device,
-            seed=options.seed,
+            seed=options.seed + turn,
             sequence_length=options.sequence_length or None,
         )
         return _cast(
@@ -140,8 +175,66 @@ def check_device(name: str) -> torch.device:
     return device
 
 
+def _is_configuration(text: str) -> bool:
+    """Return whether a text means a Hugging Face configuration: by prefix, path or hub id."""
+    if text.startswith(_HUGGING_FACE) or text.endswith(".json"):
+        return True
+    if text in MODELS or not text:
+        return False
+    return Path(text).is_dir() or ("/" in text and ":" not in text)
+
+
+def _from_configuration(text: str, options: SourceOptions, device: torch.device) -> ModelSource:
+    if options.scale != 1.0:
+        raise InvalidInputError(f"{text}: --scale is for built-in models")
+    place, _, changes = text.removeprefix(_HUGGING_FACE).partition("?")
+    if not place:
+        raise InvalidInputError(
+            f"{text!r} names no Hugging Face configuration; write hf:tiny-llama"
+        )
+    name, configuration = _read_configuration(place)
+    model = build_hugging_face(
+        changed_configuration(configuration, changes),
+        device=device,
+        dtype=DTYPES.get(options.dtype),
+        seed=options.seed,
+    )
+
+    def example(size: int, turn: int = 0) -> Example:
+        count = size or options.batch_size or _CONFIGURED_BATCH
+        batch = hugging_face_inputs(
+            model,
+            count,
+            sequence_length=options.sequence_length or usual_length(model),
+            device=device,
+            seed=options.seed + turn,
+        )
+        made = Example(kwargs=batch.kwargs, labels=batch.labels, batch_size=count)
+        return _cast(made, options, device)
+
+    return ModelSource(name=name, model=model, example=example, loss=hugging_face_loss)
+
+
+def _read_configuration(place: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the configuration that a path or a name means."""
+    path = Path(place)
+    if path.is_dir():
+        path /= "config.json"
+    elif not path.is_file() and path.suffix != ".json":
+        return place, named_configuration(place)
+    try:
+        found = read_configuration(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
+        raise InvalidInputError(f"{path} cannot be read: {reason}") from exc
+    except FormatError as exc:
+        raise exc.at(str(path)) from exc
+    own = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return own or found["model_type"], found
+
+
 def _from_callable(text: str, options: SourceOptions, device: torch.device) -> ModelSource:
-    make = _find(text)
+    make = find_callable(text)
     if options.scale != 1.0 or options.sequence_length:
         raise InvalidInputError(f"{text}: --scale and --sequence-length are for built-in models")
     known = {
@@ -154,30 +247,55 @@ def _from_callable(text: str, options: SourceOptions, device: torch.device) -> M
     def called(size: int) -> tuple[Any, ...]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
-            values = {**known, "batch_size": size or options.batch_size or None}
-            return _parts(text, make(**_accepted(make, values)))
+            values = _accepted(make, {**known, "batch_size": size or options.batch_size or None})
+            with _foreign_code(f"{text} failed"):
+                made = make(**values)
+            return _parts(text, made)
 
     model, given, loss = called(0)
     if options.dtype:
         model = model.to(DTYPES[options.dtype])
     model = model.to(device)
 
-    def example(size: int) -> Example:
+    @lru_cache(maxsize=8)
+    def given_at(size: int) -> Any:  # noqa: ANN401  # the user's
+        takes_size = size and "batch_size" in _accepted(make, {**known, "batch_size": size})
+        made = called(size)[1] if takes_size else given
+        return _Kept(made) if isinstance(made, Iterator) else made
+
+    def example(size: int, turn: int = 0) -> Example:
         size = size or options.batch_size
-        source = called(size)[1] if size and "batch_size" in _accepted(make, known) else given
-        found = _example_of(text, source, size)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.seed + turn)
+            found = _example_of(text, given_at(size), size, turn)
         return _cast(found, options, device)
 
     name = text.rpartition(":")[2].rpartition(".")[2]
     return ModelSource(name=name, model=model, example=example, loss=loss)
 
 
-def _find(text: str) -> Callable[..., Any]:
-    module, _, path = text.partition(":")
+@contextmanager
+def _foreign_code(what: str) -> Iterator[None]:
+    """Turn whatever the user's own code raises into one line; ``--debug`` shows where."""
     try:
+        yield
+    except (PartitaError, MemoryError):
+        raise
+    except Exception as exc:
+        raise InvalidInputError(f"{what}: {type(exc).__name__}: {exc}".rstrip(": ")) from exc
+
+
+def find_callable(text: str) -> Callable[..., Any]:
+    """Return what ``package.module:callable`` names.
+
+    Raises:
+        InvalidInputError: There is no such callable.
+    """
+    module, _, path = text.partition(":")
+    if not module or not path or module.startswith("."):
+        raise InvalidInputError(f"{text!r} is not of the form package.module:callable")
+    with _foreign_code(f"{text}: {module} cannot be imported"):
         found: Any = importlib.import_module(module)
-    except ImportError as exc:
-        raise InvalidInputError(f"{text}: {module} cannot be imported: {exc}") from exc
     for part in path.split("."):
         if not hasattr(found, part):
             raise InvalidInputError(f"{text}: {module} has no {path!r}")
@@ -207,12 +325,25 @@ def _parts(text: str, made: object) -> tuple[nn.Module, Any, LossFunction | None
     return parts[0], parts[1], loss
 
 
-def _example_of(text: str, given: object, size: int) -> Example:
+class _Kept:
+    """The items of an iterator; each can be had again."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items, self._seen = items, list[Any]()
+
+    def item(self, number: int) -> Any:  # noqa: ANN401  # the user's
+        while len(self._seen) <= number:
+            self._seen.append(next(self._items))
+        return self._seen[number]
+
+
+def _example_of(text: str, given: object, size: int, turn: int) -> Example:
     made: Any = given
-    if callable(made) and not isinstance(made, Tensor | Example):
-        made = made(size) if size else made(1)
-    elif isinstance(made, Iterator):
-        made = next(made)
+    with _foreign_code(f"{text}: no example could be made"):
+        if isinstance(made, _Kept):
+            made = made.item(turn)
+        elif callable(made) and not isinstance(made, Tensor | Example):
+            made = made(size) if size else made(1)
     if isinstance(made, Tensor):
         made = (made,)
     if isinstance(made, Mapping):

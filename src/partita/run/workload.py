@@ -63,9 +63,21 @@ class SizedStages:
 
 
 def model_workload(
-    source: ModelSource, origin: ModelOrigin, problem: Problem, plan: Plan
+    source: ModelSource,
+    origin: ModelOrigin,
+    problem: Problem,
+    plan: Plan,
+    *,
+    same_data: bool = False,
 ) -> Workload:
     """Return the workload of a plan for a model.
+
+    Args:
+        source: The model.
+        origin: How it is captured.
+        problem: The problem.
+        plan: A plan for it.
+        same_data: Whether every step sees the data of the first.
 
     Raises:
         InvalidInputError: The plan is for another model, or for another mode; shows the difference.
@@ -80,7 +92,7 @@ def model_workload(
     for found in captured.values():
         _check_same(problem.graph, found)
     first = captured[sizes[0]]
-    examples = _Examples(source, sizes)
+    examples = _Examples(source, sizes, same_data=same_data)
 
     def shape_of(tensor: int, microbatch: int) -> Shape:
         info = captured[sizes[microbatch]].values[tensor]
@@ -98,14 +110,14 @@ def model_workload(
 class _Examples:
     """Gives the inputs of each microbatch; keeps the last one made."""
 
-    def __init__(self, source: ModelSource, sizes: Sequence[int]) -> None:
-        self._source, self._sizes = source, sizes
+    def __init__(self, source: ModelSource, sizes: Sequence[int], *, same_data: bool) -> None:
+        self._source, self._sizes, self._same_data = source, sizes, same_data
         self._turn, self._inputs = -1, dict[str, Tensor]()
 
     def __call__(self, step: int, microbatch: int, name: str) -> Tensor:
-        turn = step * len(self._sizes) + microbatch
+        turn = microbatch + (0 if self._same_data else step * len(self._sizes))
         if turn != self._turn:
-            example = self._source.example(self._sizes[microbatch])
+            example = self._source.example(self._sizes[microbatch], turn)
             self._turn, self._inputs = turn, example_inputs(self._source.model, example)
         return self._inputs[name]
 

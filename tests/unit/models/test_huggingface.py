@@ -1,15 +1,25 @@
 """Hugging Face models from tiny configurations."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
-from partita.errors import InvalidInputError
+from partita.errors import FormatError, InvalidInputError, UnsupportedError
 from partita.models.huggingface import (
     TINY_CONFIGURATIONS,
     build_hugging_face,
     hugging_face_inputs,
     hugging_face_loss,
+    usual_length,
 )
+from partita.models.huggingface_config import (
+    changed_configuration,
+    named_configuration,
+    read_configuration,
+)
+from partita.profile.sources import SourceOptions, load_source
 
 pytest.importorskip("transformers")
 
@@ -40,6 +50,86 @@ def test_on_meta_nothing_is_allocated() -> None:
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-def test_a_configuration_without_a_class_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="architectures"):
-        build_hugging_face({"model_type": "llama"})
+@pytest.mark.parametrize("name", TINY_CONFIGURATIONS)
+def test_without_a_class_the_usual_training_task_is_built(name: str) -> None:
+    tiny = dict(TINY_CONFIGURATIONS[name])
+    architectures = tiny.pop("architectures")
+    assert [type(build_hugging_face(tiny, device="meta")).__name__] == architectures
+
+
+def test_a_configuration_without_a_type_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="model_type"):
+        build_hugging_face({"hidden_size": 32})
+
+
+def test_an_unknown_type_or_class_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="'nope'"):
+        build_hugging_face({"model_type": "nope"})
+    with pytest.raises(UnsupportedError, match="'Nope'"):
+        build_hugging_face({"model_type": "llama", "architectures": ["Nope"]})
+
+
+def test_what_transformers_refuses_is_one_of_our_errors() -> None:
+    with pytest.raises(InvalidInputError, match="refuses this llama configuration"):
+        build_hugging_face({**TINY_CONFIGURATIONS["tiny-llama"], "hidden_size": 30})
+
+
+def test_samples_longer_than_the_model_reads_are_refused() -> None:
+    model = build_hugging_face(TINY_CONFIGURATIONS["tiny-gpt2"], device="meta")
+    assert usual_length(model) == 64
+    with pytest.raises(InvalidInputError, match="more than the 64"):
+        hugging_face_inputs(model, 1, sequence_length=65, device="meta")
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2", "tiny-bert", "tiny-whisper"])
+def test_a_model_on_meta_runs_on_generated_samples(name: str) -> None:
+    model = build_hugging_face(TINY_CONFIGURATIONS[name], device="meta")
+    batch = hugging_face_inputs(model, 2, device="meta")
+    assert model(**batch.kwargs).logits.shape == (2, 16, 100)
+
+
+def test_named_configurations_are_tiny_ones_and_classes() -> None:
+    assert named_configuration("llama") == named_configuration("tiny-llama")
+    assert named_configuration("LlamaConfig") == {"model_type": "llama"}
+    with pytest.raises(InvalidInputError, match="nothing is downloaded"):
+        named_configuration("some/model")
+    with pytest.raises(UnsupportedError, match="NopeConfig"):
+        named_configuration("NopeConfig")
+
+
+def test_options_change_a_configuration_and_must_exist() -> None:
+    base = TINY_CONFIGURATIONS["tiny-llama"]
+    found = changed_configuration(base, "hidden_size=64,hidden_act=relu,tie_word_embeddings=true")
+    assert found == {
+        **base,
+        "hidden_size": 64,
+        "hidden_act": "relu",
+        "tie_word_embeddings": True,
+    }
+    with pytest.raises(InvalidInputError, match="did you mean 'hidden_size'"):
+        changed_configuration(base, "hidden_sise=64")
+    with pytest.raises(InvalidInputError, match="name=value"):
+        changed_configuration(base, "hidden_size")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("{", "not valid JSON"), ("[]", "model_type"), ('{"format": "partita.graph"}', "document")],
+)
+def test_other_files_are_no_configurations(text: str, reason: str) -> None:
+    with pytest.raises(FormatError, match=reason):
+        read_configuration(text)
+
+
+@pytest.mark.parametrize("place", ["here", "here/config.json", "hf:here?n_layer=1"])
+def test_a_source_is_read_from_a_directory_or_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    text = json.dumps(dict(TINY_CONFIGURATIONS["tiny-gpt2"]))
+    (tmp_path / "here" / "config.json").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    source = load_source(place, SourceOptions(batch_size=3, sequence_length=8))
+    assert source.name == "here"
+    assert source.example(0).kwargs["input_ids"].shape == (3, 8)
+    assert len(source.model.transformer.h) == (1 if "?" in place else 2)

@@ -112,7 +112,15 @@ def test_half_precision_is_faster_and_saves_half(small_gpt: CapturedModel) -> No
     single = estimate(small_gpt, "a100", dtype="tfloat32")
     half = estimate(small_gpt, "a100", dtype="bfloat16")
     assert half.forward_s.sum() < single.forward_s.sum()
-    assert half.ops.saved_bytes.sum() == pytest.approx(single.ops.saved_bytes.sum() / 2)
+    masks = [t.endswith("dropout") for t in np.array(half.ops.types.names)[half.ops.types.of]]
+    plain = ~np.array(masks) & (half.ops.saved_fixed_bytes == 0)
+    plain &= np.array(
+        [t != "cross_entropy" for t in np.array(half.ops.types.names)[half.ops.types.of]]
+    )
+    assert plain.sum() > 50
+    ratio = half.ops.saved_bytes[plain].sum() / single.ops.saved_bytes[plain].sum()
+    assert ratio == pytest.approx(0.5, abs=0.01)
+    assert half.ops.saved_bytes[masks].sum() == single.ops.saved_bytes[masks].sum()
 
 
 def test_recomputation_leaves_out_the_embedding_and_the_last_layer(

@@ -1,6 +1,7 @@
 """Measurement with a clock that is faked: every reading is one second later."""
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from partita.profile.capture_setting import Example
 from partita.profile.captured import CapturedModel, CaptureMode, Granularity
 from partita.profile.costs import Average, average_rounds, used, with_growth
 from partita.profile.measure import ProfileOptions, measure
+from partita.profile.measure_clock import CpuStopwatch
 from partita.profile.measure_ops import OpRunner, Overheads, RoundTimes, equal_ops
 from partita.profile.memory import LiveBytes, SavedBytes
 
@@ -234,15 +236,136 @@ def test_a_slow_round_does_not_move_the_median_and_start_up_is_taken_off() -> No
 
     rounds = [times(s) for s in (1.0, 1.0, 9.0)]
     overheads = Overheads(
-        forward_s=np.array([0.125, 0.0]), backward_s=np.full(2, 0.25), engine_s=0.25
+        forward_s=np.array([0.125, 0.0]), backward_s=np.full(2, 0.25), each_s=0.25
     )
     found = average_rounds(
-        rounds, Average.MEDIAN, split=[times(1.0)], overheads=overheads, leader=[0, 1]
+        rounds,
+        Average.MEDIAN,
+        overheads=overheads,
+        split=[times(1.0)],
+        split_overheads=overheads,
+        leader=[0, 1],
     )
     assert found.forward_s.tolist() == [0.875, 0.0]
     assert found.backward_s.tolist() == [0.75, 0.0]
     assert found.backward_input_s.tolist() == pytest.approx([0.25, 0.0])
     assert found.forward_spread[0] == 4.0
+
+
+class SlowOps:
+    """Ops that a clock says take 2**row seconds forward, and three times that backward."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def function(self, row: int) -> type[torch.autograd.Function]:
+        clock = self
+
+        class Slow(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, weight):
+                clock.now += 2.0**row
+                return x * weight
+
+            @staticmethod
+            def backward(ctx, gradient):
+                clock.now += 3 * 2.0**row
+                return gradient, gradient.sum()
+
+        return Slow
+
+    counts_host = False
+
+    def mark(self) -> float:
+        return self.now
+
+    def between(self, first: float, last: float) -> float:
+        return last - first
+
+    def settle(self) -> None:
+        pass
+
+
+class SlowNet(nn.Module):
+    """A chain, a branch that meets it again, and a part that no gradient comes back through."""
+
+    def __init__(self, clock: SlowOps) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.ones(())) for _ in range(5))
+        self.functions = [clock.function(row) for row in range(5)]
+
+    def forward(self, x):
+        def run(row, value):
+            return self.functions[row].apply(value, self.weights[row])
+
+        first = run(0, x)
+        left = run(1, run(2, first))
+        right = run(3, first)
+        unused = run(4, right).detach()
+        return (left + right * unused).sum()
+
+
+def test_the_backward_of_each_op_is_its_own_in_one_real_backward() -> None:
+    clock = SlowOps()
+    model, example = SlowNet(clock), Example(args=(torch.ones(2, 3),))
+    captured = capture(model, example)
+    found = measure(captured, example, clock=clock).graph
+    rows = [row for row, op in enumerate(captured.ops) if op.kind == "Slow"]
+    assert found.forward_s[rows].tolist() == [1, 4, 2, 8, 16]
+    assert found.backward_s[rows].tolist() == [3, 12, 6, 24, 0]
+    assert found.backward_s.sum() == 45
+
+
+class Passing(nn.Module):
+    """Leaves that hand on what they were given, beside what they make."""
+
+    def forward(self, x, y):
+        return x, x * y
+
+
+class PassingNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.leaves = nn.ModuleList(Passing() for _ in range(2))
+
+    def forward(self, x):
+        x = y = self.inner(x)
+        for leaf in self.leaves:
+            x, y = leaf(x, y)
+        return (x + y).sum()
+
+
+def test_a_tensor_that_an_op_hands_on_belongs_to_the_op_that_made_it() -> None:
+    example = Example(args=(torch.ones(2, 4),))
+    captured = capture(PassingNet(), example, granularity=Granularity.MODULE)
+    assert not captured.notes
+    found = measure(captured, example, clock=CountingClock())
+    inner = [op.name for op in captured.ops].index("inner/Linear")
+    assert (found.graph.backward_s > 0).all()
+    assert found.graph.backward_s[inner] == 1
+
+
+def test_flops_of_products_are_counted_and_attention_too() -> None:
+    captured, found = measured("gpt")
+    flops = dict(zip([op.name for op in captured.ops], found.graph.ops.flops, strict=True))
+    tokens, width = 2 * 8, 16
+    assert flops["blocks.0.up/linear"] == 2 * tokens * width * 4 * width
+    assert flops["blocks.0/scaled_dot_product_attention"] == 4 * 2 * 8 * 8 * width
+    assert flops["blocks.0/gelu"] == 0
+
+
+def test_flops_of_an_lstm_are_its_products() -> None:
+    example = Example(args=(torch.ones(5, 3, 4),))
+    model = nn.LSTM(4, 6)
+    captured = capture(model, example)
+    found = measure(captured, example, clock=CountingClock())
+    assert found.graph.ops.flops.sum() == 2 * 5 * 3 * 24 * (4 + 6)
+
+
+def test_one_thread_is_timed_by_its_processor_time() -> None:
+    assert CpuStopwatch(threads=1).mark is time.thread_time
+    assert CpuStopwatch(threads=2).mark is time.perf_counter
 
 
 def test_running_out_of_memory_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:

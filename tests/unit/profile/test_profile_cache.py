@@ -1,9 +1,11 @@
 """Keys of the cache change with all that a measurement depends on."""
 
 import importlib
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from partita.profile.capture_setting import Example
 from partita.profile.captured import CaptureMode, Granularity
 from partita.profile.measure import ProfileOptions
 from partita.profile.measure_model import CaptureOptions, profile_source
+from partita.profile.source_files import code_of
 from partita.profile.sources import ModelSource
 
 SOURCE = """
@@ -73,6 +76,81 @@ def test_another_source_gives_another_key_even_where_ops_are_the_same(folder: Pa
     path.write_text(path.read_text() + "\n# changed\n")
     sys.modules.pop("net_source")
     assert key_of(importlib.import_module("net_source").Net()) != before
+
+
+HELPED = """
+import torch
+from torch import nn
+{imported}
+
+class Leaf(nn.Module):
+    def forward(self, x):
+        {inside}
+        return helped(x)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.leaf = Leaf()
+
+    def forward(self, x):
+        return self.leaf(self.layer(x)).sum()
+"""
+IMPORTS = {
+    "module": ("from {helper} import helped", "pass"),
+    "name": ("import {helper}\nhelped = lambda x: {helper}.helped(x)", "pass"),
+    "late": ("", "from {helper} import helped"),
+}
+
+
+@pytest.mark.parametrize("way", IMPORTS)
+def test_a_helper_in_a_file_without_module_classes_is_part_of_the_key(
+    folder: Path, way: str
+) -> None:
+    helper, name = f"helper_{way}", f"net_helped_{way}"
+    imported, inside = (text.format(helper=helper) for text in IMPORTS[way])
+    (folder / f"{name}.py").write_text(HELPED.format(imported=imported, inside=inside))
+    keys = []
+    for function in ("relu", "relu", "tanh"):
+        (folder / f"{helper}.py").write_text(f"def helped(x):\n    return x.{function}()\n")
+        for loaded in (helper, name):
+            sys.modules.pop(loaded, None)
+        shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+        importlib.invalidate_caches()
+        net = importlib.import_module(name).Net()
+        keys.append(key_of(net, granularity=Granularity.MODULE))
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_helper_of_a_helper_in_a_package_is_found(folder: Path) -> None:
+    package = folder / "helpful"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .outer import outer\n")
+    (package / "outer.py").write_text("from . import inner\nouter = inner.inner\n")
+    (package / "inner.py").write_text("def inner(x):\n    return x\n")
+    importlib.invalidate_caches()
+    importlib.import_module("helpful")
+    found = code_of(["helpful"])
+    assert set(found) == {"helpful", "helpful.inner", "helpful.outer"}
+
+
+def test_code_without_a_file_is_told_by_its_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loaded(text: str) -> bytes:
+        prompt = ModuleType("prompt")
+        exec(text, vars(prompt))
+        monkeypatch.setitem(sys.modules, "prompt", prompt)
+        return code_of(["prompt"])["prompt"]
+
+    text = "def outer(x):\n    def inner(y):\n        return y * 2\n    return inner(x)\n"
+    assert loaded(text) == loaded(text) != loaded(text.replace("2", "3"))
+
+
+def test_an_installed_package_is_told_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = code_of(["numpy"])
+    monkeypatch.setattr("numpy.__version__", "0.0")
+    after = code_of(["numpy"])
+    assert {name for name in after if after[name] != before[name]} == {"numpy (version)"}
 
 
 def source_of(net: type[nn.Module]) -> ModelSource:

@@ -1,0 +1,448 @@
+"""``partita estimate``: does a model fit on a cluster, and what would make it fit."""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from partita.catalogue.catalogue import Catalogue
+from partita.catalogue.examples import EXAMPLES
+from partita.catalogue.overrides import apply_overrides
+from partita.catalogue.parse import parse_cluster
+from partita.catalogue.shorthand import HostGroup, parse_shorthand, write_shorthand
+from partita.catalogue.what_if import what_if
+from partita.cli.console import (
+    format_rate,
+    model_line,
+    print_json,
+    progress,
+    stdout_console,
+    step_line,
+    table,
+)
+from partita.cli.inputs import (
+    DEFAULT_CLUSTER,
+    ProblemOptions,
+    changed_objective,
+    read_catalogue,
+    read_cluster,
+    read_model,
+    take_problem_options,
+)
+from partita.cli.options import (
+    cluster_options,
+    estimate_options,
+    output_options,
+    source_options,
+    step_options,
+)
+from partita.cli.profile import estimate_lines, model_estimator
+from partita.core.cluster import Cluster
+from partita.core.graph import Graph
+from partita.core.plan import Shard
+from partita.core.problem import Objective, Problem
+from partita.documents import read_text, save
+from partita.errors import FormatError, InfeasibleError, InvalidInputError
+from partita.flows.fit import Change, FitReport, Question, Setting, fit, solution_of
+from partita.flows.fit_plans import Trial
+from partita.plan.pipeline import main_devices_of
+from partita.units import format_bytes, format_seconds
+
+MAX_DEVICES = 1024
+"""Devices up to which more of them are suggested."""
+USUAL_HOST = 8
+"""Devices of a host that is filled up before another is added."""
+_NOT_REPEATED = ("model", "output", "as_json", "quiet", "debug")
+_CHANGED = ("microbatch_size", "microbatches", "batch_size", "recompute", "shard")
+
+
+@click.command(
+    epilog="Example: partita estimate gpt3-xl --cluster 8xa100\n\n"
+    "partita estimate gpt3-175b --cluster 8xa100 --dtype bfloat16 --recompute"
+)
+@click.argument("model")
+@cluster_options
+@click.option("--what-if", "changes", multiple=True, help="Change the cluster first: +1x8xa100.")
+@step_options
+@click.option(
+    "--shard",
+    type=click.Choice([level.value for level in Shard]),
+    default=Shard.NONE.value,
+    show_default=True,
+    help="What the replicas of every plan divide.",
+)
+@source_options
+@estimate_options
+@click.option("-o", "--output", help="Write the best plan to this file.")
+@output_options
+@click.pass_context
+def command(context: click.Context, /, model: str, **rest: Any) -> None:
+    """Say whether MODEL fits on a cluster, what it needs, and what would make it fit.
+
+    MODEL is a built-in name (see 'partita models'), package.module:callable or a Hugging Face
+    configuration, all priced by shapes alone; or a graph: a document, a file that 'partita convert'
+    reads, or a built-in example. Nothing is launched. Plans that are tried are pipelines of equal
+    numbers of layers with replicas, and data parallelism at each level of sharding. Exits with 3
+    where none fits; the smallest changes that make it fit are printed as commands.
+    """
+    asked = dict(rest)
+    options = take_problem_options({**rest, "metric": None})
+    with progress("estimating", quiet=rest["quiet"] or rest["as_json"]) as tell:
+        tell(model)
+        catalogue = read_catalogue(options)
+        base = _read_graph(model)
+        cluster = _read_cluster(base, options, catalogue, rest["changes"])
+        larger = _larger(cluster, options, catalogue)
+        graph_at = _graph_at(model, base, asked, (cluster, catalogue))
+        question = _question(base, graph_at, options, rest)
+        question = replace(
+            question, cluster_at=lambda n: found[1] if (found := larger(n)) else None
+        )
+        report = fit(question, progress=tell)
+    if rest["output"] is not None and report.fits:
+        save(solution_of(report.best), rest["output"])
+    commands = [_command(context, model, question, change, larger) for change in report.changes]
+    if rest["as_json"]:
+        print_json(_figures(report, commands))
+    else:
+        show(report, commands)
+        if rest["output"] is not None and report.fits:
+            click.echo(f"best plan written to {rest['output']}")
+    if not report.fits:
+        count = len(report.changes)
+        told = (
+            f"{count} change{'s' * (count != 1)} that would do" if count else "nothing found helps"
+        )
+        problem = report.problem
+        raise InfeasibleError(
+            f"{problem.graph.name} does not fit on {problem.cluster.name}; {told}"
+        )
+
+
+def _read_graph(model: str) -> Graph | Problem | None:
+    """Return the graph or problem that MODEL names; None where it is a model to be estimated."""
+    if model == "-" or Path(model).is_file():
+        try:
+            return read_model(model)
+        except FormatError:
+            if Path(model).name != "config.json":
+                raise
+            return None
+    if model in EXAMPLES and model not in _zoo_names():
+        return read_model(model)
+    return None
+
+
+def _zoo_names() -> set[str]:
+    """Return the names of the zoo; none without torch, so that examples still work."""
+    try:
+        from partita.models.zoo import MODELS  # noqa: PLC0415 (imports torch)
+    except ModuleNotFoundError:
+        return set()
+    return set(MODELS)
+
+
+def _read_cluster(
+    base: Graph | Problem | None,
+    options: ProblemOptions,
+    catalogue: Catalogue,
+    changes: tuple[str, ...],
+) -> Cluster:
+    cluster, _ = read_cluster(options)
+    if cluster is None:
+        known = base.cluster if isinstance(base, Problem) else None
+        cluster = known or parse_cluster(DEFAULT_CLUSTER, read_text, catalogue)
+        cluster = apply_overrides(cluster, bandwidth=options.bandwidth, latency=options.latency)
+    for change in changes:
+        cluster = what_if(cluster, change, catalogue)
+    return cluster
+
+
+def _graph_at(
+    model: str,
+    base: Graph | Problem | None,
+    rest: dict[str, Any],
+    where: tuple[Cluster, Catalogue],
+) -> Callable[[int], Graph]:
+    """Return what gives the graph for a microbatch size; 0 = the usual one."""
+    if base is not None:
+        _refuse_source_options(model)
+        graph = base if isinstance(base, Graph) else base.graph
+        return lambda _: graph
+    cluster, catalogue = where
+    estimated = model_estimator(model, {**rest, "batch_size": None, "recompute": False})
+    types = list(dict.fromkeys(cluster.devices[i].type for i in main_devices_of(cluster)))
+    known = [name for name in types if name in catalogue.devices]
+    if not known:
+        raise InvalidInputError(
+            f"cluster {cluster.name!r} has devices of type {', '.join(map(repr, types))}, of which "
+            "the catalogue has none to estimate for; describe them in a --catalogue file"
+        )
+    sizes: dict[int, Graph] = {}
+
+    def graph_at(size: int) -> Graph:
+        if size not in sizes:
+            graph = estimated(known, batch_size=size, catalogue=catalogue)
+            sizes[size] = sizes[graph.batch_size] = graph
+        return sizes[size]
+
+    return graph_at
+
+
+def _refuse_source_options(model: str) -> None:
+    """Refuse options of a model's source where MODEL is a graph that has its figures."""
+    context = click.get_current_context()
+    for name in (
+        "sequence_length",
+        "dtype",
+        "scale",
+        "granularity",
+        "seed",
+        "kernels",
+        "arithmetic",
+    ):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise InvalidInputError(
+                f"{model!r} is a graph with its own figures; --{name.replace('_', '-')} is for "
+                "models that are estimated"
+            )
+
+
+def _question(
+    base: Graph | Problem | None,
+    graph_at: Callable[[int], Graph],
+    options: ProblemOptions,
+    rest: dict[str, Any],
+) -> Question:
+    """Return what is asked, but for the cluster."""
+    start = base.objective if isinstance(base, Problem) else Objective()
+    objective = changed_objective(start, options)
+    size, count, batch = options.microbatch_size, options.microbatches, options.batch_size
+    if batch is not None and count is not None:
+        size = size or max(1, batch // count)
+        if size * count != batch:
+            raise click.UsageError(
+                f"--batch-size {batch} cannot be {count} microbatches of {size} samples"
+            )
+    if size is None:
+        usual = graph_at(0).batch_size
+        divides = (n for n in range(min(usual, batch or usual), 0, -1) if (batch or n) % n == 0)
+        size = next(divides)
+    if batch is None and count is not None:
+        batch = count * size
+    if batch is not None and batch % size:
+        raise click.UsageError(f"--batch-size {batch} cannot be microbatches of {size} samples")
+    setting = Setting(microbatch_size=size, recompute=rest["recompute"], shard=Shard(rest["shard"]))
+    return Question(
+        graph_at=graph_at,
+        cluster_at=lambda _: None,
+        objective=objective,
+        start=setting,
+        batch_size=batch,
+    )
+
+
+def _larger(
+    cluster: Cluster, options: ProblemOptions, catalogue: Catalogue
+) -> Callable[[int], tuple[list[str], Cluster] | None]:
+    """Return a function of a number of enlargements: the arguments that say it, and the cluster.
+
+    A shorthand of one group fills its host up to eight devices, then gets more hosts; any other
+    cluster gets hosts like those of its most frequent type.
+    """
+    main = [cluster.devices[index] for index in main_devices_of(cluster)]
+    types = [device.type for device in main]
+    usual = max(dict.fromkeys(types), key=types.count)
+    hosts = [device.host for device in main if device.type == usual]
+    each = max(hosts.count(host) for host in set(hosts))
+    groups = _groups(cluster, options)
+
+    @cache
+    def grown(times: int) -> tuple[list[str], Cluster] | None:
+        if times == 0:
+            return [], cluster
+        if options.devices is not None or not usual:
+            return None
+        if len(groups) == 1:
+            room = catalogue.device_type(usual).host_max_devices or USUAL_HOST
+            text = write_shorthand([_more(groups[0], times, min(room, USUAL_HOST))])
+            found = parse_cluster(
+                text, read_text, catalogue, bandwidth=options.bandwidth, latency=options.latency
+            )
+            arguments = ["--cluster", text]
+        else:
+            change = f"+{times}x{each}x{usual}"
+            try:
+                found = what_if(cluster, change, catalogue)
+            except InvalidInputError:
+                return None
+            arguments = ["--what-if", change]
+        return (arguments, found) if len(found) <= MAX_DEVICES else None
+
+    return grown
+
+
+def _groups(cluster: Cluster, options: ProblemOptions) -> tuple[HostGroup, ...]:
+    """Return the groups of the shorthand that was typed; none where a file says the cluster."""
+    try:
+        groups = parse_shorthand(options.cluster or DEFAULT_CLUSTER)
+    except InvalidInputError:
+        return ()
+    return groups if write_shorthand(groups) == cluster.name else ()
+
+
+def _more(group: HostGroup, times: int, room: int) -> HostGroup:
+    """Return a group with one device more each time until the host is full, then hosts."""
+    missing = max(0, room - group.num_devices) if group.num_hosts == 1 else 0
+    if times <= missing:
+        return replace(group, num_devices=group.num_devices + times)
+    return replace(
+        group,
+        num_hosts=group.num_hosts + times - missing,
+        num_devices=group.num_devices + missing,
+    )
+
+
+def _command(
+    context: click.Context,
+    model: str,
+    question: Question,
+    change: Change,
+    larger: Callable[[int], tuple[list[str], Cluster] | None],
+) -> str:
+    """Return the command that tries a change: the options as typed, with those that differ."""
+    setting, start = change.setting, question.start
+    grown = larger(setting.growth)
+    added = [] if grown is None else grown[0]
+    dropped = {*_NOT_REPEATED, *_CHANGED}
+    dropped |= {"cluster"} if "--cluster" in added else set()
+    words = ["partita", "estimate", model]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        typed = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if not typed or name in dropped:
+            continue
+        value = context.params[name]
+        for part in value if isinstance(value, tuple) else (value,):
+            words += [parameter.opts[0]] + ([] if part is True else [str(part)])
+    words += added
+    same_size = setting.microbatch_size == start.microbatch_size
+    if not same_size or _is_typed(context, "microbatch_size"):
+        words += ["--microbatch-size", str(setting.microbatch_size)]
+    if not same_size or question.batch_size is not None:
+        words += ["--batch-size", str(change.samples)]
+    if setting.recompute:
+        words.append("--recompute")
+    if setting.shard is not Shard.NONE:
+        words += ["--shard", setting.shard.value]
+    return shlex.join(words)
+
+
+def _is_typed(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _need(trial: Trial) -> str:
+    """Return what the fullest device of a plan needs of what it has."""
+    worst = trial.worst
+    peak, limit = float(trial.peak_bytes[worst]), float(trial.limit_bytes[worst])
+    return (
+        f"does not fit: of the plans tried the nearest ({trial.shape.title}) needs "
+        f"{format_bytes(peak)} of {format_bytes(limit)} on {trial.plan.devices[worst]}"
+    )
+
+
+def verdict(report: FitReport) -> str:
+    """Return the answer in one line."""
+    best = report.best
+    if not report.fits:
+        return _need(best)
+    worst = best.worst
+    peak, limit = float(best.peak_bytes[worst]), float(best.limit_bytes[worst])
+    rate = format_rate(best.samples_per_s)
+    return (
+        f"fits: {best.shape.title}, {format_bytes(peak)} of {format_bytes(limit)} on the fullest "
+        f"device; {format_seconds(best.step_s)} a step, {rate} samples/s"
+    )
+
+
+def _figures(report: FitReport, commands: list[str]) -> dict[str, Any]:
+    figures = report.figures()
+    for change, text in zip(figures["changes"], commands, strict=True):
+        change["command"] = text
+    return {"verdict": verdict(report), **figures}
+
+
+_COLUMNS = (
+    ("plan", "left"),
+    ("fits", "left"),
+    ("peak", "right"),
+    ("memory", "right"),
+    ("step", "right"),
+    ("samples/s", "right"),
+)
+_PARTS = (
+    ("fullest device of", "left"),
+    ("parameters", "right"),
+    ("gradients", "right"),
+    ("optimizer", "right"),
+    ("activations", "right"),
+    ("workspace", "right"),
+    ("peak", "right"),
+)
+
+
+def show(report: FitReport, commands: list[str]) -> None:
+    """Print the answer, what was tried, where the memory goes, and what would help."""
+    console = stdout_console()
+    console.print(verdict(report), style="bold")
+    problem = report.problem
+    console.print(model_line(problem.graph))
+    console.print(step_line(problem))
+    console.print(table(_COLUMNS, [_row(trial) for trial in report.trials]))
+    console.print(table(_PARTS, [_parts_row(trial) for trial in report.trials]))
+    for refusal in report.refusals:
+        console.print(f"not tried: {refusal}", style="dim")
+    if "estimate" in problem.graph.annotations:
+        for line in estimate_lines(problem.graph):
+            console.print(line, style="dim")
+    if not report.fits:
+        _show_changes(report, commands)
+
+
+def _show_changes(report: FitReport, commands: list[str]) -> None:
+    if not commands:
+        click.echo(f"nothing that was tried makes it fit, not even {MAX_DEVICES} devices")
+        return
+    click.echo("what makes it fit (each was tried):")
+    for change, text in zip(report.changes, commands, strict=True):
+        trial = change.trial
+        peak, limit = float(trial.peak_bytes[trial.worst]), float(trial.limit_bytes[trial.worst])
+        click.echo(
+            f"  {' and '.join(change.words)}: {trial.shape.title}, {format_bytes(peak)} of "
+            f"{format_bytes(limit)}, {format_seconds(trial.step_s)} a step of {change.samples}"
+        )
+        click.echo(f"    {text}")
+
+
+def _row(trial: Trial) -> list[str]:
+    worst = trial.worst
+    return [
+        trial.shape.title,
+        "yes" if trial.fits else "no",
+        format_bytes(float(trial.peak_bytes[worst])),
+        format_bytes(float(trial.limit_bytes[worst])),
+        format_seconds(trial.step_s),
+        format_rate(trial.samples_per_s),
+    ]
+
+
+def _parts_row(trial: Trial) -> list[str]:
+    worst = trial.worst
+    held = [format_bytes(float(part[worst])) for part in trial.parts.values()]
+    return [trial.shape.title, *held, format_bytes(float(trial.peak_bytes[worst]))]

@@ -1,0 +1,118 @@
+"""``partita estimate`` end to end: verdict, exit codes, and suggestions that hold when typed."""
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from partita.cli.main import main
+from partita.core.solution import Solution
+from partita.documents import load
+
+Run = Callable[..., tuple[int, str, str]]
+MODEL = ("gpt3-small", "--scale", "0.25", "--sequence-length", "64")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main(list(arguments))
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def test_a_model_that_fits_says_so_first_and_writes_its_plan(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("estimate", *MODEL, "-c", "2xa100", "-q", "-o", "best.json")
+    assert code == 0, err
+    assert out.startswith("fits: ")
+    assert "activations" in out
+    solution = load(tmp_path / "best.json")
+    assert isinstance(solution, Solution)
+    assert run("simulate", "best.json", "-q")[0] == 0
+
+
+def test_suggested_commands_fit_when_typed(run: Run) -> None:
+    asked = ["estimate", *MODEL, "--cluster", "2xt4", "--memory-factor", "0.012", "--json"]
+    code, out, err = run(*asked)
+    assert code == 3
+    assert "does not fit on 2xt4" in err
+    found = json.loads(out)
+    assert found["verdict"].startswith("does not fit")
+    assert not found["fits"]
+    assert len(found["changes"]) >= 2
+    for change in found["changes"]:
+        program, *words = shlex.split(change["command"])
+        assert program == "partita"
+        code, out, err = run(*words, "--json")
+        assert code == 0, f"{change['command']}: {err}"
+        typed = json.loads(out)
+        assert typed["fits"]
+        assert typed["batch_size"] == change["batch_size"]
+        best = typed["best"]
+        assert best["step_s"] == pytest.approx(change["trial"]["step_s"])
+        assert best["devices"] == change["trial"]["devices"]
+
+
+def test_without_json_the_suggestions_are_printed_and_it_exits_with_3(run: Run) -> None:
+    code, out, _ = run("estimate", *MODEL, "-c", "1xt4", "--memory-factor", "0.012", "-q")
+    assert code == 3
+    assert out.startswith("does not fit: ")
+    assert "partita estimate gpt3-small" in out
+    assert "what makes it fit (each was tried)" in out
+
+
+def test_several_types_and_mixed_precision(run: Run) -> None:
+    code, out, err = run(
+        "estimate", *MODEL, "-c", "1xa100+1xv100", "--arithmetic", "float16", "--json"
+    )
+    assert code == 0, err
+    assert {device["device"] for device in json.loads(out)["best"]["devices"]} <= {
+        "host0/gpu0",
+        "host1/gpu0",
+    }
+
+
+def test_a_saved_graph_and_a_built_in_example_are_models_too(run: Run) -> None:
+    code, _, err = run("profile", *MODEL, "--estimate", "a100", "--batch-size", "2", "-o", "g.json")
+    assert code == 0, err
+    code, out, err = run("estimate", "g.json", "-c", "2xa100", "--batch-size", "8", "--json")
+    assert code == 0, err
+    assert json.loads(out)["best"]["microbatch_size"] == 2
+    assert run("estimate", "gpt-small", "-c", "2xa100", "-q")[0] == 0
+    code, _, err = run("estimate", "g.json", "-c", "2xa100", "--dtype", "float16")
+    assert code == 2
+    assert "--dtype is for models that are estimated" in err
+
+
+def test_sharding_of_all_plans_and_inference(run: Run) -> None:
+    code, out, err = run("estimate", *MODEL, "-c", "4xa100", "--shard", "gradients", "--json")
+    assert code == 0, err
+    shards = {t["shard"] for t in json.loads(out)["trials"] if t["replicas"] > 1}
+    assert shards == {"gradients", "parameters"}
+    code, out, err = run("estimate", *MODEL, "-c", "4xa100", "--mode", "inference", "--json")
+    assert code == 0, err
+    assert all(d["gradients_bytes"] == 0 for d in json.loads(out)["best"]["devices"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("no-such-model", "-c", "2xa100"), "there is no model"),
+        ((*MODEL, "-c", "2xa100", "--batch-size", "7", "--microbatch-size", "2"), "cannot be"),
+        ((*MODEL, "-c", "2xa100", "--batch-size", "9", "--microbatches", "2"), "cannot be"),
+        ((*MODEL, "-c", "2xv100", "--arithmetic", "bfloat16"), "no peak rate for bfloat16"),
+    ],
+)
+def test_bad_input_is_one_line(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    code, _, err = run("estimate", *arguments, "-q")
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1
