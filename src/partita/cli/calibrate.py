@@ -132,9 +132,10 @@ def _measure_here(
 
 def _measure_job(options: MeasureOptions, say: Callable[[str], None]) -> Measurement | None:
     _check_torch()
-    from partita.profile.calibrate_job import Job, measure_job  # noqa: PLC0415 (torch is an extra)
+    from partita.profile.calibrate_job import measure_job  # noqa: PLC0415 (torch is an extra)
+    from partita.ranks import RankEnvironment  # noqa: PLC0415 (torch is an extra)
 
-    return measure_job(Job.of(os.environ), options, report=say)
+    return measure_job(RankEnvironment.of(os.environ), options, report=say)
 
 
 def as_values(found: Calibration) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,14 +32,20 @@ from partita.cost.check import CheckReport, check
 from partita.cost.lower import lower
 from partita.cost.simulate import simulate
 from partita.documents import save, write_text
+from partita.errors import WorkerError
 from partita.flows.compare import Candidate, compare
 from partita.flows.summary import Summary
 from partita.report.picture import pipeline_picture
 from partita.report.svg import timeline_svg
 from partita.report.trace import check_trace, chrome_trace
 
+if TYPE_CHECKING:
+    from partita.flows.train import Outcome
+    from partita.flows.training_model import ProfiledModel
+
 MODEL, SCALE, SEQUENCE_LENGTH, BATCH_SIZE = "gpt3-small", 0.25, 64, 4
 ROUNDS = 6
+STEPS = 8
 LOCAL_DEVICES, LOCAL_MICROBATCHES = 2, 8
 CLUSTER, MICROBATCHES = "1x4xa100+1x2xv100", 16
 PLANNERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -74,26 +80,32 @@ class Planned:
 )
 @output_options
 def command(output: str, rounds: int, as_json: bool, quiet: bool, **rest: Any) -> None:
-    """Measure a small GPT on this machine, plan it here and over a mixed cluster, show the best.
+    """Measure a small GPT, plan it here and over a mixed cluster, and train it here by the plan.
 
-    Op times of this machine are measured, those of the cluster's A100 and V100 estimated.
+    Op times of this machine are measured, those of the cluster's A100 and V100 estimated. The
+    training is compared with one process, and with what was predicted.
     """
     del rest
     with progress("demo", quiet=quiet or as_json) as tell:
         tell(f"measuring {MODEL} at {SCALE:g} of its width, {rounds} rounds")
-        measured, graph = profile(rounds)
+        profiled, graph = profile(rounds)
+        measured = profiled.measured
         here = plan_here(graph, tell)
         mixed = plan_mixed(graph, tell)
         tell("checking and simulating the best")
         report = check(mixed.problem, mixed.best.solution.plan)
         timeline = simulate(mixed.problem, mixed.best.solution.plan, period=True)
     files = write_files(Path(output), graph, here, mixed, timeline)
+    if not (quiet or as_json):
+        click.echo(f"demo: training {STEPS} steps over {LOCAL_DEVICES} processes", err=True)
+    trained = train_here(here, profiled, Path(output))
     if as_json:
         print_json(
             {
                 "profile": figures_of(measured),
                 "here": plans_of(here),
                 "plans": plans_of(mixed),
+                "trained": trained.figures(),
                 "files": {name: str(path) for name, path in files.items()},
             }
         )
@@ -101,35 +113,52 @@ def command(output: str, rounds: int, as_json: bool, quiet: bool, **rest: Any) -
     show_profile(measured, graph)
     show_here(here)
     show_mixed(mixed, timeline, report)
+    show_trained(trained)
     show_files(files)
+    if trained.verdict is None or not trained.verdict.is_equal:
+        raise WorkerError("the training differs from one process")
 
 
-def profile(rounds: int) -> tuple[Any, Graph]:
+def profile(rounds: int) -> "tuple[ProfiledModel, Graph]":
     """Return what was measured here, and the graph with estimates for the mixed cluster besides.
 
-    One thread computes: as many processes as there are cores will share this machine.
+    As many threads compute as a process will have that shares this machine with the others.
     """
     with torch_needed("the demo measures a model and needs"):
-        from partita.profile.captured import CapturedModel  # noqa: PLC0415 (imports torch)
+        from partita.flows.training_model import ModelRequest, profiled_model  # noqa: PLC0415 (torch)
         from partita.profile.estimate import estimate  # noqa: PLC0415 (likewise)
-        from partita.profile.measure import ProfileOptions  # noqa: PLC0415 (likewise)
-        from partita.profile.measure_model import profile_source  # noqa: PLC0415 (likewise)
         from partita.profile.merge import merge_costs  # noqa: PLC0415 (likewise)
-        from partita.profile.sources import SourceOptions, load_source  # noqa: PLC0415 (likewise)
-    source = load_source(
-        MODEL,
-        SourceOptions(scale=SCALE, sequence_length=SEQUENCE_LENGTH, batch_size=BATCH_SIZE),
+        from partita.profile.origin import capture_at  # noqa: PLC0415 (likewise)
+        from partita.profile.sources import SourceOptions  # noqa: PLC0415 (likewise)
+        from partita.run.local_ranks import limit_threads  # noqa: PLC0415 (likewise)
+    options = SourceOptions(scale=SCALE, sequence_length=SEQUENCE_LENGTH, batch_size=BATCH_SIZE)
+    threads = limit_threads(LOCAL_DEVICES)
+    profiled = profiled_model(
+        ModelRequest(text=MODEL, options=options, rounds=rounds, threads=threads)
     )
-    captured: list[CapturedModel] = []
-    measured = profile_source(
-        source,
-        options=ProfileOptions(rounds=rounds, threads=1),
-        captured_as=captured.append,
-    )
+    captured = capture_at(profiled.source, 0, profiled.origin)
     cluster = read_shorthand(CLUSTER, load_catalogue())
     kinds = sorted({device.type for device in cluster.devices})
-    estimated = [estimate(captured[0], kind, layers=source.layers) for kind in kinds]
-    return measured, merge_costs([measured.graph, *estimated])
+    estimated = [estimate(captured, kind, layers=profiled.source.layers) for kind in kinds]
+    return profiled, merge_costs([profiled.graph, *estimated])
+
+
+def train_here(here: Planned, profiled: "ProfiledModel", folder: Path) -> "Outcome":
+    """Train by the best plan for this machine, checked against one process."""
+    from partita.cli.run_options import write_run  # noqa: PLC0415 (only here)
+    from partita.flows.run_directory import make_run_directory  # noqa: PLC0415 (likewise)
+    from partita.flows.train import Execution, execute  # noqa: PLC0415 (imports torch)
+    from partita.run.job import Job  # noqa: PLC0415 (likewise)
+
+    solution = here.best.solution
+    directory = make_run_directory(
+        folder / "runs", MODEL, f"{LOCAL_DEVICES}xcpu", solution.plan.schedule.value
+    )
+    job = Job(model=profiled.origin, steps=STEPS, optimizer="adam", keep_results=False)
+    execution = Execution(job=job, directory=directory, check=True)
+    outcome = execute(solution, execution, profiled.source)
+    write_run(outcome, directory)
+    return outcome
 
 
 def plan_here(graph: Graph, tell: Callable[[str], None]) -> Planned:
@@ -241,6 +270,19 @@ def show_mixed(mixed: Planned, timeline: Timeline, report: CheckReport) -> None:
     console.print(check_line(report))
     for line in best.evaluation.assumptions:
         console.print(f"assumed: {line}", style="dim")
+
+
+def show_trained(trained: "Outcome") -> None:
+    """Print how the training went, beside what one process gives and what was predicted."""
+    from partita.cli.run_options import run_lines  # noqa: PLC0415 (only here)
+
+    console = stdout_console()
+    console.print(
+        f"\n5. trained over {LOCAL_DEVICES} processes of this machine, by its best plan",
+        style="bold",
+    )
+    for line in run_lines(trained):
+        console.print(line)
 
 
 def _show_ranked(planned: Planned) -> None:

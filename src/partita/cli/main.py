@@ -1,6 +1,7 @@
 """The command ``partita``: commands are loaded when they are used, so that help comes at once."""
 
 import io
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -8,7 +9,7 @@ from importlib import import_module
 import click
 
 from partita import __version__
-from partita.errors import PartitaError
+from partita.errors import PartitaError, WorkerError
 
 COMMANDS: Mapping[str, str] = {
     "demo": "Measure a small GPT here, plan it here and over a mixed cluster.",
@@ -18,11 +19,18 @@ COMMANDS: Mapping[str, str] = {
     "compare": "Run several planners on one problem and rank them.",
     "simulate": "Play a plan and show its pipeline, utilisation and memory.",
     "explain": "Say where time and memory of a plan go, and what would change it.",
+    "run": "Run a plan for real, over processes.",
+    "train": "Profile, plan, check and run a model in one command.",
+    "results": "List and compare past runs.",
     "calibrate": "Measure devices and links and write them as a cluster.",
     "models": "List the models that can be built by name.",
     "convert": "Translate between Partita's documents and its ancestors' formats.",
+    "export": "Write a plan as code: one module a stage, or PipeDream's files.",
     "doctor": "Say what this machine has and lacks.",
 }
+
+
+_FORKING = ("demo", "run", "train")
 
 
 class LazyGroup(click.Group):
@@ -36,6 +44,9 @@ class LazyGroup(click.Group):
         """Import the module of a command."""
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name in _FORKING:
+            # Ranks are forked from a process with one thread; numpy's library would start more.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         command: click.Command = import_module(f"partita.cli.{cmd_name}").command
         return command
 
@@ -98,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except PartitaError as exc:
         if "--debug" in arguments:
             raise
-        _fail(str(exc), exc.exit_code)
+        _fail(str(exc), exc.exit_code, lines=isinstance(exc, WorkerError))
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
@@ -106,8 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail("this needs more memory than there is", 4)
 
 
-def _fail(message: str, code: int) -> None:
-    print(f"partita: {' '.join(message.split())}", file=sys.stderr)
+def _fail(message: str, code: int, *, lines: bool = False) -> None:
+    """Print what is wrong, in one line; of a run that failed also a line for each rank."""
+    print(f"partita: {message if lines else ' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
 
 

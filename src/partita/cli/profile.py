@@ -83,10 +83,11 @@ def command(model: str, files: tuple[str, ...], **rest: Any) -> None:
         _estimate(model, rest)
         return
     measured = _measure(model, rest)
+    graph = origin_from(model, rest).recorded_in(measured.graph)
     record = measured.record.as_values()
     figures = {name: value for name, value in record.items() if not name.endswith("_spread")}
     _write(
-        measured.graph,
+        graph,
         rest["output"],
         show=lambda: show(measured),
         figures={**figures, "cached": measured.is_cached} if rest["as_json"] else None,
@@ -178,6 +179,7 @@ def _estimate(model: str, rest: dict[str, Any]) -> None:
     from partita.cli.console import model_line  # noqa: PLC0415 (rich only where it prints)
 
     graph = model_estimator(model, rest)([name.strip() for name in rest["types"].split(",")])
+    graph = origin_from(model, rest).recorded_in(graph)
     said = graph.annotations["estimate"]
 
     def show() -> None:
@@ -211,6 +213,20 @@ def read_source_options(rest: dict[str, Any]) -> Any:
         dtype=rest["dtype"] or "",
         device=rest["profile_device"],
         seed=rest["seed"],
+    )
+
+
+def origin_from(model: str, rest: dict[str, Any]) -> Any:
+    """Return what a graph remembers of the model that it is made from."""
+    from partita.profile.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
+    from partita.profile.origin import ModelOrigin  # noqa: PLC0415 (likewise)
+
+    infers = rest["mode"] == "inference"
+    return ModelOrigin(
+        text=model,
+        options=read_source_options({**rest, "profile_device": "cpu"}),
+        granularity=Granularity(rest["granularity"]),
+        mode=CaptureMode.EVAL if infers else CaptureMode.TRAINING,
     )
 
 

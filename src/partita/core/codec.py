@@ -101,6 +101,26 @@ def decode_as(document: object, kind: type[_T]) -> _T:
     return result
 
 
+def encode_part(value: object) -> Any:  # noqa: ANN401 (JSON is any value)
+    """Return an object that is no document of its own as JSON values."""
+    return _encode(value)
+
+
+def decode_part(values: object, kind: type[_T], name: str) -> _T:
+    """Return the object of JSON values that ``encode_part`` made.
+
+    Args:
+        values: The values.
+        kind: The type: a dataclass of fields as those of documents.
+        name: What it is called in errors.
+
+    Raises:
+        FormatError: A field is wrong, unknown or missing.
+    """
+    result: _T = _decode(values, kind, name, _Budget())
+    return result
+
+
 def write_json(value: object) -> str:
     """Return the document of a core object as text, a line a field."""
     lines = [

@@ -3,13 +3,14 @@
 A transfer takes ``latency + bytes / bandwidth`` of the innermost level that holds both devices, and
 occupies its ports for that time. A collective takes the better of a ring over its members (the
 slowest link on the way) and a hierarchical algorithm (a ring inside each group, then between
-groups, level by level).
+groups, level by level); among CPUs, where gloo has no other, the ring.
 """
 
 import numpy as np
 
 from partita.core.cluster import Cluster
 from partita.core.columns import Array
+from partita.core.graph import DeviceKind
 from partita.core.program import Kind
 
 PASSES = {
@@ -54,11 +55,10 @@ def collective_s(cluster: Cluster, kind: Kind, devices: Array, size_bytes: float
         return 0.0
     passes = PASSES[kind]
     ring = _ring_s(cluster, devices, size_bytes, passes)
-    return (
-        ring
-        if cluster.matrix is not None
-        else min(ring, _tree_s(cluster, devices, size_bytes, passes))
-    )
+    is_flat = any(cluster.devices[device].kind is DeviceKind.CPU for device in devices.tolist())
+    if is_flat or cluster.matrix is not None:
+        return ring
+    return min(ring, _tree_s(cluster, devices, size_bytes, passes))
 
 
 def ring_order(devices: Array) -> Array:

@@ -18,6 +18,7 @@ from partita.core.program import Kind, Program
 from partita.cost.kernels import csr, longest_levels, run_kernel
 from partita.cost.layout import Crossings, Layout, crossings, input_readers, tensor_bytes
 from partita.cost.listing import Listing
+from partita.cost.order import ListOrder, ordered
 from partita.cost.reductions import Bucket, Reductions, reductions
 from partita.cost.schedules import SCHEDULES, Order, Pipeline, in_flight
 from partita.errors import InvalidInputError
@@ -25,14 +26,20 @@ from partita.errors import InvalidInputError
 _GRADIENT_KINDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 
 
-def lower(problem: Problem, plan: Plan) -> Program:
+def lower(problem: Problem, plan: Plan, *, order: ListOrder = ListOrder.DEVICE) -> Program:
     """Return the Program of a plan.
 
+    Args:
+        problem: The problem.
+        plan: A plan for it.
+        order: Whose order the devices list their compute in.
+
     Raises:
-        InvalidInputError: The plan does not fit the problem, or its schedule cannot run it.
+        InvalidInputError: The plan does not fit the problem, its schedule cannot run it, or it
+            cannot be listed in that order.
     """
     plan.check_fits(problem)
-    return _Lowering(problem, plan).program()
+    return _Lowering(problem, plan, order).program()
 
 
 class _Lowering:
@@ -42,14 +49,15 @@ class _Lowering:
     parameters, then the updates of weight stashing. Tensor-parallel ranks share a node.
     """
 
-    def __init__(self, problem: Problem, plan: Plan) -> None:
+    def __init__(self, problem: Problem, plan: Plan, order: ListOrder) -> None:
         self.problem, self.plan = problem, plan
         self.graph = problem.graph
         self.layout = Layout(plan)
         self.crossing: Crossings = crossings(problem.graph, plan)
         self.read_once = bool((np.diff(self.crossing.tensor) != 0).all())
         self.in_flight = in_flight(plan, self.layout, self.crossing)
-        self.order: Order = _order(problem, plan, self.layout, self.in_flight)
+        pipe = Pipeline(plan, self.layout, self.in_flight)
+        self.order: Order = ordered(order, _order(problem, pipe), pipe, self.crossing)
         self.kinds = list(self.order)
         self.reductions: Reductions = reductions(problem, plan, self.layout)
         self.stages, self.microbatches = self.layout.num_stages, self.layout.num_microbatches
@@ -432,7 +440,8 @@ class _Lowering:
         )
 
 
-def _order(problem: Problem, plan: Plan, layout: Layout, depth: Array) -> Order:
+def _order(problem: Problem, pipe: Pipeline) -> Order:
+    plan = pipe.plan
     infers = problem.objective.mode is Mode.INFERENCE
     if infers != (plan.schedule is Schedule.INFERENCE):
         raise InvalidInputError(
@@ -449,7 +458,7 @@ def _order(problem: Problem, plan: Plan, layout: Layout, depth: Array) -> Order:
         raise InvalidInputError(
             "inference does not gather sharded parameters; use another shard than 'parameters'"
         )
-    return SCHEDULES[plan.schedule](Pipeline(plan, layout, depth))
+    return SCHEDULES[plan.schedule](pipe)
 
 
 def _by_device(device: Array, key: Array) -> Array:

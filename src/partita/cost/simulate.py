@@ -93,12 +93,15 @@ def simulate(
         memory_s=time_s,
         memory_bytes=used,
         limit_bytes=limit * problem.objective.memory_factor,
-        period_s=steady_period_s(problem, plan, transfers) if period else float("nan"),
+        period_s=steady_period_s(problem, plan, transfers, program) if period else float("nan"),
     )
 
 
 def steady_period_s(
-    problem: Problem, plan: Plan, transfers: TransferMode = TransferMode.OVERLAPPED
+    problem: Problem,
+    plan: Plan,
+    transfers: TransferMode = TransferMode.OVERLAPPED,
+    program: Program | None = None,
 ) -> float:
     """Return the seconds from a step to the next when steps follow each other.
 
@@ -111,7 +114,7 @@ def steady_period_s(
             for times in (3, 6)
         )
         return (many.makespan_s - few.makespan_s) / 3
-    program = lower(problem, plan)
+    program = program or lower(problem, plan)
     seconds = instruction_seconds(problem, plan, program)
     ends = []
     for times in (3, 6):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from partita.core.columns import Array
+from partita.core.columns import Array, Floats
 from partita.core.plan import Plan, Shard, Stage, equal_microbatches
 from partita.core.problem import Mode, Problem, Schedule
 from partita.cost.durations import cluster_devices
@@ -175,16 +175,16 @@ def is_hopeless(problem: Problem, shape: Shape) -> bool:
         table.bytes / parts[1] + table.elements * objective.optimizer_bytes_per_element / parts[2]
     )
     used = np.unique(np.stack([table.use_parameter, stage_of[table.use_op]]), axis=1)
-    held = np.bincount(used[1], weights=each[used[0]], minlength=count)
+    held: Floats = np.zeros(count) + np.bincount(used[1], weights=each[used[0]], minlength=count)
     if trains:
         fixed = graph.ops.saved_fixed_bytes
         share = problem.microbatch_size / graph.batch_size
         saved = fixed + (graph.ops.saved_bytes - fixed) * share
-        in_flight = np.ones(count)
+        in_flight: Floats = np.ones(count)
         if default_schedule(problem) is Schedule.ONE_F_ONE_B:
             rounds = problem.microbatches // shape.replicas
-            in_flight = np.clip(count - np.arange(count), 1, max(1, rounds))
-        held += in_flight * np.bincount(stage_of, weights=saved, minlength=count)
+            in_flight = np.clip(count - np.arange(count, dtype=np.float64), 1, max(1, rounds))
+        held = held + in_flight * np.bincount(stage_of, weights=saved, minlength=count)
     devices = main_devices(problem)[: count * shape.replicas]
     limit = problem.cluster.memory_bytes[devices].reshape(count, shape.replicas).min(axis=1)
     return bool((held > limit * objective.memory_factor).any())

@@ -12,6 +12,7 @@ from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, PartitaError, UnsupportedError
 from partita.plan.custom import plan_custom
+from partita.plan.expert import plan_expert
 from partita.plan.manual import plan_manual
 from partita.plan.merak import (
     plan_parameters,
@@ -31,6 +32,7 @@ PLANNERS: Mapping[str, Planner] = {
     "uniform_transformer": plan_uniform_transformer,
     "parameters": plan_parameters,
     "custom": plan_custom,
+    "expert": plan_expert,
     "random": plan_random,
     "manual": plan_manual,
 }

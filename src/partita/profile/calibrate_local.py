@@ -5,10 +5,8 @@ there are GPUs. A rank that dies, or that is not done in time, ends the measurem
 names it and what it was doing.
 """
 
-import ctypes
 import multiprocessing
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,17 +18,18 @@ from typing import Any, NoReturn
 import torch
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # not in its stubs
 
-from partita.errors import InvalidInputError, UnsupportedError, WorkerError
-from partita.profile.calibrate_ranks import Rank, machine_cores, measure
+from partita.errors import InvalidInputError, WorkerError
+from partita.processes import die_with_parent, how_it_ended, machine_cores
+from partita.profile.calibrate_ranks import Rank, measure
 from partita.profile.calibrate_records import (
     Measurement,
     MeasureOptions,
     read_measurement,
     write_measurement,
 )
+from partita.ranks import local_device
 
 MAX_RANKS = 16
-_PDEATHSIG = 1
 _GRACE_S = 5.0
 
 
@@ -52,7 +51,6 @@ class _Setup:
     rank: int
     num_ranks: int
     gpu: bool
-    threads: int
     options: MeasureOptions = field(default_factory=MeasureOptions)
 
 
@@ -84,16 +82,13 @@ def measure_local(
     if gpus and num_ranks > gpus:
         raise InvalidInputError(f"{num_ranks} devices are asked for; this machine has {gpus} GPUs")
     options = MeasureOptions() if options is None else options
-    threads = max(1, machine_cores() // num_ranks)
     method = "fork" if fork and not gpus else "spawn"
     context = multiprocessing.get_context(method)
     workers = []
     try:
         for rank in range(num_ranks):
             ours, theirs = context.Pipe()
-            setup = _Setup(
-                rank=rank, num_ranks=num_ranks, gpu=bool(gpus), threads=threads, options=options
-            )
+            setup = _Setup(rank=rank, num_ranks=num_ranks, gpu=bool(gpus), options=options)
             process = context.Process(  # type: ignore[attr-defined]  # every context has it
                 target=_run_rank, args=(setup, theirs), daemon=True, name=f"rank {rank}"
             )
@@ -142,9 +137,8 @@ def _collect(
 
 def _refuse_dead(worker: _Worker) -> NoReturn:
     worker.process.join(_GRACE_S)
-    raise WorkerError(
-        f"rank {worker.rank} died with exit code {worker.process.exitcode} while {worker.step}"
-    )
+    how = how_it_ended(worker.process.exitcode)
+    raise WorkerError(f"rank {worker.rank} {how} while {worker.step}")
 
 
 def _longest_s(num_ranks: int, options: MeasureOptions) -> float:
@@ -181,7 +175,7 @@ def _run_rank(setup: _Setup, pipe: Connection) -> None:
             rank=setup.rank,
             num_ranks=setup.num_ranks,
             store=store,
-            device=local_device(setup.rank, gpu=setup.gpu, threads=setup.threads),
+            device=local_device(setup.rank, gpu=setup.gpu, num_local_ranks=setup.num_ranks),
             backend="nccl" if setup.gpu else "gloo",
             limit_s=setup.options.limit_s,
             report=lambda step: pipe.send(("step", step)),
@@ -210,22 +204,3 @@ def _open_store(setup: _Setup, pipe: Connection) -> Store:
     return TCPStore(
         "127.0.0.1", pipe.recv(), is_master=False, wait_for_workers=False, timeout=timeout
     )
-
-
-def local_device(local_rank: int, *, gpu: bool, threads: int) -> torch.device:
-    """Return the device of a rank, ready to compute."""
-    if gpu:
-        if local_rank >= torch.cuda.device_count():
-            raise UnsupportedError(
-                f"local rank {local_rank} has no GPU; there are {torch.cuda.device_count()}"
-            )
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
-    torch.set_num_threads(threads)
-    return torch.device("cpu")
-
-
-def die_with_parent() -> None:
-    """Ask the system to kill this process when its parent dies, so that none is left behind."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not in its stubs
 
 from partita.errors import WorkerError
+from partita.processes import machine_cores
 from partita.profile.calibrate_records import (
     DeviceRecord,
     LinkRecord,
@@ -195,13 +196,6 @@ def _gather(rank: Rank, reductions: Sequence[ReduceRecord]) -> Measurement:
         ),
         reductions=tuple(reductions),
     )
-
-
-def machine_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def host_identity() -> str:

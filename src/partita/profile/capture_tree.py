@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils._pytree import SUPPORTED_NODES
 
-_MAX_DEPTH = 12
+MAX_DEPTH = 12
+"""Containers within containers that are looked into."""
 
 
 class Ref:
@@ -159,7 +160,7 @@ _UNPACK: tuple[tuple[Any, Callable[[Any], Children]], ...] = (
 
 def map_leaves(function: Callable[[Any], Any], node: object, depth: int = 0) -> Any:  # noqa: ANN401
     """Return a container with a function applied to its leaves; the same one if nothing changed."""
-    found = children_of(node) if depth < _MAX_DEPTH else None
+    found = children_of(node) if depth < MAX_DEPTH else None
     if found is None:
         return function(node)
     values = tuple(map_leaves(function, value, depth + 1) for value in found.values)
@@ -170,7 +171,7 @@ def map_leaves(function: Callable[[Any], Any], node: object, depth: int = 0) -> 
 
 def leaves_of(node: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a container with their paths, such as ``batch.coords``."""
-    found = children_of(node) if depth < _MAX_DEPTH else None
+    found = children_of(node) if depth < MAX_DEPTH else None
     if found is None:
         yield name, node
         return

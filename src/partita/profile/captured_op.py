@@ -194,9 +194,9 @@ class Replay:
         copies: dict[int, Tensor] = {}
         for ref in op.owned:
             if isinstance(ref, Value):
-                values[ref.index] = self._copy(self.resolve(ref), copies)
+                values[ref.index] = self.copy(self.resolve(ref), copies)
             elif isinstance(ref, Const):
-                constants[ref.index] = self._copy(self.resolve(ref), copies)
+                constants[ref.index] = self.copy(self.resolve(ref), copies)
         inner = Replay(
             values=values,
             parameters=self.parameters,
@@ -209,7 +209,7 @@ class Replay:
         self.values.update((value, inner.values[value]) for value in op.makes)
 
     @staticmethod
-    def _copy(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
+    def copy(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
         """Return a tensor like another; views of one storage become views of one copy."""
         if tensor.requires_grad or tensor.layout is not torch.strided:
             return tensor.clone()

@@ -4,8 +4,7 @@ Shapes and types of everything that enters a stage are compared with the capture
 sizes are baked into the arguments, and some functions write past their memory otherwise.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +15,9 @@ from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.errors import InvalidInputError
 from partita.profile.captured_modes import eval_form
-from partita.profile.captured_op import CapturedOp, Replay, ValueInfo, storage_of
+from partita.profile.captured_op import CapturedOp, ValueInfo, storage_of
 from partita.profile.coarsen import in_place_ops
+from partita.profile.compiled_stage import StageFunction, compile_stage
 
 
 class StageCall(Protocol):
@@ -75,6 +75,7 @@ class _Stage:
         in_place: Places of the ops that may write in place.
         inputs: Rows of the tensors that enter.
         leaving: Rows of the tensors that leave.
+        branches: Rows of those that branch off before a place, see ``compile_stage``.
         drops: Rows that no op needs after each place.
         draws: Whether an op draws random numbers.
         writes: Whether an op writes in place.
@@ -84,6 +85,7 @@ class _Stage:
     in_place: frozenset[int]
     inputs: tuple[int, ...]
     leaving: tuple[int, ...]
+    branches: Mapping[int, Sequence[int]]
     drops: tuple[tuple[int, ...], ...]
     draws: bool
     writes: bool
@@ -106,13 +108,18 @@ class CapturedStages:
             )
         self._code = code
         self._names = graph.tensors.names
+        table = graph.parameters
+        self._buffers = {name for name, held in zip(table.names, table.buffer, strict=True) if held}
+        self._functions: dict[tuple[int, bool], StageFunction] = {}
         members: list[list[int]] = [[] for _ in plan.stages]
         for op, stage in enumerate(plan.stage_of.tolist()):
             members[stage].append(op)
         wanted = {*graph.outputs.tolist(), graph.loss}
+        self._readers: dict[int, list[int]] = {}
         readers: dict[int, set[int]] = {}
-        for captured, stage in zip(code.ops, plan.stage_of.tolist(), strict=True):
-            for value in captured.reads:
+        for op, stage in enumerate(plan.stage_of.tolist()):
+            for value in code.ops[op].reads:
+                self._readers.setdefault(value, []).append(op)
                 readers.setdefault(value, set()).add(stage)
         self._stages = [
             self._stage(
@@ -149,10 +156,28 @@ class CapturedStages:
             in_place=in_place_ops(ops, leaving, code.values) if writes else frozenset(),
             inputs=tuple(inputs),
             leaving=tuple(sorted(leaving)),
+            branches=self._branches(members, leaving),
             drops=tuple(map(tuple, drops)),
             draws=any(op.draws for op in ops),
             writes=writes,
         )
+
+    def _branches(self, members: Sequence[int], leaving: set[int]) -> dict[int, list[int]]:
+        """Return the place before which each tensor branches off to the stages that read it.
+
+        Autograd adds up the gradients of a tensor from its last reader to its first. One from
+        outside comes before all others, unless readers in here come later than those outside.
+        """
+        inside = set(members)
+        found: dict[int, list[int]] = {}
+        for row in sorted(leaving):
+            outside = [op for op in self._readers.get(row, ()) if op not in inside]
+            if not outside or not self._code.values[row].requires_grad:
+                continue
+            later = [op for op in self._readers[row] if op in inside and op > outside[-1]]
+            if later:
+                found.setdefault(members.index(later[0]), []).append(row)
+        return found
 
     def run(
         self,
@@ -166,24 +191,36 @@ class CapturedStages:
         Raises:
             InvalidInputError: An input is missing or has another shape or type than in the capture.
         """
-        code, what = self._code, self._stages[stage]
-        code.check_mode(training=call.training)
-        replay = Replay(
-            values={row: self._checked(stage, row, inputs) for row in what.inputs},
-            parameters=parameters,
-            constants=code.constants,
-            protected=self._protected(what, inputs, parameters),
-        )
-        with torch.random.fork_rng(devices=[]) if what.draws else nullcontext():
-            for place, (index, trained, evaluated) in enumerate(what.ops):
-                op = trained if call.training else evaluated
-                if op is not None:
-                    if op.draws:
-                        _seed(call.op_seed(index))
-                    replay.run(op, in_place=place in what.in_place)
-                for value in what.drops[place]:
-                    replay.values.pop(value, None)
-        return {self._names[row]: self._leaving(row, replay.values[row]) for row in what.leaving}
+        what = self._stages[stage]
+        function = self._function(stage, training=call.training)
+        entering = [self._checked(stage, row, inputs) for row in what.inputs]
+        protected = self._protected(what, inputs, parameters)
+
+        def run_ops(seed: Callable[[int], None]) -> tuple[Tensor, ...]:
+            return function(entering, parameters, protected, seed)
+
+        made = _with_own_draws(run_ops, call) if what.draws else run_ops(_never_seeded)
+        return {
+            self._names[row]: self._leaving(row, value)
+            for row, value in zip(what.leaving, made, strict=True)
+        }
+
+    def _function(self, stage: int, *, training: bool) -> StageFunction:
+        """Return the ops of a stage as a function, compiled when it is first asked for."""
+        function = self._functions.get((stage, training))
+        if function is None:
+            self._code.check_mode(training=training)
+            what = self._stages[stage]
+            function = self._functions[stage, training] = compile_stage(
+                [(index, trained if training else other) for index, trained, other in what.ops],
+                in_place=what.in_place,
+                inputs=what.inputs,
+                leaving=what.leaving,
+                branches=what.branches if training else {},
+                drops=what.drops,
+                constants=self._code.constants,
+            )
+        return function
 
     def _leaving(self, row: int, value: Tensor) -> Tensor:
         """Return a tensor that leaves; both ends of a gradient must agree that there is none."""
@@ -195,6 +232,8 @@ class CapturedStages:
         value = inputs.get(name)
         if value is None:
             raise InvalidInputError(f"stage {stage} reads {name!r}, which it was not given")
+        if value.shape == info.shape and value.dtype is info.dtype:
+            return value
         fits = len(info.shape) == value.dim() and all(
             d in info.flexible or length == value.shape[d] for d, length in enumerate(info.shape)
         )
@@ -212,10 +251,24 @@ class CapturedStages:
         """Return the storages that the ops of a stage may not write."""
         if not what.writes:
             return frozenset()
-        table = self._code.graph.parameters
-        buffers = {n for n, is_buffer in zip(table.names, table.buffer, strict=True) if is_buffer}
-        held = [tensor for name, tensor in parameters.items() if name not in buffers]
+        held = [tensor for name, tensor in parameters.items() if name not in self._buffers]
         return frozenset(map(storage_of, [*inputs.values(), *held, *self._code.constants]))
+
+
+def _with_own_draws(
+    run_ops: Callable[[Callable[[int], None]], tuple[Tensor, ...]], call: StageCall
+) -> tuple[Tensor, ...]:
+    """Run ops that draw, each with its own seed, and leave the random numbers as they were."""
+    generator = torch.default_generator
+    before = generator.get_state()
+    try:
+        return run_ops(lambda op: _seed(call.op_seed(op)))
+    finally:
+        generator.set_state(before)
+
+
+def _never_seeded(op: int) -> None:
+    raise AssertionError(f"op {op} draws random numbers in a stage that does not")
 
 
 def _seed(value: int) -> None:

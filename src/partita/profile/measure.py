@@ -319,6 +319,11 @@ def device_type_of(device: torch.device) -> str:
     return gpu_type(title, load_catalogue()) or title
 
 
+def this_gpu_type() -> str:
+    """Return the type of the first GPU."""
+    return device_type_of(torch.device("cuda"))
+
+
 def processor_of(device: torch.device) -> str:
     """Return the name of the processor or GPU."""
     if device.type == "cuda":

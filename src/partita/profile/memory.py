@@ -213,12 +213,13 @@ def gradient_buffers(parameters: Mapping[str, Tensor]) -> Iterator[None]:
 def measured_peak_bytes(whole: WholeStep, captured: CapturedModel, inputs: Sequence[Tensor]) -> int:
     """Return the most bytes that are live during a step of the untouched model.
 
-    Parameters, buffers, gradients and inputs count; gradients are there from the start, as in all
-    microbatches but the first.
+    Parameters and buffers that the graph uses, gradients and inputs count; gradients are there from
+    the start, as in all microbatches but the first.
     """
     live = LiveBytes()
-    with gradient_buffers(captured.parameters):
-        for tensor in captured.parameters.values():
+    used = {name: captured.parameters[name] for name in captured.graph.parameters.names}
+    with gradient_buffers(used):
+        for tensor in used.values():
             live.watch(tensor)
             if tensor.grad is not None:
                 live.watch(tensor.grad)

@@ -8,7 +8,8 @@ from partita.core.graph import Graph
 from partita.errors import InvalidInputError
 from partita.profile.capture import capture
 from partita.profile.captured import CapturedModel, CaptureMode, Granularity
-from partita.profile.sources import ModelSource, SourceOptions
+from partita.profile.losses import named_loss
+from partita.profile.sources import ModelSource, SourceOptions, load_source
 
 ANNOTATION = "model"
 
@@ -63,6 +64,12 @@ def origin_of(graph: Graph) -> ModelOrigin:
         mode=CaptureMode(record.get("mode", CaptureMode.TRAINING)),
         loss=str(record.get("loss", "")),
     )
+
+
+def load_origin(origin: ModelOrigin) -> ModelSource:
+    """Return the model of an origin, with the loss that it names."""
+    source = load_source(origin.text, origin.options)
+    return replace(source, loss=named_loss(origin.loss)) if origin.loss else source
 
 
 def capture_at(source: ModelSource, size: int, origin: ModelOrigin) -> CapturedModel:

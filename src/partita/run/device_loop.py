@@ -2,8 +2,8 @@
 
 ``docs/program.md`` has the rules. In short: a list is the order of issue; a RECV or collective
 starts something, and the compute that needs it waits. The gradient of a tensor is summed over the
-reader stages of a device before it goes back, and over devices by the producer, always in the
-order of stages, never of arrival.
+reader stages of a device before it goes back, and over devices by the producer, always from the
+last stage to the first, as autograd does, and never by arrival.
 
 The loop is a generator. It yields a ``Wait`` where it cannot go on yet; over real processes the
 transport waits itself and nothing is ever yielded. What can never come is an error at once.
@@ -14,186 +14,71 @@ it was issued until it was seen to be done.
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
 
 from torch import Tensor
 
 from partita.core.program import LAST_COMPUTE, Kind
 from partita.errors import InvalidInputError
-from partita.run.parameters import Part
+from partita.run.device_parts import (
+    Cell,
+    DeviceStatistics,
+    Instruction,
+    Load,
+    Place,
+    Runner,
+    StepRecord,
+    Store,
+    Wait,
+    Waiting,
+)
 from partita.run.stage_pass import StagePass, Visit
 from partita.run.task import Task
 from partita.run.transport import Meeting, Message, Pending, Transport
 
-Load: TypeAlias = Callable[[int, int, str], Tensor]
-"""Returns an input of the model, given step, microbatch and name of the tensor."""
-
 _T = TypeVar("_T")
-_Cell: TypeAlias = tuple[int, int]
-"""A tensor or a stage, and a microbatch."""
-
 _MOST_SENDS = 32
 """Sends under way beyond which the oldest is waited for, so that sent tensors are let go of."""
-
-
-class Wait(NamedTuple):
-    """Why a device cannot go on yet.
-
-    Attributes:
-        row: The instruction at which it stands.
-        reason: The instruction and what it waits for.
-    """
-
-    row: int
-    reason: str
-
-
-Waiting: TypeAlias = Generator[Wait, None, _T]
-
-
-class Place(NamedTuple):
-    """Where a device stands.
-
-    Attributes:
-        row: The instruction; -1 = between steps.
-        awaited: The instruction whose end it waits for; -1 = it computes.
-        since_ns: Since when.
-    """
-
-    row: int
-    awaited: int
-    since_ns: int
 
 
 _MEMBERS = "the other members of its group"
 
 
-class Instruction(NamedTuple):
-    """One row of the Program, as plain numbers.
-
-    Attributes:
-        row: The row.
-        kind: What it does.
-        visit: Stage, microbatch and version of the weights.
-        tensor: The tensor, -1 = none.
-        message: What travels, for SEND and RECV.
-        joint: Whether several devices carry it out together.
-    """
-
-    row: int
-    kind: Kind
-    visit: Visit
-    tensor: int
-    message: Message | None
-    joint: bool
-
-
-class Runner(Protocol):
-    """Computes what the stages of a device compute."""
-
-    def forward(self, step: int, visit: Visit, inputs: dict[int, Tensor]) -> StagePass:
-        """Run a stage on its inputs."""
-        ...
-
-    def recompute(self, step: int, visit: Visit, done: StagePass) -> None:
-        """Run a stage again if its outputs have no graph yet."""
-        ...
-
-    def begin_backward(self, visit: Visit, done: StagePass, cotangents: dict[int, Tensor]) -> None:
-        """Give a pass the gradients of its outputs."""
-        ...
-
-    def gradients(
-        self, visit: Visit, done: StagePass
-    ) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
-        """Return the gradients of inputs and parameters."""
-        ...
-
-    def input_gradients(self, visit: Visit, done: StagePass) -> dict[int, Tensor]:
-        """Return the gradients of the inputs alone."""
-        ...
-
-    def weight_gradients(self, visit: Visit, done: StagePass) -> dict[str, Tensor]:
-        """Return the gradients of the parameters, after those of the inputs."""
-        ...
-
-
-class Store(Protocol):
-    """Holds the parameters and gradients of a device."""
-
-    @property
-    def num_versions(self) -> int:
-        """Versions of weights that are kept, over all stages."""
-        ...
-
-    def begin_step(self) -> None:
-        """Number the versions of the weights from 0 again."""
-        ...
-
-    def drop_version(self, stage: int, version: int) -> None:
-        """Forget a version that nobody needs any more."""
-        ...
-
-    def release(self, stage: int) -> None:
-        """Drop the gathered copies of a stage's parameters."""
-        ...
-
-    def add_gradient(self, name: str, gradient: Tensor) -> None:
-        """Add the gradient of a parameter over one microbatch of one stage."""
-        ...
-
-    def outgoing(self, kind: Kind, bucket: int) -> list[Tensor]:
-        """Return what this device brings to a collective."""
-        ...
-
-    def incoming(self, kind: Kind, bucket: int, values: Sequence[Tensor]) -> None:
-        """Take home the result of a collective."""
-        ...
-
-    def update(self, stage: int, version: int) -> Mapping[str, Tensor | Part]:
-        """Step the parameters of a stage; returns their gradients."""
-        ...
-
-    def left_over(self) -> list[str]:
-        """Return the parameters whose gradients nobody used."""
-        ...
-
-
 @dataclass(slots=True)
-class StepRecord:
-    """What one device has seen in one step.
+class _Once:
+    """A message that is waited for at its place and again by who needs it; asked only once."""
 
-    Attributes:
-        outputs: Outputs of the model and the loss, by (tensor, microbatch).
-        gradients: Gradients of the parameters that were stepped, as of their last UPDATE.
-        begin_ns: When each instruction began, by a clock that does not jump.
-        end_ns: When it ended.
+    pending: Pending[Tensor]
+    value: Tensor | None = None
+
+    def poll(self) -> Tensor | None:
+        if self.value is None:
+            self.value = self.pending.poll()
+        return self.value
+
+
+def _posted_ahead(instructions: Sequence[Instruction], ahead: int) -> list[Instruction]:
+    """Return a list with each RECV moved forward past so many passes of stages.
+
+    RECVs keep their order, and so do all others.
     """
-
-    outputs: dict[_Cell, Tensor] = field(default_factory=dict)
-    gradients: dict[str, Tensor | Part] = field(default_factory=dict)
-    begin_ns: list[int] = field(default_factory=list)
-    end_ns: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class DeviceStatistics:
-    """What a device has done.
-
-    Attributes:
-        instructions: Number of instructions by kind.
-        sent_bytes: Bytes of the tensors it sent.
-        peak_in_flight: Most microbatches, over all stages, between forward and end of backward.
-        peak_versions: Most versions of weights kept, over all stages.
-    """
-
-    instructions: Counter[Kind] = field(default_factory=Counter)
-    sent_bytes: int = 0
-    peak_in_flight: int = 0
-    peak_versions: int = 0
+    passes = [
+        place
+        for place, instruction in enumerate(instructions)
+        if Kind.FORWARD <= instruction.kind < Kind.UPDATE
+    ]
+    before = 0
+    keys = []
+    for place, instruction in enumerate(instructions):
+        earliest = place
+        if instruction.kind is Kind.RECV and ahead and before:
+            earliest = passes[max(0, before - ahead)]
+        keys.append((earliest, instruction.kind is not Kind.RECV, place))
+        before += Kind.FORWARD <= instruction.kind < Kind.UPDATE
+    return [instructions[place] for *_, place in sorted(keys)]
 
 
 class DeviceLoop:
@@ -201,6 +86,7 @@ class DeviceLoop:
 
     Attributes:
         place: Where it stands.
+        seen: The tensors whose values are kept; all results of the step unless said otherwise.
         executed: Instructions carried out, over all steps.
         records: What was seen in each step.
         statistics: What was done, over all steps.
@@ -226,25 +112,30 @@ class DeviceLoop:
             store: Its parameters.
             runner: Its compute.
             load: Gives the inputs of the model.
-            blocking: Whether SEND and RECV wait at their place until the other end has come.
+            blocking: Whether SEND and RECV hold the device. Those that stand together in the list
+                are one batch: all are posted, then all are waited for.
         """
         self._task, self._device, self._transport = task, device, transport
         self._store, self._runner, self._load, self._blocking = store, runner, load, blocking
         self._program = task.program
         self._first = int(self._program.ptr[device])
         self._instructions = self._read_instructions()
+        ahead = 0 if blocking else transport.posted_ahead
+        self._issued = _posted_ahead(self._instructions, ahead)
         self._step = 0
         self._loaded: dict[tuple[int, int, int], Tensor] = {}
-        self._values: dict[_Cell, Tensor] = {}
-        self._passes: dict[_Cell, StagePass] = {}
-        self._contributions: dict[_Cell, dict[int, Tensor]] = {}
+        self._values: dict[Cell, Tensor] = {}
+        self._passes: dict[Cell, StagePass] = {}
+        self._contributions: dict[Cell, dict[int, Tensor]] = {}
         self._posted: dict[tuple[int, int, bool], dict[int, tuple[int, Pending[Tensor]]]] = {}
         self._sends: deque[tuple[int, Pending[Tensor]]] = deque()
+        self._batch: list[tuple[int, Pending[Tensor], str]] = []
         self._collectives: list[tuple[Instruction, Pending[Sequence[Tensor]]]] = []
         self._all_uses = self._count_uses()
         self._uses: Counter[tuple[object, ...]] = Counter()
         self._begin_ns = 0
         self.place = Place(-1, -1, 0)
+        self.seen = task.results
         self.executed = 0
         self.records: list[StepRecord] = []
         self.statistics = DeviceStatistics()
@@ -317,27 +208,31 @@ class DeviceLoop:
         self._step = step
         self._uses = self._all_uses.copy()
         self._store.begin_step()
-        record = StepRecord()
+        size = len(self._instructions)
+        record = StepRecord(begin_ns=[0] * size, end_ns=[0] * size)
         self.records.append(record)
         clock, handlers = time.perf_counter_ns, self._handlers
-        for instruction in self._instructions:
-            kind = instruction.kind
+        for instruction in self._issued:
+            kind, position = instruction.kind, instruction.row - self._first
             if kind not in handlers:
                 self._refuse(instruction.row, "this kind has no meaning yet")
             self._begin_ns = clock()
             self.place = Place(instruction.row, -1, self._begin_ns)
+            if self._batch and instruction.message is None:
+                yield from self._finish_batch()
             if instruction.joint:
                 row = instruction.row
                 yield from self._until(row, row, self._meet(instruction), _MEMBERS)
             yield from handlers[kind](instruction)
-            record.begin_ns.append(self._begin_ns)
-            record.end_ns.append(clock())
+            record.begin_ns[position] = self._begin_ns
+            record.end_ns[position] = clock()
             self.executed += 1
             self.statistics.instructions[kind] += 1
         yield from self._end_step()
         self.place = Place(-1, -1, clock())
 
     def _end_step(self) -> Waiting[None]:
+        yield from self._finish_batch()
         yield from self._finish_sends(0)
         yield from self._finish_collectives(lambda _: True)
         name = self._program.devices[self._device]
@@ -382,9 +277,7 @@ class DeviceLoop:
             yield Wait(row, f"{self._program.describe(row)} waits for {what}")
         self._begin_ns = now = time.perf_counter_ns()
         self.place = Place(at, -1, now)
-        ends, position = self.records[-1].end_ns, awaited - self._first
-        if position < len(ends):
-            ends[position] = now
+        self.records[-1].end_ns[awaited - self._first] = now
         return value
 
     def _send(self, instruction: Instruction) -> Waiting[None]:
@@ -403,7 +296,7 @@ class DeviceLoop:
         self.statistics.sent_bytes += value.numel() * value.element_size()
         self._drop(cell, gradient=message.gradient)
         if self._blocking:
-            yield from self._until(row, row, sent, "its receiver")
+            self._batch.append((row, sent, "its receiver"))
         else:
             self._sends.append((row, sent))
 
@@ -414,15 +307,23 @@ class DeviceLoop:
             yield from self._until(row, row, sent, "its receiver")
             self._sends.popleft()
 
-    def _receive(self, instruction: Instruction) -> Waiting[None]:
+    def _finish_batch(self) -> Waiting[None]:
+        """Wait for the messages of a batch, in the order of issue."""
+        for row, pending, other in self._batch:
+            yield from self._until(row, row, pending, other)
+        self._batch.clear()
+
+    def _receive(self, instruction: Instruction) -> Iterable[Wait]:
         row, message = instruction.row, instruction.message
         assert message is not None
         with self._at(row):
             posted = self._transport.receive(message)
+        if self._blocking:
+            posted = _Once(posted)
+            self._batch.append((row, posted, "its sender"))
         key = (message.tensor, message.microbatch, message.gradient)
         self._posted.setdefault(key, {})[message.source] = (row, posted)
-        if self._blocking:
-            yield from self._until(row, row, posted, "its sender")
+        return ()
 
     def _meet(
         self, instruction: Instruction, values: Sequence[Tensor] = ()
@@ -457,7 +358,7 @@ class DeviceLoop:
             lambda other: other.kind is Kind.ALL_GATHER and other.visit.stage == stage
         )
 
-    def _drop(self, cell: _Cell, *, gradient: bool) -> None:
+    def _drop(self, cell: Cell, *, gradient: bool) -> None:
         """Count a use of an activation or gradient, and forget it after the last."""
         key = (*cell, gradient)
         self._uses[key] -= 1
@@ -503,7 +404,7 @@ class DeviceLoop:
         yield from self._finish_gathers(visit.stage)
         with self._at(row):
             done = self._runner.forward(self._step, visit, inputs)
-        seen = self._task.results if group[0] == self._device else ()
+        seen = self.seen if group[0] == self._device else ()
         for tensor, value in done.outputs.items():
             cell = (tensor, visit.microbatch)
             if self._uses[(*cell, False)]:
@@ -547,7 +448,7 @@ class DeviceLoop:
         return done
 
     def _output_gradient(self, row: int, visit: Visit, tensor: int) -> Waiting[Tensor]:
-        """Wait for the gradients of a tensor, and sum them over devices in order of stages."""
+        """Wait for the gradients of a tensor, and sum them over devices from the last stage on."""
         cell = (tensor, visit.microbatch)
         posted = self._posted.get((*cell, True), {})
         total: Tensor | None = None
@@ -570,13 +471,13 @@ class DeviceLoop:
         return total
 
     def _gradient_sources(self, visit: Visit, tensor: int) -> Iterable[int]:
-        """Return the devices that a gradient comes from, by their lowest reading stage.
+        """Return the devices that a gradient comes from, by their highest reading stage.
 
         Rank i of the producer gets it from rank i mod tp of the reader.
         """
         rank = self._task.group(visit.stage, visit.microbatch).index(self._device)
         sources: dict[int, None] = {}
-        for reader in self._task.readers[tensor]:
+        for reader in reversed(self._task.readers[tensor]):
             group = self._task.group(reader, visit.microbatch)
             sources[self._device if self._device in group else group[rank % len(group)]] = None
         return sources
@@ -585,7 +486,7 @@ class DeviceLoop:
         """Return the gradient of a tensor, summed over the stages of this device that read it."""
         parts = self._contributions.get((tensor, microbatch), {})
         total: Tensor | None = None
-        for reader in self._task.readers.get(tensor, ()):
+        for reader in reversed(self._task.readers.get(tensor, ())):
             if self._device not in self._task.group(reader, microbatch):
                 continue
             if reader not in parts:
@@ -610,8 +511,7 @@ class DeviceLoop:
                 self._contributions.setdefault(cell, {})[visit.stage] = gradients[tensor]
 
     def _add_gradients(self, visit: Visit, gradients: Mapping[str, Tensor]) -> None:
-        for name, gradient in gradients.items():
-            self._store.add_gradient(name, gradient)
+        self._store.add_gradients(gradients)
         del self._passes[visit.stage, visit.microbatch]
         self._count_version(visit)
 

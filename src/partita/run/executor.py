@@ -1,7 +1,8 @@
 """Runs a plan for real: a process for each device, and what they saw put together."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,24 @@ import numpy as np
 
 from partita.core.plan import Plan, Shard
 from partita.core.problem import Problem
-from partita.core.program import Program
+from partita.core.program import Kind, Program
 from partita.core.timeline import Timeline, TimelineOrigin
 from partita.cost.lower import lower
+from partita.cost.order import ListOrder
 from partita.errors import UnsupportedError
-from partita.run.board import Board, describe
+from partita.processes import ended_by_signals
+from partita.run.board import Board, View
+from partita.run.clocks import to_rank_0
 from partita.run.local_ranks import RankPool
 from partita.run.process_transport import Member, used_devices
 from partita.run.rank import RankOptions, RankReport, run_rank
+from partita.run.rank_capture import MemoryUse, merged_trace
 from partita.run.results import RunResult, merged, step_result
 from partita.run.task import Task
 from partita.run.workload import Workload
+
+MEETING_LIMIT_S = 60.0
+"""How long ranks wait at least for one another to come, however soon an instruction must end."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,12 +37,17 @@ class Run:
     Attributes:
         result: Losses, outputs, gradients and weights.
         timelines: What happened when, for each step; the clocks of all ranks aligned.
-        step_s: Seconds of each step, from its first instruction to its last on any rank.
+        step_s: Seconds of each step: from the end of the step before on all ranks to its own end,
+            the first from its first instruction. Steps overlap at their edges.
+        memory: The memory of each device that it is known of, by name.
+        trace: What torch's profiler saw of all ranks, a Chrome trace; empty = nothing.
     """
 
     result: RunResult
     timelines: tuple[Timeline, ...]
     step_s: tuple[float, ...]
+    memory: Mapping[str, MemoryUse] = field(default_factory=dict)
+    trace: str = ""
 
 
 def check_runnable(plan: Plan) -> None:
@@ -56,14 +69,22 @@ def check_runnable(plan: Plan) -> None:
             )
 
 
-def make_task(problem: Problem, plan: Plan, workload: Workload) -> Task:
+def make_task(
+    problem: Problem, plan: Plan, workload: Workload, *, order: ListOrder = ListOrder.DEVICE
+) -> Task:
     """Return what the ranks of a run share.
+
+    Args:
+        problem: The problem.
+        plan: A plan for it.
+        workload: What it computes.
+        order: Whose order the devices list their compute in.
 
     Raises:
         UnsupportedError: The executor cannot run the plan.
     """
     check_runnable(plan)
-    return Task(problem, plan, lower(problem, plan), workload.code)
+    return Task(problem, plan, lower(problem, plan, order=order), workload.code)
 
 
 def run_forked(
@@ -90,19 +111,28 @@ def run_forked(
     board = Board(world)
 
     def main(member: Member, _: object) -> RankReport:
-        return run_rank(task, member, workload, options=options, board=board)
+        return run_rank(task, member, workload, options=options, board=board, told=member.tell)
 
-    limit_s = options.stall_limit_s
-    with RankPool(world, main, limit_s=limit_s, board=board, log_directory=log_directory) as pool:
-        reports = pool.call(
-            None, told=told, why_stuck=lambda: where_all_stand(board, task.program, world)
-        )
+    limit_s = max(options.stall_limit_s, MEETING_LIMIT_S)
+    with (
+        ended_by_signals(),
+        RankPool(
+            world,
+            main,
+            limit_s=limit_s,
+            stall_limit_s=options.stall_limit_s,
+            board=board,
+            log_directory=log_directory,
+        ) as pool,
+    ):
+        view = View(board, task.program, range(world))
+        reports = pool.call(None, told=told, view=view)
     return put_together(task, reports)
 
 
 def where_all_stand(board: Board, program: Program, world: int) -> str:
     """Return what every rank was doing, a line each."""
-    return "\n".join(f"  {describe(board.read(rank), rank, program)}" for rank in range(world))
+    return View(board, program, range(world)).all()
 
 
 def put_together(
@@ -110,7 +140,8 @@ def put_together(
     reports: list[RankReport],
     origin: TimelineOrigin = TimelineOrigin.MEASURED,
 ) -> Run:
-    """Return what all ranks saw as one."""
+    """Return what all ranks saw as one, all times by rank 0's clock."""
+    reports = [aligned(report) for report in reports]
     by_device = {report.device: report for report in reports}
     steps = range(len(reports[0].records))
     names = task.plan.devices
@@ -124,27 +155,49 @@ def put_together(
             statistics={names[device]: report.statistics for device, report in by_device.items()},
         ),
         timelines=timelines,
-        step_s=tuple(
-            (
-                max(report.step_ns[step][1] for report in reports)
-                - min(report.step_ns[step][0] for report in reports)
-            )
-            / 1e9
-            for step in steps
-        ),
+        step_s=step_seconds(reports),
+        memory={names[r.device]: r.memory for r in reports if r.memory is not None},
+        trace=merged_trace({names[r.device]: r.trace for r in reports if r.trace}),
     )
+
+
+def aligned(report: RankReport) -> RankReport:
+    """Return a report with its times by rank 0's clock."""
+    if not report.clock:
+        return report
+    moved = to_rank_0(report.clock)
+    return replace(
+        report,
+        records=[
+            replace(
+                record,
+                begin_ns=[moved(time) for time in record.begin_ns],
+                end_ns=[moved(time) for time in record.end_ns],
+            )
+            for record in report.records
+        ],
+        step_ns=[(moved(begin), moved(end)) for begin, end in report.step_ns],
+        clock=(),
+    )
+
+
+def step_seconds(reports: Sequence[RankReport]) -> tuple[float, ...]:
+    """Return the seconds of each step over all ranks, from end to end."""
+    steps = range(len(reports[0].step_ns))
+    begin = min(report.step_ns[0][0] for report in reports)
+    edges = [begin, *(max(report.step_ns[step][1] for report in reports) for step in steps)]
+    return tuple((after - before) / 1e9 for before, after in pairwise(edges))
 
 
 def _timeline(
     program: Program, reports: dict[int, RankReport], step: int, origin: TimelineOrigin
 ) -> Timeline:
-    begin, end = np.zeros(len(program)), np.zeros(len(program))
-    first = min(report.step_ns[step][0] for report in reports.values())
+    begin, end = np.zeros(len(program), np.int64), np.zeros(len(program), np.int64)
     for device, report in reports.items():
         rows = slice(int(program.ptr[device]), int(program.ptr[device + 1]))
-        record = report.records[step]
-        begin[rows] = (np.array(record.begin_ns) - first) / 1e9
-        end[rows] = (np.array(record.end_ns) - first) / 1e9
+        begin[rows], end[rows] = report.records[step].begin_ns, report.records[step].end_ns
+    # Loads and receives of a step may come while another rank is still in the one before.
+    first = int(begin[program.kind == Kind.FORWARD].min())
     return Timeline(
         origin=origin,
         devices=program.devices,
@@ -154,7 +207,7 @@ def _timeline(
         stage=program.stage,
         microbatch=program.microbatch,
         peer=program.peer,
-        start_s=begin,
-        end_s=end,
+        start_s=np.maximum(begin - first, 0) / 1e9,
+        end_s=np.maximum(end - first, 0) / 1e9,
         bytes=program.bytes,
     )

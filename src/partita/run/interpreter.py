@@ -19,7 +19,8 @@ from partita.core.problem import Problem
 from partita.core.program import Program
 from partita.cost.lower import lower
 from partita.errors import InvalidInputError
-from partita.run.device_loop import DeviceLoop, Load, Wait, Waiting
+from partita.run.device_loop import DeviceLoop
+from partita.run.device_parts import Load, Wait, Waiting
 from partita.run.parameters import Optimizer, ParameterStore, sgd
 from partita.run.results import RunResult, merged, step_result
 from partita.run.stage_code import StageCode
@@ -38,7 +39,7 @@ class RunOptions:
         steps: Number of steps.
         seed: Seed of all random numbers.
         make_optimizer: Makes the optimizer of a device.
-        blocking: Whether SEND and RECV wait at their place until the other end has come.
+        blocking: Whether SEND and RECV hold their device; those that stand together are a batch.
     """
 
     steps: int = 1

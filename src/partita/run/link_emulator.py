@@ -11,6 +11,7 @@ namespaces is touched, and no packet leaves them.
 """
 
 import ctypes
+import errno
 import fcntl
 import os
 import select
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
+from partita.run.priority import run_soon
 
 INTERFACE = "partita0"
 _ADDRESSES = ("198.18.0.1", "198.18.0.2")  # RFC 2544: kept for measurements, routed nowhere
@@ -313,9 +315,16 @@ def _relay(descriptors: tuple[int, int], shape: LinkShape, owner: int) -> None:
             if source in ready:
                 _take_packets(source, way, shape.mtu_bytes)
             for packet in way.due(time.monotonic()):
-                # A full receive queue drops the packet, as a network card would.
-                with suppress(BlockingIOError):
-                    os.write(target, packet)
+                _deliver(target, packet)
+
+
+def _deliver(target: int, packet: bytes) -> None:
+    """Hand a packet to a device; one with a full queue, or that is down, loses it."""
+    try:
+        os.write(target, packet)
+    except OSError as exc:
+        if exc.errno not in (errno.EAGAIN, errno.EIO):
+            raise
 
 
 def _take_packets(source: int, way: Direction, mtu_bytes: int) -> None:
@@ -339,8 +348,7 @@ def run_relay(arguments: list[str]) -> None:
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _stop)
-    with suppress(PermissionError):
-        os.nice(-10)  # a relay that waits for a processor would look like a slower link
+    run_soon()
     stem, rate, delay, mtu = arguments
     shape = LinkShape(rate_bytes_per_s=float(rate), delay_s=float(delay), mtu_bytes=int(mtu))
     try:

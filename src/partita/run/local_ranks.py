@@ -9,6 +9,7 @@ names it and what every rank was doing.
 """
 
 import io
+import math
 import os
 import signal
 import socket
@@ -16,27 +17,31 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in stubs
 
 from partita.errors import PartitaError, WorkerError
-from partita.profile.calibrate_local import die_with_parent
-from partita.run.board import Board
-from partita.run.process_transport import Member
+from partita.processes import die_with_parent, machine_cores, redirect_output
+from partita.run.allocator import keep_freed_memory
+from partita.run.board import STALE_S, Board, Phase, View
+from partita.run.device_parts import Place
+from partita.run.failures import Failure, as_partita_error, error_of, first_cause
+from partita.run.process_transport import Member, first_line
+from partita.run.rank import warm_up_autograd
 
 Main: TypeAlias = Callable[[Member, Any], Any]
 """What a rank does with a request; returns its answer."""
 
 _GRACE_S = 3.0
-_LOG_LINES = 5
+_LOOK_S = 0.2
 
 
 def why_not_fork() -> str:
@@ -53,6 +58,16 @@ def why_not_fork() -> str:
     return ""
 
 
+def limit_threads(ranks: int) -> int:
+    """Let torch compute with as many threads as each of some ranks here may have.
+
+    More than the cores' share makes all of them slower, up to ten times.
+    """
+    threads = max(1, machine_cores() // ranks)
+    torch.set_num_threads(threads)
+    return threads
+
+
 @dataclass(slots=True)
 class _Worker:
     rank: int
@@ -60,6 +75,22 @@ class _Worker:
     pipe: Connection
     log: Path
     exit_code: int | None = None
+    error: PartitaError | None = None
+
+    def has_ended(self) -> bool:
+        """Return whether the process is gone, and keep how it ended."""
+        if self.exit_code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.exit_code = os.waitstatus_to_exitcode(status)
+        return self.exit_code is not None
+
+    def kill(self) -> None:
+        """End the process."""
+        if not self.has_ended():
+            os.kill(self.pid, signal.SIGKILL)
+            _, status = os.waitpid(self.pid, 0)
+            self.exit_code = os.waitstatus_to_exitcode(status)
 
 
 class RankPool:
@@ -71,6 +102,7 @@ class RankPool:
         main: Main,
         *,
         limit_s: float = 300.0,
+        stall_limit_s: float | None = None,
         board: Board | None = None,
         log_directory: Path | None = None,
     ) -> None:
@@ -80,6 +112,8 @@ class RankPool:
             world: Number of ranks.
             main: What they do; everything that it refers to is shared.
             limit_s: How long they may wait for one another.
+            stall_limit_s: How long one may show no sign of life on the board; ``limit_s`` if not
+                given.
             board: Where they say what they are doing.
             log_directory: Where what they print goes; a temporary one if not given.
 
@@ -87,30 +121,42 @@ class RankPool:
             WorkerError: They did not meet.
         """
         self.board = Board(world) if board is None else board
+        self._silence_s = (limit_s if stall_limit_s is None else stall_limit_s) + STALE_S
         self._scratch = None if log_directory else tempfile.TemporaryDirectory(prefix="partita-")
         logs = log_directory or Path(self._scratch.name)  # type: ignore[union-attr]  # one is there
         self._workers: list[_Worker] = []
         self._why_stuck: Callable[[], str] = lambda: ""
-        _warm_up()
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            for rank in range(world):
-                ours, theirs = Pipe()
-                log = logs / f"rank{rank}.log"
-                sys.stdout.flush()
-                sys.stderr.flush()
-                pid = os.fork()
-                if pid == 0:
-                    ours.close()
-                    for worker in self._workers:
-                        worker.pipe.close()
-                    _be_rank(_Birth(rank, world, limit_s, listener, log), theirs, main)
-                theirs.close()
-                self._workers.append(_Worker(rank, pid, ours, log))
+        self._view: View | None = None
+        self._ended_by = ""
+        warm_up_autograd()
         try:
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                for rank in range(world):
+                    birth = _Birth(rank, world, limit_s, listener, logs / f"rank{rank}.log")
+                    self._workers.append(self._fork(birth, main))
             self._collect(limit_s + _GRACE_S)
-        except BaseException:
-            self.close(kill=True)
+        except BaseException as exc:
+            self._end_by(exc)
             raise
+
+    def _fork(self, birth: "_Birth", main: Main) -> _Worker:
+        ours, theirs = Pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            code = WorkerError.exit_code
+            try:
+                # Nothing may ever return into what the parent was doing.
+                die_with_parent(parent)
+                for pipe in (ours, *(worker.pipe for worker in self._workers)):
+                    pipe.close()
+                code = _be_rank(birth, theirs, main, self.board)
+            finally:
+                os._exit(code)
+        theirs.close()
+        return _Worker(birth.rank, pid, ours, birth.log)
 
     @property
     def pids(self) -> list[int]:
@@ -124,6 +170,7 @@ class RankPool:
         limit_s: float | None = None,
         told: Callable[[int, Any], None] = lambda _, __: None,
         why_stuck: Callable[[], str] = lambda: "",
+        view: View | None = None,
     ) -> list[Any]:
         """Return the answers of all ranks to a request, by rank.
 
@@ -133,85 +180,89 @@ class RankPool:
                 by itself.
             told: Told a rank and what it says on the way.
             why_stuck: Says what the ranks were doing, when something has gone wrong.
+            view: What can be seen of the Program that they run; says who is to blame.
 
         Raises:
             WorkerError: A rank failed or died; the pool is closed then.
         """
-        self._why_stuck = why_stuck
-        message = _pack(request)
+        if self._ended_by:
+            raise WorkerError(f"the ranks have ended: {self._ended_by}; start new ones")
+        self._why_stuck, self._view = (view.all if view else why_stuck), view
         try:
+            message = _pack(request)
             for worker in self._workers:
-                worker.pipe.send_bytes(message)
+                with suppress(OSError):  # its end is seen, and explained, below
+                    worker.pipe.send_bytes(message)
             return self._collect(limit_s, told)
-        except (WorkerError, PartitaError, OSError, KeyboardInterrupt):
-            self.close(kill=True)
+        except BaseException as exc:  # the answers that are still to come must not be mixed up
+            self._end_by(exc)
             raise
+
+    def _end_by(self, exc: BaseException) -> None:
+        self.close(kill=True)
+        self._ended_by = first_line(exc)
 
     def _collect(
         self, limit_s: float | None, told: Callable[[int, Any], None] = lambda _, __: None
     ) -> list[Any]:
-        deadline = None if limit_s is None else time.monotonic() + limit_s
+        deadline = math.inf if limit_s is None else time.monotonic() + limit_s
         answers: dict[int, Any] = {}
         while len(answers) < len(self._workers):
             waiting = {w.pipe: w for w in self._workers if w.rank not in answers}
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = wait(list(waiting), timeout=left)
-            if not ready:
-                silent = ", ".join(str(worker.rank) for worker in waiting.values())
-                raise WorkerError(self._explained(f"no answer of rank {silent} in {limit_s:g} s"))
+            left_s = max(0.0, deadline - time.monotonic())
+            ready = wait(list(waiting), timeout=min(left_s, _LOOK_S))
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 worker = waiting[pipe]
-                try:
-                    kind, value = _unpack(pipe.recv_bytes())
-                except (EOFError, ConnectionResetError):
-                    self._refuse_dead(worker)
+                kind, value = _receive(worker)
                 if kind == "told":
                     told(worker.rank, value)
-                elif kind == "error":
-                    self._refuse_failed(worker, value)
-                else:
+                elif kind == "done":
                     answers[worker.rank] = value
+                else:
+                    self._refuse(worker)
+            if not ready:
+                self._look(list(waiting.values()))
+                if not left_s:
+                    silent = ", ".join(str(worker.rank) for worker in waiting.values())
+                    failure = WorkerError(f"no answer of rank {silent} in {limit_s:g} s")
+                    raise self._explained(Failure(rank=-1, error=failure))
         return [answers[worker.rank] for worker in self._workers]
 
-    def _refuse_failed(self, worker: _Worker, error: BaseException) -> None:
-        """Raise the error of a rank, unless it only saw another one go away."""
-        if isinstance(error, WorkerError):
-            deadline = time.monotonic() + _GRACE_S / 3
-            others = [w for w in self._workers if w is not worker]
-            while time.monotonic() < deadline:
-                for other in others:
-                    if self._has_ended(other):
-                        self._refuse_dead(other)
-                time.sleep(0.02)
-            raise WorkerError(self._explained(str(error))) from error
-        raise error
+    def _look(self, waiting: Sequence[_Worker]) -> None:
+        """Look whether one of the ranks has ended or stands still without a word."""
+        for worker in waiting:
+            if worker.has_ended() and not worker.pipe.poll():
+                self._refuse(worker)
+        frozen = self.board.frozen([worker.rank for worker in waiting], self._silence_s)
+        if frozen:
+            silent = f"rank {frozen[0]} shows no sign of life"
+            who = self._view.stands_still(frozen[0]) if self._view else silent
+            raise self._explained(Failure(rank=frozen[0], error=WorkerError(who)))
 
-    def _has_ended(self, worker: _Worker) -> bool:
-        if worker.exit_code is None:
-            pid, status = os.waitpid(worker.pid, os.WNOHANG)
-            if pid:
-                worker.exit_code = os.waitstatus_to_exitcode(status)
-        return worker.exit_code is not None
+    def _refuse(self, first: _Worker) -> NoReturn:
+        """Raise the error of a rank that has failed, or of the one that it has lost.
 
-    def _refuse_dead(self, worker: _Worker) -> None:
-        deadline = time.monotonic() + _GRACE_S
-        while not self._has_ended(worker) and time.monotonic() < deadline:
+        The others are given a moment to fail as well: the one that failed first of its own may be
+        heard last.
+        """
+        who = self._view.culprit() if self._view else ""
+        seen = [first]
+        deadline = time.monotonic() + _GRACE_S / 3
+        while time.monotonic() < deadline and not any(_failure(w).is_own for w in seen):
+            for worker in self._workers:
+                if worker not in seen and (_has_failed(worker) or worker.has_ended()):
+                    seen.append(worker)
+            if all(worker in seen for worker in self._workers):
+                break
             time.sleep(0.01)
-        code = worker.exit_code
-        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else (
-            f"ended with exit code {code}"
-        )  # fmt: skip
-        raise WorkerError(self._explained(f"rank {worker.rank} {how}", worker))
+        while not first.has_ended() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        raise self._explained(first_cause([_failure(worker) for worker in seen]), who)
 
-    def _explained(self, text: str, worker: _Worker | None = None) -> str:
-        parts = [text]
-        if worker is not None and worker.log.exists():
-            lines = worker.log.read_text(errors="replace").strip().splitlines()[-_LOG_LINES:]
-            parts += [f"  rank {worker.rank} said: {line}" for line in lines]
-        if stuck := self._why_stuck():
-            parts.append(stuck)
-        return "\n".join(parts)
+    def _explained(self, failure: Failure, culprit: str = "") -> PartitaError:
+        where = self._view.where(failure.rank) if self._view and failure.rank >= 0 else ""
+        return error_of(failure, culprit=culprit, where=where, stands=self._why_stuck())
 
     def close(self, *, kill: bool = False) -> None:
         """End the ranks: these processes and no others."""
@@ -219,12 +270,10 @@ class RankPool:
             worker.pipe.close()
         deadline = time.monotonic() + _GRACE_S
         for worker in self._workers:
-            while not kill and not self._has_ended(worker) and time.monotonic() < deadline:
+            while not kill and not worker.has_ended() and time.monotonic() < deadline:
                 time.sleep(0.005)
-            if not self._has_ended(worker):
-                os.kill(worker.pid, signal.SIGKILL)
-                _, status = os.waitpid(worker.pid, 0)
-                worker.exit_code = os.waitstatus_to_exitcode(status)
+            worker.kill()
+        self._ended_by = self._ended_by or "the pool was closed"
         if self._scratch is not None:
             self._scratch.cleanup()
 
@@ -246,15 +295,16 @@ class _Birth:
     log: Path
 
 
-def _be_rank(birth: _Birth, pipe: Connection, main: Main) -> None:
-    """Answer requests until the parent closes the pipe; never returns."""
-    die_with_parent()
+def _be_rank(birth: _Birth, pipe: Connection, main: Main, board: Board) -> int:
+    """Answer requests until the parent closes the pipe; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks itself
-    _redirect(birth.log)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     code = 0
     try:
+        redirect_output(birth.log)
         member = _meet(birth, pipe)
+        _stand_idle(birth.rank, board)
         pipe.send_bytes(_pack(("done", None)))
         while True:
             try:
@@ -262,37 +312,51 @@ def _be_rank(birth: _Birth, pipe: Connection, main: Main) -> None:
             except EOFError:
                 break
             pipe.send_bytes(_pack(("done", main(member, request))))
+            _stand_idle(birth.rank, board)
     except BaseException as exc:  # noqa: BLE001 (a process border: the parent raises it)
         traceback.print_exc()
-        code = getattr(exc, "exit_code", WorkerError.exit_code)
-        error = exc if isinstance(exc, PartitaError) else _unexpected(birth.rank, exc)
+        error = as_partita_error(birth.rank, exc)
+        code = error.exit_code
         with suppress(OSError):  # the parent may have closed the pipe because of another rank
             pipe.send_bytes(_pack(("error", error)))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    return code
 
 
-def _unexpected(rank: int, exc: BaseException) -> WorkerError:
-    return WorkerError(f"rank {rank}: {type(exc).__name__}: {exc}")
+def _stand_idle(rank: int, board: Board) -> None:
+    board.write(rank, Place(-1, -1, time.perf_counter_ns()), -1, phase=Phase.IDLE, pid=os.getpid())
 
 
-def _warm_up() -> None:
-    """Let torch import what a first backward needs, once for all ranks."""
-    leaf = torch.ones(1, requires_grad=True)
-    torch.autograd.grad(leaf * 2, leaf, torch.ones(1))
+def _receive(worker: _Worker) -> tuple[str, Any]:
+    """Return what a rank says; an error is kept with it."""
+    try:
+        kind, value = _unpack(worker.pipe.recv_bytes())
+    except (EOFError, OSError):
+        return "gone", None
+    if kind == "error":
+        worker.error = value
+    return kind, value
 
 
-def _redirect(log: Path) -> None:
-    """Send what the rank prints to its log."""
-    with log.open("ab", buffering=0) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+def _has_failed(worker: _Worker) -> bool:
+    """Return whether a rank has said that it failed; what else it says is let go."""
+    while worker.error is None and worker.pipe.poll():
+        if _receive(worker)[0] == "gone":
+            break
+    return worker.error is not None
+
+
+def _failure(worker: _Worker) -> Failure:
+    return Failure(
+        rank=worker.rank, exit_code=worker.exit_code, error=worker.error, log=worker.log
+    )  # fmt: skip
 
 
 def _meet(birth: _Birth, pipe: Connection) -> Member:
     """Open the store on the port that the parent has taken, and join the group."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     port = birth.listener.getsockname()[1]
     timeout = timedelta(seconds=birth.limit_s)
     if birth.rank == 0:
@@ -315,6 +379,7 @@ def _meet(birth: _Birth, pipe: Connection) -> Member:
         world=birth.world,
         store=PrefixStore("pool", store),
         limit_s=birth.limit_s,
+        tell=lambda value: pipe.send_bytes(_pack(("told", value))),
     )
     member.join()
     return member

@@ -161,19 +161,24 @@ class ParameterStore:
         """Replace buffers."""
         self._whole.update(values)
 
-    def add_gradient(self, name: str, gradient: Tensor) -> None:
-        """Add the gradient of a parameter over one microbatch of one stage.
+    def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Add the gradients of parameters, by name, over one microbatch of one stage.
 
         The first may be a tensor that others hold too; the sum of two is our own to change.
         """
-        held = self._gradients.get(name)
-        if held is None:
-            self._gradients[name] = gradient
-        elif name in self._own_sums:
-            held.add_(gradient)
-        else:
-            self._gradients[name] = held + gradient
-            self._own_sums.add(name)
+        sums, parts = [], []
+        for name, gradient in gradients.items():
+            held = self._gradients.get(name)
+            if held is None:
+                self._gradients[name] = gradient
+            elif name in self._own_sums:
+                sums.append(held)
+                parts.append(gradient)
+            else:
+                self._gradients[name] = held + gradient
+                self._own_sums.add(name)
+        if sums:
+            torch._foreach_add_(sums, parts)
 
     def outgoing(self, kind: Kind, bucket: int) -> list[Tensor]:
         """Return what this device brings to a collective, a tensor for each parameter.
@@ -249,6 +254,10 @@ class ParameterStore:
             else:
                 held[name] = self._as_part(name, self._parts[name].clone())
         return held
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters and buffers that are held, whole or in parts."""
+        return [*self._whole.values(), *self._parts.values()]
 
     def _as_part(self, name: str, value: Tensor) -> Tensor | Part:
         sharding = self._shardings.get(name)

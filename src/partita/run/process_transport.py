@@ -9,8 +9,9 @@ NCCL serves the messages of a group one after the other, in both directions, so 
 pair has a group of its own. No GPU was here to try it.
 """
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -21,7 +22,10 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]  # not in its stubs
 
 from partita.core.program import Kind, Program
-from partita.errors import InvalidInputError, UnsupportedError, WorkerError
+from partita.errors import InvalidInputError, UnsupportedError
+from partita.processes import clock_identity
+from partita.run.board import Phase
+from partita.run.failures import PeerError
 from partita.run.task import Task
 from partita.run.transport import Meeting, Message, Pending
 from partita.run.workload import Shape, ShapeOf
@@ -38,6 +42,9 @@ class Member:
         device: Where it computes.
         backend: ``gloo`` or ``nccl``.
         limit_s: How long anything may take that waits for others.
+        tell: Tells whoever started it something, such as that a step is done.
+        groups: Groups of some of the ranks that were made so far. They are kept: a group that is
+            made again under the same name would find the addresses of the old one in the store.
     """
 
     rank: int
@@ -46,14 +53,17 @@ class Member:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     backend: str = "gloo"
     limit_s: float = 300.0
+    tell: Callable[[Any], None] = lambda _: None
+    groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     def join(self) -> None:
         """Make the process group of all ranks.
 
         Raises:
-            WorkerError: The others did not come in time.
+            WorkerError: The others did not come in time; names them.
         """
         try:
+            self.store.set(f"here/{self.rank}", "1")
             dist.init_process_group(
                 self.backend,
                 store=self.store,
@@ -62,10 +72,33 @@ class Member:
                 timeout=timedelta(seconds=self.limit_s),
             )
         except RuntimeError as exc:
-            raise WorkerError(
-                f"rank {self.rank}: the {self.world} ranks did not meet within {self.limit_s:g} s: "
-                f"{_first_line(exc)}"
+            missing = self._missing()
+            who = f"rank {', '.join(map(str, missing))} did not come" if missing else "all came"
+            raise PeerError(
+                f"rank {self.rank}: the {self.world} ranks did not meet within {self.limit_s:g} s, "
+                f"{who}: {first_line(exc)}"
             ) from exc
+
+    def _missing(self) -> list[int]:
+        """Return the ranks that have not come."""
+        try:
+            return [r for r in range(self.world) if not self.store.check([f"here/{r}"])]
+        except RuntimeError:  # the store is gone too
+            return []
+
+    def group_of(self, ranks: Sequence[int]) -> Any:  # noqa: ANN401  # torch's
+        """Return a group of some ranks, of which this is one; all of them call it.
+
+        torch calls a group by how many its maker has made, which differs from rank to rank: members
+        with other groups would look for one another in vain. So the name follows from the ranks.
+        """
+        key = tuple(sorted(ranks))
+        if key not in self.groups:
+            digest = hashlib.sha1(repr(key).encode(), usedforsecurity=False).hexdigest()
+            dist.distributed_c10d._world.group_count = int(digest[:12], 16)  # noqa: SLF001 (see above)
+            limit = timedelta(seconds=self.limit_s)
+            self.groups[key] = dist.new_group(list(key), timeout=limit)
+        return self.groups[key]
 
 
 def used_devices(program: Program) -> list[int]:
@@ -106,9 +139,23 @@ class _Reduction:
 
 
 class ProcessTransport:
-    """Carries the messages of one device; all ranks make theirs at the same time."""
+    """Carries the messages of one device; all ranks make theirs at the same time.
 
-    def __init__(self, task: Task, member: Member, shape_of: ShapeOf, *, job: str = "job") -> None:
+    Attributes:
+        shares_clock: Whether all ranks read one clock.
+    """
+
+    posted_ahead = 2
+
+    def __init__(
+        self,
+        task: Task,
+        member: Member,
+        shape_of: ShapeOf,
+        *,
+        job: str = "job",
+        entered: Callable[[Phase], None] = lambda _: None,
+    ) -> None:
         """Agree with the others on what will travel, and open the channels.
 
         Args:
@@ -116,6 +163,7 @@ class ProcessTransport:
             member: This process.
             shape_of: What travels.
             job: Name of the run in the store; another one for every run of a group.
+            entered: Told what it is at.
 
         Raises:
             InvalidInputError: Ranks disagree; names the first difference.
@@ -127,34 +175,36 @@ class ProcessTransport:
         self._rank_of = {device: rank for rank, device in enumerate(devices)}
         self._world = len(devices)
         self._device = devices[member.rank]
-        self._messages = _messages_of(task.program, self._device)
+        self._messages = messages_of(task.program, self._device)
+        self.shares_clock = True
+        entered(Phase.AGREE)
         self._agree(job)
-        self._pairs = self._open_pairs()
-        self._groups = self._open_groups()
-        self._warm_up()
+        entered(Phase.OPEN)
+        try:
+            self._pairs = self._open_pairs()
+            self._groups = self._open_groups()
+            self._warm_up()
+        except RuntimeError as exc:
+            raise PeerError(
+                f"rank {member.rank}: the channels to the others could not be opened: "
+                f"{first_line(exc)}"
+            ) from exc
 
     def _agree(self, job: str) -> None:
         """Compare with every peer what will travel between the two."""
         member = self._member
-        table = {
-            _key(message): _text(self._shape_of(message.tensor, message.microbatch))
-            for message in self._messages
-        }
-        facts = {
-            "torch version": torch.__version__,
-            "plan": self._task.plan.fingerprint,
-            "instructions": len(self._task.program),
-        }
-        mine = {"facts": facts, "table": table}
+        text = statement(self._task, member.rank, self._shape_of)
+        mine = json.loads(text)
         try:
-            member.store.set(f"{job}/agree/{member.rank}", json.dumps(mine))
+            member.store.set(agreement_key(job, member.rank), text)
             for rank in range(self._world):
-                theirs = json.loads(member.store.get(f"{job}/agree/{rank}"))
+                theirs = json.loads(member.store.get(agreement_key(job, rank)))
                 self._compare(mine, theirs, rank)
+                self.shares_clock &= bool(mine["clock"]) and mine["clock"] == theirs["clock"]
         except RuntimeError as exc:
-            raise WorkerError(
+            raise PeerError(
                 f"rank {member.rank}: not all ranks told what they will send within "
-                f"{member.limit_s:g} s: {_first_line(exc)}"
+                f"{member.limit_s:g} s: {first_line(exc)}"
             ) from exc
 
     def _compare(self, mine: dict[str, Any], theirs: dict[str, Any], rank: int) -> None:
@@ -185,7 +235,11 @@ class ProcessTransport:
         pairs = sorted(
             set(zip(program.device[sends].tolist(), program.peer[sends].tolist(), strict=True))
         )
-        return {pair: self._group([self._rank_of[device] for device in pair]) for pair in pairs}
+        return {
+            pair: self._member.group_of([self._rank_of[device] for device in pair])
+            for pair in pairs
+            if self._device in pair
+        }
 
     def _open_groups(self) -> dict[tuple[int, ...], Any]:
         """Return the groups that this device reduces in."""
@@ -197,14 +251,10 @@ class ProcessTransport:
                 .tolist()
             )  # fmt: skip
             if self._device in members and len(members) > 1 and members not in found:
-                found[members] = self._group([self._rank_of[device] for device in members])
+                found[members] = self._member.group_of(
+                    [self._rank_of[device] for device in members]
+                )
         return found
-
-    def _group(self, ranks: Sequence[int]) -> Any:  # noqa: ANN401  # torch's
-        if self._member.rank not in ranks:
-            return None
-        limit = timedelta(seconds=self._member.limit_s)
-        return dist.new_group(list(ranks), timeout=limit, use_local_synchronization=True)
 
     def _warm_up(self) -> None:
         """Send a byte each way along every channel: a first message takes longer."""
@@ -216,12 +266,6 @@ class ProcessTransport:
                 dist.isend(byte, self._rank_of[target], group=group).wait()  # type: ignore[union-attr]
             else:
                 dist.irecv(byte, self._rank_of[source], group=group).wait()  # type: ignore[union-attr]
-
-    def close(self) -> None:
-        """Leave the groups of this run."""
-        for group in (*self._pairs.values(), *self._groups.values()):
-            if group is not None:
-                dist.destroy_process_group(group)
 
     def send(self, message: Message, value: Tensor) -> Pending[Tensor]:
         """Send a tensor.
@@ -242,9 +286,13 @@ class ProcessTransport:
     def receive(self, message: Message) -> Pending[Tensor]:
         """Post a receive."""
         shape, dtype = self._shape_of(message.tensor, message.microbatch)
-        value = torch.empty(shape, dtype=dtype, device=self._member.device)
+        value = self._buffer(shape, dtype)
         group = self._pairs.get((message.source, message.target))
         return _Transfer(value, dist.irecv(value, self._rank_of[message.source], group=group))
+
+    def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return where a tensor is received."""
+        return torch.empty(shape, dtype=dtype, device=self._member.device)
 
     def meet(self, meeting: Meeting, values: Sequence[Tensor] = ()) -> Pending[Sequence[Tensor]]:
         """Start a reduction, one for each type of tensor."""
@@ -262,7 +310,29 @@ class ProcessTransport:
         return _Reduction([value.shape for value in values], flats)
 
 
-def _messages_of(program: Program, device: int) -> list[Message]:
+def statement(task: Task, rank: int, shape_of: ShapeOf) -> str:
+    """Return what a rank tells the others before the first step."""
+    program = task.program
+    messages = messages_of(program, used_devices(program)[rank])
+    return json.dumps(
+        {
+            "facts": {
+                "torch version": torch.__version__,
+                "plan": task.plan.fingerprint,
+                "instructions": len(program),
+            },
+            "clock": clock_identity(),
+            "table": {_key(m): _text(shape_of(m.tensor, m.microbatch)) for m in messages},
+        }
+    )
+
+
+def agreement_key(job: str, rank: int) -> str:
+    """Return under which name a rank's statement is in the store."""
+    return f"{job}/agree/{rank}"
+
+
+def messages_of(program: Program, device: int) -> list[Message]:
     """Return what a device sends and receives, in the order of its list."""
     found = []
     for row in range(int(program.ptr[device]), int(program.ptr[device + 1])):
@@ -284,5 +354,6 @@ def _text(shape: Shape) -> str:
     return f"{list(sizes)} of {str(dtype).removeprefix('torch.')}"
 
 
-def _first_line(exc: BaseException) -> str:
+def first_line(exc: BaseException) -> str:
+    """Return the first line of what an error says."""
     return str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__

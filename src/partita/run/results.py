@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from partita.errors import InvalidInputError
-from partita.run.device_loop import DeviceStatistics, StepRecord
+from partita.run.device_parts import DeviceStatistics, StepRecord
 from partita.run.parameters import Part, joined
 from partita.run.task import Task
 

@@ -5,7 +5,7 @@ backward differentiates what leaves it with respect to them, in one go or in two
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from partita.errors import InvalidInputError
 from partita.run.parameters import ParameterStore
+from partita.run.split_backward import SplitBackward
 from partita.run.stage_code import Call
 from partita.run.task import Task
 
@@ -42,6 +43,7 @@ class StagePass:
         outputs: What leaves.
         has_graph: Whether the outputs can be differentiated, or forward has to be repeated first.
         cotangents: Gradients of the outputs; None before backward has begun.
+        split: What the first half of backward has left for the second; None without one.
     """
 
     inputs: dict[int, Tensor]
@@ -50,6 +52,7 @@ class StagePass:
     outputs: dict[int, Tensor] = field(default_factory=dict)
     has_graph: bool = False
     cotangents: dict[int, Tensor] | None = None
+    split: SplitBackward | None = None
 
 
 class StageRunner:
@@ -154,47 +157,65 @@ class StageRunner:
         seed = torch.full_like(loss.detach(), self._task.loss_weight(visit.microbatch))
         cotangents[index] = seed + cotangents[index] if index in cotangents else seed
 
-    def input_gradients(self, _: Visit, done: StagePass) -> dict[int, Tensor]:
+    def input_gradients(self, visit: Visit, done: StagePass) -> dict[int, Tensor]:
         """Return the gradients of what a stage read; keeps the graph for the parameters."""
-        return self._gradients(done, {}, keep=True)[0]
+        wanted = _wanted_inputs(done)
+        outputs, cotangents = _differentiated(done)
+        if not outputs or not wanted:
+            return self._of_inputs(visit, done, {})
+        done.split = SplitBackward(outputs, cotangents, list(wanted.values()), done.weights)
+        found = done.split.input_gradients()
+        return self._of_inputs(visit, done, dict(zip(wanted, found, strict=True)))
 
     def weight_gradients(self, _: Visit, done: StagePass) -> dict[str, Tensor]:
         """Return the gradients of the parameters; frees the graph."""
-        return self._gradients(replace(done, inputs={}), done.weights)[1]
+        if done.split is not None:
+            return done.split.weight_gradients()
+        return _of_weights(done, _differentiate(done, list(done.weights.values())))
 
-    def gradients(self, _: Visit, done: StagePass) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
-        """Return the gradients of inputs and parameters in one go; frees the graph."""
-        return self._gradients(done, done.weights)
-
-    def _gradients(
-        self, done: StagePass, weights: Mapping[str, Tensor], *, keep: bool = False
+    def gradients(
+        self, visit: Visit, done: StagePass
     ) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
-        """Return gradients: of inputs zeros where autograd has none, of parameters nothing."""
-        wanted = {t: value for t, value in done.inputs.items() if value.requires_grad}
-        found = _differentiate(done, [*wanted.values(), *weights.values()], keep=keep)
+        """Return the gradients of inputs and parameters in one go; frees the graph."""
+        wanted = _wanted_inputs(done)
+        found = _differentiate(done, [*wanted.values(), *done.weights.values()])
         of_inputs = dict(zip(wanted, found, strict=False))
-        of_weights = zip(weights, found[len(wanted) :], strict=True)
-        return (
-            {t: _or_zeros(of_inputs.get(t), value) for t, value in done.inputs.items()},
-            {name: gradient for name, gradient in of_weights if gradient is not None},
-        )
+        return self._of_inputs(visit, done, of_inputs), _of_weights(done, found[len(wanted) :])
+
+    def _of_inputs(
+        self, visit: Visit, done: StagePass, found: Mapping[int, Tensor | None]
+    ) -> dict[int, Tensor]:
+        """Return the gradients that go back to other stages: zeros where autograd has none."""
+        wanted = [tensor for tensor, _ in self._task.contributes[visit.stage]]
+        return {t: _or_zeros(found.get(t), done.inputs[t]) for t in wanted}
+
+
+def _wanted_inputs(done: StagePass) -> dict[int, Tensor]:
+    return {t: value for t, value in done.inputs.items() if value.requires_grad}
+
+
+def _of_weights(done: StagePass, found: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """Return the gradients of the parameters, those that autograd has."""
+    pairs = zip(done.weights, found, strict=True)
+    return {name: gradient for name, gradient in pairs if gradient is not None}
 
 
 def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like, requires_grad=False) if gradient is None else gradient
 
 
-def _differentiate(
-    done: StagePass, leaves: Sequence[Tensor], *, keep: bool
-) -> Sequence[Tensor | None]:
-    """Return the gradient of each leaf, None where nothing depends on it."""
+def _differentiated(done: StagePass) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return the outputs that backward starts from, and their gradients."""
     assert done.cotangents is not None
-    pairs = [
-        (output, done.cotangents[t])
-        for t, output in done.outputs.items()
-        if output.requires_grad and t in done.cotangents
+    tensors = [
+        t for t, output in done.outputs.items() if output.requires_grad and t in done.cotangents
     ]
-    if not pairs or not leaves:
+    return tuple(done.outputs[t] for t in tensors), tuple(done.cotangents[t] for t in tensors)
+
+
+def _differentiate(done: StagePass, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Return the gradient of each leaf, None where nothing depends on it; frees the graph."""
+    outputs, cotangents = _differentiated(done)
+    if not outputs or not leaves:
         return [None] * len(leaves)
-    outputs, cotangents = zip(*pairs, strict=True)
-    return torch.autograd.grad(outputs, leaves, cotangents, retain_graph=keep, allow_unused=True)
+    return torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)

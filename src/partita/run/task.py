@@ -78,13 +78,17 @@ class Task:
                 f"the program runs {program.num_stages} stages on {len(program.devices)} devices, "
                 f"the plan has {len(plan.stages)} on {len(plan.devices)}; lower the plan again"
             )
-        if not problem.graph.is_forward.all():
-            raise UnsupportedError(
-                f"graph {problem.graph.name!r} has explicit backward ops; a graph of forward ops "
-                "can be run, with the backward pass left to autograd"
-            )
         self.problem, self.plan, self.program, self.code = problem, plan, program, code
         self.graph = problem.graph
+        self._check_has_code()
+
+    def _check_has_code(self) -> None:
+        """Check that the graph can be run, and trained where that is asked."""
+        if not self.graph.is_forward.all():
+            raise UnsupportedError(
+                f"graph {self.graph.name!r} has explicit backward ops; a graph of forward ops "
+                "can be run, with the backward pass left to autograd"
+            )
         if self.is_training and (
             self.graph.loss < 0 or self.graph.tensors.producer[self.graph.loss] < 0
         ):

@@ -73,6 +73,16 @@ class Pending(Protocol[_T_co]):
 class Transport(Protocol):
     """What a device may ask of the world."""
 
+    @property
+    def posted_ahead(self) -> int:
+        """How many passes of stages before its place a RECV is posted.
+
+        A send over processes starts when the receive is posted: at its place in the list that would
+        be after the compute that it should overlap. The Program must have been checked, as a RECV
+        that stands too late would not be found out.
+        """
+        ...
+
     def send(self, message: Message, value: Tensor) -> Pending[Tensor]:
         """Send a tensor. The result is the tensor, once the receiver has taken it."""
         ...
@@ -157,6 +167,8 @@ class _Attendance:
 
 class MemoryTransport:
     """Carries everything within one process; one object serves all devices."""
+
+    posted_ahead = 0
 
     def __init__(self) -> None:
         self._channels: dict[tuple[int, int], _Channel] = {}

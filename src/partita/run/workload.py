@@ -18,7 +18,7 @@ from partita.profile.capture_setting import example_inputs
 from partita.profile.captured import CapturedModel, CaptureMode
 from partita.profile.origin import ModelOrigin, capture_at
 from partita.profile.sources import ModelSource
-from partita.run.device_loop import Load
+from partita.run.device_parts import Load
 from partita.run.stage_code import Call, StageCode
 
 Shape: TypeAlias = tuple[tuple[int, ...], torch.dtype]

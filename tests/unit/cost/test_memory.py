@@ -187,6 +187,17 @@ def test_workspace_is_that_of_the_hungriest_op():
     assert peaks([[(0, 1)], 2], graph, microbatches=[1, 2]) == [9, 9, 14]
 
 
+def test_a_workspace_takes_what_the_ops_after_it_have_not_saved():
+    graph = chain(3, Figures(saved_bytes=10.0))
+    ops = replace(graph.ops, workspace_bytes=np.array([25.0, 12.0, 1.0]))
+    graph = replace(graph, ops=ops)
+    # While the ops of one stage run: 10 + 25, 20 + 12, 30 + 1.
+    assert peaks([0], graph) == [35]
+    assert peaks([0, 1], graph) == [35, 11]
+    # A split backward frees all of it at its end.
+    assert peaks([0], graph, schedule=Schedule.ZERO_BUBBLE) == [30 + 25]
+
+
 def test_variants_bring_their_own_figures():
     graph = chain(2, Figures(saved_bytes=10.0))
     variants = VariantTable(

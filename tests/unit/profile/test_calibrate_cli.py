@@ -7,7 +7,6 @@ from click.testing import CliRunner
 
 from partita.cli.calibrate import command
 from partita.errors import FormatError, InvalidInputError
-from partita.profile.calibrate_job import Job
 from partita.profile.calibrate_local import measure_local
 from partita.profile.calibrate_records import (
     SIZES_BYTES,
@@ -17,6 +16,7 @@ from partita.profile.calibrate_records import (
     ReduceRecord,
     write_measurement,
 )
+from partita.ranks import RankEnvironment
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
 
@@ -106,17 +106,17 @@ def test_the_number_of_devices_is_torchruns_business_under_torchrun():
 
 
 def test_a_rank_reads_its_place_from_the_environment():
-    job = Job.of(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"})
+    job = RankEnvironment.of(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"})
     assert (job.rank, job.num_ranks, job.port, job.attempt) == (1, 4, 29500, 2)
     assert job.opens_store
-    assert not Job.of(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).opens_store
+    assert not RankEnvironment.of(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).opens_store
 
 
 def test_an_incomplete_environment_is_refused():
     with pytest.raises(InvalidInputError, match="MASTER_PORT"):
-        Job.of({key: value for key, value in TORCHRUN.items() if key != "MASTER_PORT"})
+        RankEnvironment.of({key: value for key, value in TORCHRUN.items() if key != "MASTER_PORT"})
     with pytest.raises(InvalidInputError, match="environment of a rank"):
-        Job.of(TORCHRUN | {"RANK": "one"})
+        RankEnvironment.of(TORCHRUN | {"RANK": "one"})
 
 
 def test_too_many_processes_are_refused():

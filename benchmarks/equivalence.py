@@ -1,0 +1,593 @@
+"""What four processes compute by a plan equals what one process computes without one.
+
+Fourteen models at small scale by seven kinds of plan, in float64: losses, outputs and gradients of
+the executor against the interpreter of the same Program, and against the untouched model under
+plain autograd on the same microbatches. float32 is printed, compared with plain autograd.
+
+Then what has a rule of its own: dropout (against the interpreter, seeded op by op), tied weights on
+two stages, uneven shares, microbatches of different sizes, weight stashing (against a plain replay
+with delayed weights), and the six execution modes, which must agree to the bit.
+
+One pool of four processes serves all cells. Differences of gradients are relative to the larger of
+the gradient's norm and 1e-6 of the largest norm.
+"""
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from _harness import run_benchmark
+from capture import example_of, without_dropout
+from torch import Tensor, nn
+
+from partita.core.cluster import Cluster, Device, Level
+from partita.core.graph import Graph
+from partita.core.plan import Plan, pipeline_stages
+from partita.core.problem import Mode, Objective, Problem, Schedule
+from partita.cost.check import check
+from partita.cost.lower import lower
+from partita.cost.order import ListOrder
+from partita.models.huggingface import (
+    TINY_CONFIGURATIONS,
+    build_hugging_face,
+    hugging_face_inputs,
+    hugging_face_loss,
+)
+from partita.models.spec import Batch
+from partita.models.zoo import MODELS, build_model, loss_of
+from partita.models.zoo import example_inputs as zoo_inputs
+from partita.plan.pipeline import cut_layers, legal_boundaries
+from partita.plan.table import get_planner
+from partita.profile.capture import capture
+from partita.profile.capture_setting import Example, LossFunction, example_inputs
+from partita.profile.capture_tree import tensors_of
+from partita.profile.captured import CapturedModel, CaptureMode
+from partita.run.board import Board
+from partita.run.executor import put_together
+from partita.run.interpreter import RunOptions, interpret
+from partita.run.local_ranks import RankPool
+from partita.run.parameters import sgd
+from partita.run.process_transport import Member, used_devices
+from partita.run.rank import RankOptions, RankReport, run_rank
+from partita.run.results import RunResult, StepResult
+from partita.run.task import Task
+from partita.run.workload import SizedStages, Workload
+from partita.testing.networks import gradient_error
+
+RANKS, SAMPLES, SCALE, TOKENS = 4, 2, 0.02, 8
+LIMIT = 1e-9
+LEARNING_RATE = 0.01
+STALL_S = 120.0
+
+ZOO = {
+    "bert": "bert-base-uncased",
+    "gpt": "gpt3-small",
+    "t5": "t5-small",
+    "bloom": "bloom-560m",
+    "wide-resnet": "wide-resnet50_2",
+    "inception_v3": "inception_v3",
+    "gnmt": "gnmt",
+    "transformer": "transformer",
+    "vgg": "vgg16",
+    "densenet": "densenet121",
+    "minkvgg": "minkvgg",
+    "graph-mlp": "graph-mlp",
+}
+TRANSFORMERS = {"llama": "tiny-llama", "mixtral": "tiny-mixtral"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """How a model is built in a type, what data it gets for a number of samples, and its loss."""
+
+    build: Callable[[torch.dtype], nn.Module]
+    batch: Callable[[nn.Module, int, int], Batch]
+    loss: LossFunction
+
+
+def subject_of(name: str) -> Subject:
+    """Return one of the fourteen models.
+
+    In float64 experts are computed one by one: torch's grouped product does not know that type.
+    """
+    if name in TRANSFORMERS:
+        configuration = TINY_CONFIGURATIONS[TRANSFORMERS[name]]
+        experts = {"experts_implementation": "eager"} if name == "mixtral" else {}
+        return Subject(
+            build=lambda dtype: build_hugging_face({**configuration, **experts}, dtype=dtype),
+            batch=lambda model, size, seed: hugging_face_inputs(
+                model, size, sequence_length=TOKENS, seed=seed
+            ),
+            loss=hugging_face_loss,
+        )
+    zoo, spec = ZOO[name], MODELS[ZOO[name]]
+    length = {"sequence_length": TOKENS} if spec.sequence_length else {}
+    return Subject(
+        build=lambda dtype: build_model(zoo, scale=SCALE, dtype=dtype),
+        batch=lambda _, size, seed: zoo_inputs(zoo, size, scale=SCALE, seed=seed, **length),
+        loss=loss_of(zoo),
+    )
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model with its data: captured, and as it is."""
+
+    name: str
+    dtype: torch.dtype
+    dropout: bool = False
+
+    @cached_property
+    def subject(self) -> Subject:
+        """How it is built."""
+        return subject_of(self.name)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The untouched model."""
+        built = self.subject.build(self.dtype)
+        return built if self.dropout else without_dropout(built)
+
+    def example(self, microbatch: int, size: int = SAMPLES) -> Example:
+        """Return the data of a microbatch; every one has its own."""
+        return example_of(self.subject.batch(self.model, size, 100 + microbatch), self.dtype)
+
+    def captured(self, mode: CaptureMode, size: int = SAMPLES) -> CapturedModel:
+        """Return it captured at a size of microbatch, once."""
+        key = (mode, size)
+        if key not in self._captures:
+            self._captures[key] = capture(
+                self.model,
+                self.example(0, size),
+                loss=self.subject.loss,
+                mode=mode,
+                name=self.name,
+            )
+        return self._captures[key]
+
+    @cached_property
+    def _captures(self) -> dict[tuple[CaptureMode, int], CapturedModel]:
+        return {}
+
+    @cached_property
+    def state(self) -> Mapping[str, Tensor]:
+        """The first weights and buffers."""
+        held = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return {name: tensor.detach().clone() for name, tensor in held.items()}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A plan for a model, ready to be run."""
+
+    name: str
+    setup: Setup
+    problem: Problem
+    plan: Plan
+    task: Task
+    workload: Workload
+    captured: CapturedModel
+    blocking: bool = False
+    steps: int = 1
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains."""
+        return self.task.is_training
+
+    @property
+    def examples(self) -> list[Example]:
+        """The data of each microbatch."""
+        sizes = self.plan.microbatch_sizes.tolist()
+        return [self.setup.example(turn, size) for turn, size in enumerate(sizes)]
+
+
+def make_cell(
+    name: str,
+    setup: Setup,
+    make_plan: Callable[[Graph], Plan],
+    *,
+    order: ListOrder = ListOrder.DEVICE,
+    blocking: bool = False,
+    steps: int = 1,
+) -> Cell:
+    """Return a plan for a model with all that runs it; its Program is proved."""
+    captured = setup.captured(CaptureMode.TRAINING)
+    plan = make_plan(captured.graph)
+    infers = plan.schedule is Schedule.INFERENCE
+    if infers and not captured.runs_eval:
+        captured = setup.captured(CaptureMode.EVAL)
+        plan = make_plan(captured.graph)
+    sizes = plan.microbatch_sizes.tolist()
+    problem = Problem(
+        graph=captured.graph,
+        cluster=processes(RANKS),
+        objective=Objective(
+            mode=Mode.INFERENCE if infers else Mode.TRAINING,
+            microbatches=len(sizes),
+            microbatch_size=sizes[0],
+        ),
+    )
+    program = lower(problem, plan, order=order)
+    check(problem, plan, program)
+    by_size = {size: setup.captured(captured.mode, size) for size in dict.fromkeys(sizes)}
+    inputs = [
+        example_inputs(setup.model, setup.example(turn, size)) for turn, size in enumerate(sizes)
+    ]
+    workload = Workload(
+        code=SizedStages({size: found.stages(plan) for size, found in by_size.items()}, sizes),
+        state={name: setup.state[name] for name in captured.graph.parameters.names},
+        load=lambda _, turn, key: inputs[turn][key],
+        shape_of=lambda tensor, turn: _shape(by_size[sizes[turn]], tensor),
+    )
+    task = Task(problem, plan, program, workload.code)
+    return Cell(name, setup, problem, plan, task, workload, captured, blocking, steps)
+
+
+def _shape(captured: CapturedModel, tensor: int) -> tuple[tuple[int, ...], torch.dtype]:
+    info = captured.values[tensor]
+    return tuple(info.shape), info.dtype
+
+
+# Plans.
+
+
+def processes(count: int) -> Cluster:
+    """Return a cluster of some devices on one host."""
+    level = Level(name="host", group_of=np.zeros(count), bandwidth_bytes_per_s=1e9)
+    devices = [Device(name=f"d{number}", memory_bytes=1e11) for number in range(count)]
+    return Cluster(devices=devices, levels=(level,))
+
+
+def staged(
+    graph: Graph,
+    parts: Sequence[float],
+    groups: Sequence[Sequence[int]],
+    microbatches: int | Sequence[int],
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
+    **others: object,
+) -> Plan:
+    """Return a pipeline whose stages end at these parts of the ops, near places that allow it."""
+    wanted = [0, *(max(1, round(part * len(graph))) for part in parts), len(graph)]
+    boundaries = legal_boundaries(graph, wanted)
+    if len(boundaries) != len(groups) + 1:
+        raise ValueError(f"{graph.name} has no {len(groups)} stages at {list(parts)}")
+    sizes = [SAMPLES] * microbatches if isinstance(microbatches, int) else list(microbatches)
+    return Plan(
+        fingerprint=graph.fingerprint,
+        devices=processes(RANKS).device_names,
+        stage_of=cut_layers(graph, boundaries),
+        stages=pipeline_stages(groups),
+        schedule=schedule,
+        microbatch_sizes=np.array(sizes),
+        **others,
+    )
+
+
+def placed(graph: Graph) -> Plan:
+    """Return a random placement over three devices."""
+    ones = dataclasses.replace(
+        graph.costs[0], forward_s=np.ones(len(graph)), backward_s=np.ones(len(graph))
+    )
+    problem = Problem(
+        graph=dataclasses.replace(graph, costs=(ones,)),
+        cluster=processes(3),
+        objective=Objective(microbatches=2, microbatch_size=SAMPLES),
+    )
+    plan = get_planner("random", seed=3)(problem).plan
+    return dataclasses.replace(plan, fingerprint=graph.fingerprint)
+
+
+def recomputing(graph: Graph) -> Plan:
+    """Return a pipeline that recomputes early."""
+    plan = staged(graph, (0.3, 0.7), [[0], [1], [2]], 4, Schedule.EARLY_RECOMPUTE)
+    return dataclasses.replace(plan, recompute=np.ones(len(graph), dtype=bool))
+
+
+QUARTERS = (0.25, 0.5, 0.75)
+PLANS: Mapping[str, Callable[[Graph], Plan]] = {
+    "DAG over 3": placed,
+    "uneven over 4": lambda g: staged(g, (0.1, 0.4, 0.6), [[0], [1], [2], [3]], 4),
+    "replicated 3-1": lambda g: staged(g, (0.7,), [[0, 1, 2], [3]], 3),
+    "interleaved": lambda g: staged(g, QUARTERS, [[0], [1], [0], [1]], 4, Schedule.INTERLEAVED),
+    "zero-bubble": lambda g: staged(g, QUARTERS, [[0], [1], [2], [3]], 4, Schedule.ZERO_BUBBLE),
+    "recompute": recomputing,
+    "inference": lambda g: staged(g, (0.2, 0.6), [[0], [1], [2]], 3, Schedule.INFERENCE),
+}
+
+
+def uneven_shares(graph: Graph) -> Plan:
+    """Return a pipeline whose first stage deals two of three microbatches to one replica."""
+    plan = staged(graph, (0.6,), [[0, 1], [2]], 6)
+    first = dataclasses.replace(plan.stages[0], shares=(2, 1))
+    return dataclasses.replace(plan, stages=(first, *plan.stages[1:]))
+
+
+# References.
+
+
+def _weights(cell: Cell) -> list[float]:
+    return [size / cell.plan.samples for size in cell.plan.microbatch_sizes.tolist()]
+
+
+def plain_step(cell: Cell) -> tuple[list[float], dict[str, Tensor]]:
+    """Return losses and gradients of the untouched model, by plain autograd."""
+    model, loss = copy.deepcopy(cell.setup.model), cell.setup.subject.loss
+    model.load_state_dict(cell.setup.state, strict=False)
+    losses = []
+    for example, weight in zip(cell.examples, _weights(cell), strict=True):
+        value = loss(model(*example.args, **example.kwargs), example.labels)
+        (value * weight).backward()
+        losses.append(float(value.detach()))
+    return losses, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def plain_outputs(cell: Cell) -> tuple[list[float], list[list[Tensor]]]:
+    """Return losses and outputs of the untouched model in eval mode."""
+    model, loss = copy.deepcopy(cell.setup.model).eval(), cell.setup.subject.loss
+    losses, outputs = [], []
+    with torch.no_grad():
+        for example in cell.examples:
+            made = model(*example.args, **example.kwargs)
+            losses.append(float(loss(made, example.labels)))
+            outputs.append(tensors_of(made))
+    return losses, outputs
+
+
+def stashed_weights(cell: Cell) -> dict[str, Tensor]:
+    """Return the weights after one step of a pipeline that stashes, by a plain replay.
+
+    In a chain of S stages microbatch m sees weights of stage s that are S - s - 1 updates behind.
+    """
+    model, loss, plan = cell.setup.model, cell.setup.subject.loss, cell.plan
+    stages, table = len(plan.stages), cell.captured.graph.parameters
+    stage_of = {
+        table.names[row]: int(plan.stage_of[op])
+        for op, row in zip(table.use_op.tolist(), table.use_parameter.tolist(), strict=True)
+    }
+    trained = {n: p for n, p in model.named_parameters() if n in stage_of}
+    versions = [{n: cell.setup.state[n].clone() for n in trained}]
+    for turn, example in enumerate(cell.examples):
+        seen = {
+            n: versions[max(0, turn - (stages - stage_of[n] - 1))][n].clone().requires_grad_()
+            for n in trained
+        }
+        value = torch.func.functional_call(model, seen, example.args, dict(example.kwargs))
+        made = torch.autograd.grad(loss(value, example.labels), list(seen.values()))
+        newest = versions[-1]
+        versions.append(
+            {n: newest[n] - LEARNING_RATE * g for (n, _), g in zip(seen.items(), made, strict=True)}
+        )
+    return versions[-1]
+
+
+# Comparison.
+
+
+def largest_gap(found: Sequence[float], expected: Sequence[float]) -> float:
+    """Return the largest relative difference."""
+    return max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(found, expected, strict=True))
+
+
+def tensor_gap(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest difference of tensors, relative to the norm of each."""
+    return max(
+        float((a - b).double().norm()) / max(float(b.double().norm()), 1e-30)
+        for a, b in zip(found, expected, strict=True)
+        if b.is_floating_point()
+    )
+
+
+def against_plain(cell: Cell, step: StepResult) -> float:
+    """Return the largest difference to the untouched model."""
+    if not cell.trains:
+        losses, outputs = plain_outputs(cell)
+        made = [
+            tensors_of(cell.captured.rebuild_output({n: v[turn] for n, v in step.outputs.items()}))
+            for turn in range(cell.plan.num_microbatches)
+        ]
+        gaps = [tensor_gap(a, b) for a, b in zip(made, outputs, strict=True)]
+        return max(largest_gap(step.losses, losses), *gaps)
+    losses, gradients = plain_step(cell)
+    found = {name: step.gradients[name] for name in gradients}
+    return max(largest_gap(step.losses, losses), gradient_error(found, gradients))
+
+
+def against_interpreter(cell: Cell, result: RunResult) -> float:
+    """Return the largest difference to the interpreter: losses, outputs, gradients, weights."""
+    expected = interpret(
+        cell.problem,
+        cell.plan,
+        cell.workload.code,
+        state=cell.workload.state,
+        load=cell.workload.load,
+        program=cell.task.program,
+        options=RunOptions(
+            steps=cell.steps, make_optimizer=lambda: sgd(LEARNING_RATE), blocking=cell.blocking
+        ),
+    )
+    gaps = [0.0]
+    for one, other in zip(result.steps, expected.steps, strict=True):
+        gaps.append(largest_gap(one.losses, other.losses))
+        gaps += [tensor_gap(one.outputs[n], other.outputs[n]) for n in other.outputs]
+        if other.gradients:
+            gaps.append(gradient_error(one.gradients, other.gradients))
+    names = list(expected.state)
+    gaps.append(tensor_gap([result.state[n] for n in names], [expected.state[n] for n in names]))
+    return max(gaps)
+
+
+# Running.
+
+
+class Pool:
+    """Four processes, forked once, that can run every cell."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._cells, board = cells, Board(RANKS)
+
+        def main(member: Member, number: int) -> RankReport | None:
+            cell = cells[number]
+            if member.rank >= len(used_devices(cell.task.program)):
+                return None
+            options = RankOptions(
+                steps=cell.steps,
+                make_optimizer=lambda: sgd(LEARNING_RATE),
+                blocking=cell.blocking,
+                stall_limit_s=STALL_S,
+            )
+            job = f"cell {number}"
+            return run_rank(cell.task, member, cell.workload, options=options, board=board, job=job)
+
+        self._pool = RankPool(RANKS, main, limit_s=STALL_S, board=board)
+
+    def run(self, cell: Cell) -> RunResult:
+        """Run a cell."""
+        answers = self._pool.call(self._cells.index(cell))
+        return put_together(cell.task, [a for a in answers if a is not None]).result
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.close()
+
+
+def special_cells() -> Iterator[Cell]:
+    """Yield the cells of what has a rule of its own; the six modes last."""
+    gpt, bert = Setup("gpt", torch.float64), Setup("bert", torch.float64)
+    for name in ("gpt", "bert", "transformer"):
+        dropped = Setup(name, torch.float64, dropout=True)
+        yield make_cell("dropout", dropped, PLANS["uneven over 4"], steps=2)
+    yield make_cell("dropout, recomputed", Setup("gpt", torch.float64, dropout=True), recomputing)
+    yield make_cell("tied weights", gpt, PLANS["uneven over 4"], steps=2)
+    yield make_cell("tied weights, replicated", gpt, PLANS["replicated 3-1"], steps=2)
+    yield make_cell("uneven shares", bert, uneven_shares, steps=2)
+    yield make_cell(
+        "sizes 2 2 2 1", gpt, lambda g: staged(g, (0.3, 0.6), [[0], [1], [2]], (2, 2, 2, 1))
+    )
+    yield make_cell(
+        "weight stashing",
+        Setup("vgg", torch.float64),
+        lambda g: staged(g, (0.3, 0.6), [[0], [1], [2]], 6, Schedule.PIPEDREAM),
+    )
+    for model, kind in (("gpt", "interleaved"), ("inception_v3", "DAG over 3")):
+        setup = Setup(model, torch.float64)
+        for order in ListOrder:
+            for blocking in (False, True):
+                transfers = "blocking" if blocking else "overlapped"
+                yield make_cell(
+                    f"{order.value} {transfers}",
+                    setup,
+                    PLANS[kind],
+                    order=order,
+                    blocking=blocking,
+                )
+
+
+def show_special(cells: Sequence[Cell], pool: Pool, missed: list[str]) -> float:
+    """Run what has a rule of its own; return the largest difference."""
+    worst, bits = 0.0, dict[str, StepResult]()
+    print(f"\n{'':34} {'model':14} {'interpreter':>11} {'plain':>8}")
+    for cell in cells:
+        result = pool.run(cell)
+        gaps = {"interpreter": against_interpreter(cell, result)}
+        if cell.plan.stashes_weights:
+            expected = stashed_weights(cell)
+            gaps["plain"] = tensor_gap([result.state[n] for n in expected], [*expected.values()])
+        elif not cell.setup.dropout:
+            gaps["plain"] = against_plain(cell, result.steps[0])
+        first = bits.setdefault(cell.setup.name, result.steps[0]) if _is_mode(cell) else None
+        if first is not None and not same_bits(first, result.steps[0]):
+            missed.append(f"{cell.name} of {cell.setup.name} differs from the first mode's bits")
+        shown = f"{gaps['plain']:8.1e}" if "plain" in gaps else f"{'-':>8}"
+        print(
+            f"{cell.name:34} {cell.setup.name:14} {gaps['interpreter']:11.1e} {shown}", flush=True
+        )
+        worst = max(worst, *gaps.values())
+        missed += [
+            f"{cell.name} of {cell.setup.name} differs from {what} by {gap:.1e}"
+            for what, gap in gaps.items()
+            if not gap <= LIMIT
+        ]
+    return worst
+
+
+def _is_mode(cell: Cell) -> bool:
+    return cell.name.endswith((" blocking", " overlapped"))
+
+
+def same_bits(one: StepResult, other: StepResult) -> bool:
+    """Return whether two steps gave the same losses and gradients, bit by bit."""
+    return one.losses == other.losses and all(
+        torch.equal(one.gradients[n], g) for n, g in other.gradients.items()
+    )
+
+
+def show_table(
+    cells: Mapping[tuple[str, str], Cell], pool: Pool, *, exact: bool, missed: list[str]
+) -> float:
+    """Run the models by the plans; return the largest difference."""
+    models, worst = dict.fromkeys(name for name, _ in cells), 0.0
+    print(f"\n{'float64' if exact else 'float32':14}" + "".join(f"{kind:>16}" for kind in PLANS))
+    for model in models:
+        print(f"{model:14}", end="", flush=True)
+        for kind in PLANS:
+            cell = cells.get((model, kind))
+            if cell is None:
+                print(f"{'missing':>16}", end="", flush=True)
+                continue
+            result = pool.run(cell)
+            gaps = [against_plain(cell, result.steps[0])]
+            if exact:
+                gaps.append(against_interpreter(cell, result))
+            worst = max(worst, *gaps)
+            print(f"{max(gaps):16.1e}", end="", flush=True)
+            if exact and not max(gaps) <= LIMIT:
+                missed.append(f"{model}, {kind}: differs by {max(gaps):.1e}")
+        print(flush=True)
+    return worst
+
+
+def make_cells(dtype: torch.dtype, missed: list[str]) -> dict[tuple[str, str], Cell]:
+    """Return the cells of the table; what cannot be made is missed."""
+    cells = {}
+    for name in sorted({**ZOO, **TRANSFORMERS}):
+        setup = Setup(name, dtype)
+        for kind, make_plan in PLANS.items():
+            try:
+                cells[name, kind] = make_cell(kind, setup, make_plan)
+            except Exception as exc:  # noqa: BLE001 (what cannot be planned is what is looked for)
+                missed.append(f"{name}, {kind}: {type(exc).__name__}: {str(exc)[:160]}")
+    return cells
+
+
+def measure() -> tuple[dict, list[str]]:
+    """Run every cell."""
+    torch.set_num_threads(1)
+    begin = time.perf_counter()
+    missed: list[str] = []
+    exact = make_cells(torch.float64, missed)
+    rough = make_cells(torch.float32, missed)
+    special = list(special_cells())
+    print(f"prepared {len(exact) + len(rough) + len(special)} cells", flush=True)
+    pool = Pool([*exact.values(), *rough.values(), *special])
+    try:
+        figures = {
+            "models": len({name for name, _ in exact}),
+            "cells": len(exact) + len(special),
+            "worst_float64": show_table(exact, pool, exact=True, missed=missed),
+            "worst_special": show_special(special, pool, missed),
+            "worst_float32": show_table(rough, pool, exact=False, missed=missed),
+            "seconds": time.perf_counter() - begin,
+        }
+    finally:
+        pool.close()
+    return figures, missed
+
+
+if __name__ == "__main__":
+    run_benchmark(__doc__ or "", measure)

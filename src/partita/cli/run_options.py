@@ -1,0 +1,373 @@
+"""What ``run`` and ``train`` share: options, a YAML file of them, what they print and write."""
+
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import yaml
+
+from partita.cli.console import percent, print_json, stdout_console, table
+from partita.core.program import TransferMode
+from partita.documents import read_text, save, write_text
+from partita.errors import InvalidInputError
+from partita.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from partita.core.graph import DeviceKind
+    from partita.flows.run_report import RunReport
+    from partita.flows.train import Outcome
+    from partita.profile.origin import ModelOrigin
+    from partita.run.job import Job
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+TORCH_WAYS = ("ddp", "fsdp", "torch-1f1b")
+BASELINES = ("single", "expert", "random", *TORCH_WAYS)
+RUNS = "runs"
+_WORST = 5
+
+
+_RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.option("--steps", type=click.IntRange(1), default=10, show_default=True),
+    click.option("--learning-rate", type=float, help="[0.1; adam 0.001]"),
+    click.option(
+        "--order",
+        type=click.Choice(("device", "global", "program")),
+        default="device",
+        show_default=True,
+        help="Each device by its schedule, all by one order, or as the model's code runs.",
+    ),
+    click.option(
+        "--transfers",
+        type=click.Choice([mode.value for mode in TransferMode]),
+        default=TransferMode.OVERLAPPED.value,
+        show_default=True,
+        help="Whether messages travel beside compute, or hold both devices.",
+    ),
+    click.option(
+        "--repeatable",
+        is_flag=True,
+        help="Every step sees the same data, by deterministic algorithms.",
+    ),
+    click.option("--check", is_flag=True, help="Compare with one process; exit 5 if not equal."),
+    click.option("--report", is_flag=True, help="Predicted against measured, stage by stage."),
+    click.option("--recalibrate", help="Write the graph with costs as this run has shown them."),
+    click.option(
+        "--capture",
+        type=click.Choice(("profile", "memory", "none")),
+        default="none",
+        show_default=True,
+        help="A torch.profiler trace of all ranks, or the memory that each held.",
+    ),
+    click.option(
+        "--baseline",
+        type=click.Choice(BASELINES),
+        help="Run this instead, on the same data by the same rules.",
+    ),
+    click.option("--device", type=int, help="Where --baseline single runs."),
+    click.option("--device-ids", help="GPUs to use, or cores for CPU processes: 0,1."),
+    click.option("--emulate", is_flag=True, help="Sleep instead of computing; talk for real."),
+    click.option("--emulate-scale", type=float, default=0.0, help="Factor on compute. [suitable]"),
+    click.option(
+        "--launcher",
+        type=click.Choice(("auto", "fork", "torchrun")),
+        default="auto",
+        show_default=True,
+        help="Forked from this process, or fresh processes by torchrun's agent.",
+    ),
+    click.option(
+        "--stall-limit",
+        type=float,
+        default=300.0,
+        show_default=True,
+        help="Seconds an instruction may take before the run is given up.",
+    ),
+    click.option("--runs", default=RUNS, show_default=True, help="Where run directories are."),
+    click.option(
+        "--config",
+        callback=lambda context, _, path: _read_config(context, path),
+        is_eager=True,
+        expose_value=False,
+        help="A YAML file of options, by their long names; the command line wins.",
+    ),
+)
+
+
+def run_options(function: _F) -> _F:
+    """Add the options of a run to a command."""
+    for option in reversed(_RUN_OPTIONS):
+        function = option(function)
+    return function
+
+
+def _read_config(context: click.Context, path: str | None) -> None:
+    """Take the defaults of a command from a YAML file."""
+    if path is None:
+        return
+    try:
+        found = yaml.safe_load(read_text(path)) or {}
+    except yaml.YAMLError as exc:
+        raise InvalidInputError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
+    if not isinstance(found, Mapping):
+        raise InvalidInputError(f"{path} holds a {type(found).__name__}; expected options by name")
+    by_name = {
+        spelling.lstrip("-"): parameter.name
+        for parameter in context.command.params
+        for spelling in (*parameter.opts, *parameter.secondary_opts)
+    }
+    defaults: dict[str, Any] = {}
+    for key, value in found.items():
+        name = by_name.get(str(key).replace("_", "-")) or by_name.get(str(key))
+        if name is None:
+            known = ", ".join(sorted(spelling for spelling in by_name if len(spelling) > 1))
+            raise InvalidInputError(f"{path}: there is no option {key!r}; there are {known}")
+        defaults[name] = value
+    context.default_map = {**(context.default_map or {}), **defaults}
+
+
+def read_job(rest: Mapping[str, Any], model: "ModelOrigin | None", kind: "DeviceKind") -> "Job":
+    """Return how to run, as the options say."""
+    from partita.cost.order import ListOrder  # noqa: PLC0415 (imports torch, as the next do)
+    from partita.run.emulation import Emulation  # noqa: PLC0415 (likewise)
+    from partita.run.job import Job  # noqa: PLC0415 (likewise)
+    from partita.run.rank_capture import Capture  # noqa: PLC0415 (likewise)
+
+    rate, transfers = rest["learning_rate"], TransferMode(rest["transfers"])
+    if rate is not None and not rate > 0:
+        raise InvalidInputError(f"--learning-rate {rate}; expected more than 0")
+    emulation = None
+    if rest["emulate"]:
+        emulation = Emulation(
+            scale=rest["emulate_scale"],
+            steps=rest["steps"],
+            blocking=transfers is TransferMode.BLOCKING,
+        )
+    return Job(
+        model=None if emulation else model,
+        steps=rest["steps"],
+        optimizer=rest["optimizer"] or "adam",
+        learning_rate=rate,
+        seed=rest["seed"] or 0,
+        order=ListOrder(rest["order"]),
+        transfers=transfers,
+        same_data=rest["repeatable"],
+        keep_results=False,
+        capture=Capture(rest["capture"]),
+        stall_limit_s=rest["stall_limit"],
+        device=kind,
+        emulate=emulation,
+    )
+
+
+def check_together(rest: Mapping[str, Any]) -> None:
+    """Check that the options of a run go together."""
+    if rest["emulate"] and rest["check"]:
+        raise InvalidInputError(
+            "--emulate computes nothing, so that --check has nothing to compare"
+        )
+    if rest["emulate"] and rest["baseline"]:
+        raise InvalidInputError("--emulate and --baseline exclude each other")
+    if rest["device"] is not None and rest["baseline"] != "single":
+        raise InvalidInputError("--device says where --baseline single runs; name both")
+    if rest["capture"] != "none" and (rest["emulate"] or rest["baseline"] in TORCH_WAYS):
+        raise InvalidInputError("--capture looks into a run by a plan, not into this one")
+    if rest["order"] != "device" and (rest["emulate"] or rest["baseline"] in TORCH_WAYS):
+        raise InvalidInputError("--order is for a run by a plan, not for this one")
+    if not rest["emulate"] and rest["emulate_scale"]:
+        raise InvalidInputError("--emulate-scale needs --emulate")
+
+
+def use_device_ids(text: str | None, gpus: int) -> int:
+    """Let ranks see some GPUs only, or run on some cores only; returns how many GPUs are seen.
+
+    Raises:
+        InvalidInputError: There is no such device.
+    """
+    if text is None:
+        return gpus
+    try:
+        ids = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidInputError(f"--device-ids {text!r}; expected numbers like 0,1") from None
+    there = set(range(gpus)) if gpus else os.sched_getaffinity(0)
+    missing = sorted(set(ids) - there)
+    if missing:
+        what = "GPUs" if gpus else "cores"
+        raise InvalidInputError(
+            f"--device-ids {text}: there is no {missing[0]}; {what} are {there}"
+        )
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ids))
+        return len(ids)
+    os.sched_setaffinity(0, ids)
+    return 0
+
+
+def gpus_wanted() -> int:
+    """Return what NUM_GPUS says; 0 = nothing.
+
+    Raises:
+        InvalidInputError: It is no number.
+    """
+    text = os.environ.get("NUM_GPUS", "0")
+    if not text.isdecimal():
+        raise InvalidInputError(f"NUM_GPUS is {text!r}; expected a number")
+    return int(text)
+
+
+class StepLine:
+    """Shows the steps of a run as they are done: one line on a terminal, a few elsewhere."""
+
+    def __init__(self, steps: int, ranks: int, predicted_s: float, *, quiet: bool) -> None:
+        self._steps, self._ranks, self._predicted_s = steps, ranks, predicted_s
+        self._quiet, self._live = quiet, sys.stderr.isatty()
+        self._done: dict[int, list[float]] = {}
+
+    def __call__(self, _: int, news: Any) -> None:
+        """Take note of a step that a rank has done."""
+        losses = self._done.setdefault(news.step, [])
+        losses.append(news.loss)
+        if self._quiet or len(losses) < self._ranks:
+            return
+        number = news.step + 1
+        text = f"run: step {number}/{self._steps}  loss {sum(losses):.4f}"
+        if self._live:
+            predicted = f"predicted {format_seconds(self._predicted_s)} a step"
+            click.echo(f"\r{text}  {predicted}\x1b[K", err=True, nl=number == self._steps)
+        elif number in (1, self._steps) or number % max(1, self._steps // 5) == 0:
+            click.echo(text, err=True)
+
+
+def write_run(outcome: "Outcome", directory: Path, order: str = "device") -> list[str]:
+    """Write plan, results, timeline and traces of a run into its directory; returns their names."""
+    from partita.cost.lower import lower  # noqa: PLC0415 (only where something was run)
+    from partita.cost.order import ListOrder  # noqa: PLC0415 (likewise)
+    from partita.flows.run_directory import write_results  # noqa: PLC0415 (likewise)
+    from partita.report.trace import chrome_trace  # noqa: PLC0415 (likewise)
+
+    problem, plan = outcome.solution.problem, outcome.solution.plan
+    save(outcome.solution, directory / "plan.json")
+    written = ["results.json", "plan.json"]
+    if outcome.run.timelines:
+        last = outcome.run.timelines[-1]
+        save(last, directory / "timeline.json")
+        program = lower(problem, plan, order=ListOrder(order))
+        names = problem.graph.tensors.names
+        write_text(
+            directory / "trace.json", chrome_trace(last, program=program, tensor_names=names)
+        )
+        written += ["timeline.json", "trace.json (open in Perfetto)"]
+    if outcome.run.trace:
+        write_text(directory / "profiler.json", outcome.run.trace)
+        written.append("profiler.json")
+    write_results(directory, {"name": directory.name, **outcome.figures()})
+    return [*written, "logs/"]
+
+
+def write_recalibrated(outcome: "Outcome", path: str) -> None:
+    """Write the graph with costs as the run has shown them."""
+    from partita.flows.run_report import recalibrated  # noqa: PLC0415 (only here)
+
+    if outcome.report is None:
+        raise InvalidInputError("--recalibrate needs a run by a plan; torch's ways have none")
+    save(recalibrated(outcome.solution.problem, outcome.solution.plan, outcome.report), path)
+
+
+def show_outcome(outcome: "Outcome", directory: Path, rest: Mapping[str, Any]) -> None:
+    """Write what a run came to, print it, and end with an error if it is not right.
+
+    Raises:
+        WorkerError: It does not equal one process.
+    """
+    from partita.errors import WorkerError  # noqa: PLC0415 (only here)
+
+    written = write_run(outcome, directory, rest["order"])
+    if rest["recalibrate"]:
+        write_recalibrated(outcome, rest["recalibrate"])
+        written.append(rest["recalibrate"])
+    if rest["as_json"]:
+        print_json({"directory": str(directory), **outcome.figures()})
+    else:
+        _print(outcome, directory, written, report=rest["report"])
+    verdict = outcome.verdict
+    if verdict is not None and not verdict.is_equal:
+        worst = verdict.differences[0] if verdict.differences else None
+        where = f"{worst.what} {worst.name!r} of step {worst.step}" if worst else "nothing compared"
+        raise WorkerError(f"the run differs from one process: {where} by {verdict.worst:.1e}")
+
+
+def _print(outcome: "Outcome", directory: Path, written: list[str], *, report: bool) -> None:
+    console, figures = stdout_console(), outcome.report
+    if outcome.verdict is not None and not outcome.verdict.is_equal:
+        worst = outcome.verdict.differences[:_WORST]
+        rows = [[str(d.step), d.what, d.name, f"{d.value:.1e}"] for d in worst]
+        titles = (("step", "right"), ("what", "left"), ("name", "left"), ("difference", "right"))
+        console.print(table(titles, rows))
+    for line in run_lines(outcome):
+        console.print(line)
+    if figures is not None:
+        if report:
+            _print_report(figures)
+        name, factor = figures.slowest
+        console.print(f"slowest   {name}: compute {factor:.2f} x its prediction")
+    for remark in outcome.remarks:
+        console.print(f"          {remark}")
+    console.print(f"{directory}: {', '.join(written)}")
+
+
+def run_lines(outcome: "Outcome") -> list[str]:
+    """Return the verdict of a run, and its speed beside the predicted one."""
+    steps = len(outcome.run.step_s)
+    words = [f"step {steps}/{steps}"]
+    if outcome.losses[0] is not None and outcome.losses[-1] is not None:
+        words.append(f"loss {outcome.losses[0]:.4g} -> {outcome.losses[-1]:.4g}")
+    words += [
+        f"{format_seconds(outcome.step_s)} a step {outcome.origin}",
+        f"predicted {format_seconds(outcome.predicted.makespan_s)}"
+        f" ({percent(outcome.error, sign=True)})",
+        f"{outcome.solution.plan.samples / outcome.step_s:.3g} samples/s",
+    ]
+    if outcome.report is not None:
+        bubbles = [row.bubble[1] for row in outcome.report.devices]
+        words.append(f"bubble {percent(sum(bubbles) / len(bubbles))}")
+    verdict = [] if outcome.verdict is None else [f"check     {outcome.verdict.line()}"]
+    return [*verdict, "run       " + "  ".join(words)]
+
+
+def _pair(values: tuple[float, float], text: Callable[[float], str]) -> str:
+    return " / ".join("-" if math.isnan(value) else text(value) for value in values)
+
+
+def _print_report(report: "RunReport") -> None:
+    console = stdout_console()
+    console.print("predicted / measured, by stage:")
+    stages = [
+        [
+            str(row.stage),
+            ", ".join(row.devices),
+            _pair(row.forward_s, format_seconds),
+            _pair(row.backward_s, format_seconds),
+            _pair(row.compute_s, format_seconds),
+        ]
+        for row in report.stages
+    ]
+    titles = ["forward", "backward", "compute a step"]
+    columns = [("stage", "right"), ("devices", "left"), *((title, "right") for title in titles)]
+    console.print(table(columns, stages))
+    console.print("by device:")
+    devices = [
+        [
+            row.device,
+            _pair(row.busy_s, format_seconds),
+            _pair(row.bubble, percent),
+            _pair(row.transfer_s, format_seconds),
+            _pair(row.peak_bytes, format_bytes),
+        ]
+        for row in report.devices
+    ]
+    titles = ["busy", "bubble", "a message", "peak memory"]
+    by_device = [("device", "left"), *((title, "right") for title in titles)]
+    console.print(table(by_device, devices))

@@ -1,0 +1,236 @@
+"""``partita train``: profile, plan, check and run a model in one command."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from partita.catalogue.catalogue import load_catalogue
+from partita.catalogue.shorthand import local_cluster, read_shorthand
+from partita.cli.console import progress, stdout_console, summary_row, summary_table
+from partita.cli.extras import torch_needed
+from partita.cli.inputs import ProblemOptions, read_objective, read_planner
+from partita.cli.options import estimate_options, output_options, source_options, step_options
+from partita.cli.profile import (
+    estimate_lines,
+    find_modules_here,
+    measured_lines,
+    model_estimator,
+    profile_cache,
+    read_source_options,
+)
+from partita.cli.run_options import (
+    StepLine,
+    check_together,
+    gpus_wanted,
+    read_job,
+    run_options,
+    show_outcome,
+    use_device_ids,
+)
+from partita.core.cluster import Cluster
+from partita.core.graph import DeviceKind, Graph
+from partita.core.problem import Objective, Problem
+from partita.core.solution import Solution
+from partita.errors import InvalidInputError, UnsupportedError
+from partita.flows.summary import summarise
+from partita.plan.table import DEFAULT_PLANNER, get_planner
+
+if TYPE_CHECKING:
+    from partita.flows.training_model import ProfiledModel
+
+_USUAL_DEVICES = 2
+_STAGED = ("uniform", "uniform_floor", "uniform_transformer", "parameters")
+
+
+@click.command(
+    epilog="Example: partita train gpt3-small --scale 0.1 --devices 2 --steps 20 --check"
+)
+@click.argument("model", required=False)
+@click.option("--devices", type=click.IntRange(1, 16), help="N of this machine. [its GPUs, or 2]")
+@click.option("--cluster", "-c", help="With --emulate: machines that are not here, 2x4xa100.")
+@click.option("--planner", "-p", help="Planner, such as uniform or custom:0,8,14. [uniform]")
+@click.option("--partition", help="The same as --planner.")
+@click.option("--option", "-O", "options", multiple=True, help="Option of the planner, k=v.")
+@click.option("--pp", type=click.IntRange(1), help="Stages of the pipeline.")
+@click.option("--dp", type=click.IntRange(1), help="Replicas of every stage.")
+@click.option("--tp", type=click.IntRange(1), default=1, help="Devices of an op: 1 for now.")
+@step_options
+@source_options
+@estimate_options
+@click.option("--loss", help="cross_entropy, mse, or package.module:callable. [the model's own]")
+@click.option("--perturb", type=float, default=0.0, help="Plan with times x uniform(1 +- P).")
+@click.option("--rounds", type=click.IntRange(1), default=8, show_default=True, help="To profile.")
+@click.option("--no-cache", is_flag=True, help="Profile anew.")
+@run_options
+@output_options
+def command(model: str | None, **rest: Any) -> None:
+    """Profile MODEL, plan it over this machine's devices, and train it by the plan.
+
+    MODEL is what 'partita profile' takes: a built-in name, a Hugging Face configuration, or
+    package.module:callable. Profiles are kept, so that the next run starts at once. Several hosts
+    are told of one another by NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT.
+    """
+    rest.pop("debug")
+    if model is None:
+        raise click.UsageError("name a MODEL, or one in the --config file")
+    check_together(rest)
+    if rest["cluster"] is not None and not rest["emulate"]:
+        raise InvalidInputError("--cluster names machines that are not here: add --emulate")
+    with torch_needed("training needs"):
+        from partita.flows import train  # noqa: PLC0415 (imports torch)
+        from partita.flows.run_directory import make_run_directory  # noqa: PLC0415 (likewise)
+        from partita.ranks import visible_gpus  # noqa: PLC0415 (likewise)
+        from partita.run.launch import Host  # noqa: PLC0415 (likewise)
+    find_modules_here()
+    silent = rest["quiet"] or rest["as_json"]
+    host = Host.of(os.environ)
+    cluster = _cluster(rest)
+    stages, replicas = train.degrees(len(cluster.devices), rest["pp"], rest["dp"], rest["tp"])
+    with progress("train", quiet=silent) as tell:
+        tell(f"profiling {model}")
+        profiled, graph = _profile(model, rest, cluster)
+        problem = Problem(
+            graph=train.perturbed(graph, rest["perturb"], rest["seed"]),
+            cluster=cluster,
+            objective=read_objective(graph, Objective(), _problem_options(rest)),
+        )
+        tell("planning")
+        solution = _plan(problem, rest, stages, replicas)
+    if not silent:
+        _show_plan(profiled, graph, solution)
+    used = train.used_names(solution.plan)
+    kinds = sorted({device.type for device in cluster.devices})
+    directory = make_run_directory(
+        Path(rest["runs"]),
+        graph.name,
+        f"{len(used)}x{'+'.join(kinds)}",
+        rest["baseline"] or solution.plan.schedule.value,
+        "emulated" if rest["emulate"] else "",
+    )
+    kind = (
+        DeviceKind.CPU
+        if rest["emulate"]
+        else train.device_kind(cluster, solution.plan, visible_gpus())
+    )
+    execution = train.Execution(
+        job=read_job(rest, None if profiled is None else profiled.origin, kind),
+        directory=directory,
+        check=rest["check"],
+        launcher=rest["launcher"],
+        host=host,
+        baseline=rest["baseline"] or "",
+        tell=lambda text: None if silent else click.echo(f"train: {text}", err=True),
+        told=StepLine(rest["steps"], len(used), solution.value, quiet=silent),
+    )
+    outcome = train.execute(solution, execution, None if profiled is None else profiled.source)
+    show_outcome(outcome, directory, rest)
+
+
+def _cluster(rest: dict[str, Any]) -> Cluster:
+    """Return the machines to plan for.
+
+    Raises:
+        UnsupportedError: More GPUs are wanted than there are.
+    """
+    if rest["cluster"] is not None:
+        if rest["devices"] is not None:
+            raise InvalidInputError("--devices and --cluster exclude each other")
+        return read_shorthand(rest["cluster"], load_catalogue())
+    from partita.ranks import visible_gpus  # noqa: PLC0415 (imports torch)
+
+    gpus = use_device_ids(rest["device_ids"], visible_gpus())
+    wanted = gpus_wanted()
+    if wanted > gpus:
+        raise UnsupportedError(
+            f"NUM_GPUS is {wanted}, this machine has {gpus} GPUs; --emulate --cluster rehearses "
+            "a plan for machines that are not here, --devices N uses CPU processes"
+        )
+    if gpus and (rest["devices"] is None or rest["devices"] <= gpus):
+        from partita.profile.measure import this_gpu_type  # noqa: PLC0415 (imports torch)
+
+        count = rest["devices"] or wanted or gpus
+        return read_shorthand(f"1x{count}x{this_gpu_type()}", load_catalogue())
+    return local_cluster(rest["devices"] or _USUAL_DEVICES)
+
+
+def _profile(
+    model: str, rest: dict[str, Any], cluster: Cluster
+) -> "tuple[ProfiledModel | None, Graph]":
+    """Return the model with its measured costs, or its graph with estimated ones."""
+    from partita.flows.training_model import ModelRequest, profiled_model  # noqa: PLC0415 (torch)
+    from partita.run.local_ranks import limit_threads  # noqa: PLC0415 (likewise)
+
+    options = {**rest, "batch_size": rest["microbatch_size"]}
+    if rest["cluster"] is not None:
+        types = sorted({device.type for device in cluster.devices})
+        return None, model_estimator(model, options)(types)
+    on_gpu = cluster.devices[0].kind is DeviceKind.GPU
+    threads = limit_threads(1 if rest["baseline"] == "single" else len(cluster.devices))
+    profiled = profiled_model(
+        ModelRequest(
+            text=model,
+            options=read_source_options(
+                {**options, "profile_device": "cuda:0" if on_gpu else "cpu"}
+            ),
+            granularity=rest["granularity"],
+            inference=rest["mode"] == "inference",
+            loss=rest["loss"] or "",
+            rounds=rest["rounds"],
+            threads=threads,
+        ),
+        cache=None if rest["no_cache"] else profile_cache(),
+    )
+    return profiled, profiled.graph
+
+
+def _problem_options(rest: dict[str, Any]) -> ProblemOptions:
+    """Return what the options say of the step."""
+    named = {field.name for field in dataclasses.fields(ProblemOptions)}
+    given = {name: rest[name] for name in named & rest.keys()}
+    return ProblemOptions(**{**dict.fromkeys(named), **given})
+
+
+def _plan(problem: Problem, rest: dict[str, Any], stages: int, replicas: int) -> Solution:
+    if rest["baseline"]:
+        return _baseline(problem, rest)
+    name, options = read_planner(rest["planner"], rest["partition"], rest["options"], None)
+    if rest["pp"] is not None or rest["dp"] is not None:
+        if name in _STAGED:
+            options.setdefault("stages", stages)
+        elif name != "custom":
+            raise InvalidInputError(
+                f"--pp and --dp say nothing to planner {name!r}; leave them out"
+            )
+        options.setdefault("replicas", replicas)
+    if name == "random":
+        options.setdefault("seed", rest["seed"])
+    solution = get_planner(name or DEFAULT_PLANNER, **options)(problem)
+    if rest["pp"] is not None and len(solution.plan.stages) != stages:
+        raise InvalidInputError(
+            f"--pp {stages} does not match the {len(solution.plan.stages)} stages of {name}"
+        )
+    return solution
+
+
+def _baseline(problem: Problem, rest: dict[str, Any]) -> Solution:
+    from partita.flows.baselines import baseline_plan  # noqa: PLC0415 (imports torch)
+
+    if rest["planner"] or rest["partition"]:
+        raise InvalidInputError("--baseline brings its own plan; leave --planner out")
+    names = problem.cluster.device_names
+    if rest["device"] is not None and not 0 <= rest["device"] < len(names):
+        raise InvalidInputError(f"--device {rest['device']}; expected 0 to {len(names) - 1}")
+    device = "" if rest["device"] is None else names[rest["device"]]
+    return baseline_plan(rest["baseline"], problem, device=device, seed=rest["seed"])
+
+
+def _show_plan(profiled: "ProfiledModel | None", graph: Graph, solution: Solution) -> None:
+    console = stdout_console()
+    lines = estimate_lines(graph) if profiled is None else measured_lines(profiled.measured)
+    for line in lines:
+        console.print(f"profile   {line}")
+    row = summary_row(1, summarise(solution), solution.planner or "-")
+    console.print(summary_table([row]))

@@ -1,0 +1,449 @@
+"""From a plan to a run: in forked or fresh processes, emulated, or by torch's own ways."""
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.core.cluster import Cluster
+from partita.core.graph import DeviceKind, Graph
+from partita.core.plan import Plan
+from partita.core.program import Program
+from partita.core.solution import Solution
+from partita.core.timeline import Timeline
+from partita.cost.durations import instruction_seconds
+from partita.cost.lower import lower
+from partita.cost.simulate import play, simulate
+from partita.documents import load
+from partita.errors import InvalidInputError, UnsupportedError
+from partita.flows.run_directory import make_run_directory
+from partita.flows.run_report import RunReport, report_run, settled
+from partita.flows.summary import describe_plan, known
+from partita.profile.origin import load_origin, origin_of
+from partita.profile.sources import ModelSource
+from partita.ranks import visible_gpus
+from partita.run.baselines import TORCH_BASELINES, make_subject, run_baseline, verify_baseline
+from partita.run.emulation import EmulatedWorkload, emulate_forked, emulated_workload, predicted
+from partita.run.executor import Run, check_runnable, make_task, run_forked
+from partita.run.job import Job, JobDirectory
+from partita.run.launch import Host, collect, launch
+from partita.run.local_ranks import limit_threads, why_not_fork
+from partita.run.verify import Verdict, verify
+from partita.run.workload import Workload, model_workload
+
+CHECKED_STEPS = 2
+LAUNCHERS = ("auto", "fork", "torchrun")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        solution: The plan with its problem.
+        run: The run.
+        predicted: The simulated step.
+        report: The run beside its prediction; None for torch's own ways, which have no Program.
+        verdict: The comparison with one process, if it was asked for.
+        baseline: Name of the baseline; empty for a plan of our own.
+        remarks: What differs from a real run.
+    """
+
+    solution: Solution
+    run: Run
+    predicted: Timeline
+    report: RunReport | None = None
+    verdict: Verdict | None = None
+    baseline: str = ""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        """Whether it was measured or emulated."""
+        return self.run.timelines[-1].origin.value if self.run.timelines else "measured"
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step: the median without the first quarter."""
+        return float(np.median(settled(self.run.step_s)))
+
+    @property
+    def error(self) -> float:
+        """The prediction relative to what was measured."""
+        return self.predicted.makespan_s / self.step_s - 1
+
+    @property
+    def losses(self) -> list[float | None]:
+        """The loss of each step; None where there is none."""
+        return [known(step.loss) for step in self.run.result.steps]
+
+    def figures(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        plan, problem = self.solution.plan, self.solution.problem
+        return {
+            "model": problem.graph.name,
+            "planner": self.solution.planner,
+            "baseline": self.baseline or None,
+            "plan": describe_plan(plan),
+            "schedule": plan.schedule.value,
+            "devices": list(plan.devices),
+            "mode": problem.objective.mode.value,
+            "origin": self.origin,
+            "remarks": list(self.remarks),
+            "steps": len(self.run.step_s),
+            "samples_per_step": plan.samples,
+            "losses": self.losses,
+            "step_s": list(self.run.step_s),
+            "median_step_s": self.step_s,
+            "samples_per_s": plan.samples / self.step_s,
+            "predicted_step_s": self.predicted.makespan_s,
+            "prediction_error": self.error,
+            "check": None if self.verdict is None else self.verdict.figures(),
+            "report": None if self.report is None else self.report.figures(),
+            "memory": {name: asdict(use) for name, use in self.run.memory.items()},
+            "machine": machine(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Execution:
+    """How a plan is carried out.
+
+    Attributes:
+        job: How it is run.
+        directory: The run directory.
+        check: Whether the first steps are compared with one process.
+        launcher: ``fork``, ``torchrun``, or ``auto``: forked where that can be done.
+        host: This host among those of the run.
+        baseline: One of torch's own ways, or empty.
+        tell: Told what is going on.
+        told: Told a rank and each step that it has done.
+    """
+
+    job: Job
+    directory: Path
+    check: bool = False
+    launcher: str = "auto"
+    host: Host = field(default_factory=Host)
+    baseline: str = ""
+    tell: Callable[[str], None] = lambda _: None
+    told: Callable[[int, Any], None] = lambda _, __: None
+
+    @property
+    def logs(self) -> Path:
+        """Where what the ranks print goes."""
+        path = self.directory / "logs"
+        path.mkdir(exist_ok=True)
+        return path
+
+
+def machine() -> dict[str, Any]:
+    """Return what times of a run depend on."""
+    return {
+        "python": platform.python_version(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+    }
+
+
+def degrees(devices: int, pp: int | None, dp: int | None, tp: int) -> tuple[int, int]:
+    """Return stages and replicas: what is left open follows from the devices.
+
+    Raises:
+        InvalidInputError: Their product is not the number of devices; says which would be.
+        UnsupportedError: Tensor parallelism.
+    """
+    if tp > 1:
+        raise UnsupportedError(
+            f"--tp {tp}: tensor parallelism can be planned and simulated, but not run yet; "
+            "use --tp 1"
+        )
+    if pp is None and dp is None:
+        return devices, 1
+    stages = pp if pp is not None else max(1, devices // (dp or 1))
+    replicas = dp if dp is not None else max(1, devices // stages)
+    if stages * replicas != devices:
+        pairs = [(d, devices // d) for d in range(1, devices + 1) if devices % d == 0]
+        fitting = ", ".join(f"{a} x {b}" for a, b in pairs)
+        raise InvalidInputError(
+            f"--pp {stages} x --dp {replicas} = {stages * replicas} does not match {devices} "
+            f"devices; pp x dp could be {fitting}"
+        )
+    return stages, replicas
+
+
+def perturbed(graph: Graph, factor: float, seed: int) -> Graph:
+    """Return a graph whose op times are multiplied by uniform(1 - factor, 1 + factor)."""
+    if not 0 <= factor < 1:
+        raise InvalidInputError(f"--perturb {factor}; expected 0 to below 1")
+    if factor == 0:
+        return graph
+    rng = np.random.default_rng(seed)
+    costs = tuple(
+        replace(
+            cost,
+            forward_s=cost.forward_s * rng.uniform(1 - factor, 1 + factor, len(graph)),
+            backward_s=cost.backward_s * rng.uniform(1 - factor, 1 + factor, len(graph)),
+        )
+        for cost in graph.costs
+    )
+    return replace(graph, costs=costs)
+
+
+def device_kind(cluster: Cluster, plan: Plan, gpus_here: int) -> DeviceKind:
+    """Return what the ranks of a plan compute on: all on GPUs, or all on CPUs.
+
+    Raises:
+        UnsupportedError: The plan needs devices that are not here; names the way out.
+    """
+    kind_of = {device.name: device.kind for device in cluster.devices}
+    type_of = {device.name: device.type for device in cluster.devices}
+    used = used_names(plan)
+    kinds = {kind_of[name] for name in used}
+    if kinds == {DeviceKind.CPU}:
+        return DeviceKind.CPU
+    here = max(sum(name.split("/")[0] == host for name in used) for host in _hosts(used))
+    if kinds == {DeviceKind.GPU} and gpus_here >= here:
+        return DeviceKind.GPU
+    types = ", ".join(sorted({type_of[name] for name in used}))
+    raise UnsupportedError(
+        f"the plan is for {len(used)} devices ({types}), this machine has {gpus_here} GPUs; "
+        "--emulate rehearses it here, --devices N plans for CPU processes"
+    )
+
+
+def used_names(plan: Plan) -> list[str]:
+    """Return the devices that a plan uses."""
+    used = {d for stage in plan.stages for group in stage.devices for d in group}
+    return [plan.devices[device] for device in sorted(used)]
+
+
+def _hosts(names: list[str]) -> set[str]:
+    return {name.split("/")[0] for name in names}
+
+
+def execute(solution: Solution, execution: Execution, source: ModelSource | None) -> Outcome:
+    """Carry out a plan, and compare it with its prediction and, if asked, with one process.
+
+    Args:
+        solution: The plan with its problem.
+        execution: How.
+        source: The model; None where the plan is emulated.
+
+    Raises:
+        WorkerError: A rank failed, died or stood still; names it.
+    """
+    if execution.job.emulate is not None:
+        return _emulate(solution, execution)
+    assert source is not None
+    assert execution.job.model is not None
+    execution.tell("capturing the model")
+    workload = model_workload(
+        source,
+        execution.job.model,
+        solution.problem,
+        solution.plan,
+        same_data=execution.job.same_data,
+    )
+    if execution.baseline in TORCH_BASELINES:
+        return _run_torch(solution, execution, source, workload)
+    return _run(solution, execution, workload)
+
+
+def run_plan(
+    plan: Solution | str | Path,
+    *,
+    steps: int = 10,
+    optimizer: str = "adam",
+    check: bool = False,
+    runs: str | Path = "runs",
+) -> Outcome:
+    """Run a plan of a profiled model on this machine.
+
+    Args:
+        plan: What ``partita plan`` wrote, or the path of it.
+        steps: Number of steps.
+        optimizer: ``sgd``, ``momentum`` or ``adam``.
+        check: Whether to compare the first steps with one process.
+        runs: Where the run directory is made.
+
+    Raises:
+        UnsupportedError: The devices of the plan are not here.
+        WorkerError: A rank failed, died or stood still; names it.
+    """
+    solution = plan if isinstance(plan, Solution) else load(plan)
+    if not isinstance(solution, Solution):
+        raise InvalidInputError(f"{plan} holds no plan with its problem; 'partita plan' writes one")
+    used = used_names(solution.plan)
+    limit_threads(len(used))
+    origin = origin_of(solution.problem.graph)
+    kind = device_kind(solution.problem.cluster, solution.plan, visible_gpus())
+    job = Job(model=origin, steps=steps, optimizer=optimizer, keep_results=False, device=kind)
+    name, schedule = solution.problem.graph.name, solution.plan.schedule.value
+    directory = make_run_directory(Path(runs), name, f"{len(used)}x{kind.value}", schedule)
+    return execute(
+        solution, Execution(job=job, directory=directory, check=check), load_origin(origin)
+    )
+
+
+def run_script(solution: Solution, execution: Execution, script: Sequence[str]) -> Outcome:
+    """Run a user's script in every rank of a plan; it trains through ``partita.parallelize``.
+
+    Raises:
+        InvalidInputError: There is no such script.
+        WorkerError: A rank failed, died or stood still; names it.
+    """
+    if not Path(script[0]).is_file():
+        raise InvalidInputError(f"there is no script {script[0]!r}")
+    check_runnable(solution.plan)
+    job = replace(execution.job, model=None, emulate=None, script=tuple(script))
+    run = _launched(solution, execution, job, execution.directory)
+    return _outcome(solution, run, lower(solution.problem, solution.plan), job)
+
+
+def _outcome(
+    solution: Solution, run: Run, program: Program, job: Job, verdict: Verdict | None = None
+) -> Outcome:
+    """Put a run beside its prediction."""
+    problem, plan = solution.problem, solution.plan
+    seconds = instruction_seconds(problem, plan, program)
+    prediction = play(program, problem.cluster, seconds, job.transfers)
+    peaks = [run.memory[name].peak_bytes if name in run.memory else np.nan for name in plan.devices]
+    return Outcome(
+        solution=solution,
+        run=run,
+        predicted=prediction,
+        report=report_run(plan, program, prediction, run.timelines, run.step_s, peaks),
+        verdict=verdict,
+    )
+
+
+def _emulate(solution: Solution, execution: Execution) -> Outcome:
+    job = execution.job
+    workload = emulated_workload(solution.problem, solution.plan, job.emulation())
+    for remark in workload.remarks:
+        execution.tell(remark)
+    if _forks(execution):
+        run = emulate_forked(
+            workload,
+            limit_s=job.stall_limit_s,
+            log_directory=execution.logs,
+            told=execution.told,
+        )
+    else:
+        run = _launched(solution, execution, job, execution.directory)
+    return emulated_outcome(solution, workload, run)
+
+
+def emulated_outcome(solution: Solution, workload: EmulatedWorkload, run: Run) -> Outcome:
+    """Put an emulated run beside its prediction."""
+    prediction = predicted(workload)
+    return Outcome(
+        solution=solution,
+        run=run,
+        predicted=prediction,
+        report=report_run(
+            solution.plan, workload.task.program, prediction, run.timelines, run.step_s
+        ),
+        remarks=workload.remarks,
+    )
+
+
+def _run(solution: Solution, execution: Execution, workload: Workload) -> Outcome:
+    problem, plan, job = solution.problem, solution.plan, execution.job
+    check_runnable(plan)
+    task = make_task(problem, plan, workload, order=job.order)
+    verdict = None
+    if execution.check:
+        execution.tell("comparing with one process")
+        short = _short(job)
+        if _forks(execution):
+            found = run_forked(
+                task, workload, options=short.rank_options(), log_directory=execution.logs
+            )
+        else:
+            found = _launched(solution, execution, short, execution.directory / "check")
+        verdict = verify(task, workload, found.result, short.rank_options())
+    execution.tell(f"running {job.steps} steps")
+    if _forks(execution):
+        run = run_forked(
+            task,
+            workload,
+            options=job.rank_options(),
+            log_directory=execution.logs,
+            told=execution.told,
+        )
+    else:
+        run = _launched(solution, execution, job, execution.directory)
+    return _outcome(solution, run, task.program, job, verdict)
+
+
+def _short(job: Job) -> Job:
+    """Return the first steps of a job, with all that they give."""
+    return replace(job, steps=min(CHECKED_STEPS, job.steps), keep_results=True)
+
+
+def _forks(execution: Execution) -> bool:
+    """Return whether ranks are forked from this process.
+
+    Raises:
+        UnsupportedError: They should be, and cannot.
+    """
+    if execution.launcher == "torchrun" or execution.host.num_hosts > 1:
+        return False
+    if execution.job.device is DeviceKind.GPU:
+        return False
+    why = why_not_fork()
+    if why and execution.launcher == "fork":
+        raise UnsupportedError(f"ranks cannot be forked: {why}; --launcher torchrun does not fork")
+    return not why
+
+
+def _launched(solution: Solution, execution: Execution, job: Job, directory: Path) -> Run:
+    """Run in fresh processes, on this host or together with others."""
+    JobDirectory(directory).create(solution, job)
+    launch(directory, execution.host, told=execution.told)
+    if execution.host.index:
+        raise SystemExit(0)  # the first host has the reports of all
+    return collect(directory)
+
+
+def _run_torch(
+    solution: Solution, execution: Execution, source: ModelSource, workload: Workload
+) -> Outcome:
+    """Run one of torch's own ways."""
+    problem, plan, job = solution.problem, solution.plan, execution.job
+    assert job.model is not None
+    if not _forks(execution):
+        raise UnsupportedError(
+            f"baseline {execution.baseline} runs in forked CPU processes of one host; "
+            "use --launcher fork"
+        )
+    subject = make_subject(problem, plan, source, job.model, workload)
+    verdict = None
+    if execution.check:
+        execution.tell("comparing with one process")
+        options = _short(job).rank_options()
+        found = run_baseline(
+            execution.baseline, subject, options=options, log_directory=execution.logs
+        )
+        verdict = verify_baseline(execution.baseline, subject, found.result, options)
+    execution.tell(f"running {job.steps} steps")
+    run = run_baseline(
+        execution.baseline,
+        subject,
+        options=job.rank_options(),
+        log_directory=execution.logs,
+        told=execution.told,
+    )
+    return Outcome(
+        solution=solution,
+        run=run,
+        predicted=simulate(problem, plan),
+        verdict=verdict,
+        baseline=execution.baseline,
+    )

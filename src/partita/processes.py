@@ -1,0 +1,125 @@
+"""Processes of this machine: how they end, what they leave behind, what they have in common.
+
+Imports nothing heavy, so that a new process can tie itself to its parent at once.
+"""
+
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from partita.errors import WorkerError
+
+_PDEATHSIG = 1
+_TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_SIOCGIFADDR = 0x8915
+_LOG_BYTES = 8192
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask the system to kill this process when its parent dies, so that none is left behind.
+
+    Args:
+        parent: The parent, where it is known: if it is gone already, this process ends now.
+    """
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os._exit(WorkerError.exit_code)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let signals to end this process raise SystemExit, so that what it has started ends as well.
+
+    SIGINT raises KeyboardInterrupt, as ever. Does nothing outside the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_TO_END)}
+    for number in _TO_END:
+        signal.signal(number, _exit_by_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit_by_signal(number: int, frame: FrameType | None) -> None:
+    del frame
+    raise SystemExit(128 + number)
+
+
+def machine_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def clock_identity() -> str:
+    """Return what tells this machine's monotonic clock from others; empty if it is not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/time').stat().st_ino}"
+    except OSError:
+        return ""
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """Return how a process ended, for people; None = it still runs."""
+    if exit_code is None:
+        return "still runs"
+    if exit_code < 0:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """Return the last lines of a log; none if it is not there."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return text.strip().splitlines()[-count:]
+
+
+def redirect_output(log: Path) -> None:
+    """Send what this process prints from now on to the end of a log."""
+    with log.open("ab", buffering=0) as file:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def interface_towards(address: str, port: int) -> str:
+    """Return the network interface that leads to an address; empty if that cannot be found out."""
+    if not sys.platform.startswith("linux"):
+        return ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, port))  # sends nothing: it chooses the route
+        except OSError:
+            return ""
+        ours = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # it has no address
+            if found[20:24] == ours:
+                return name
+    return ""

@@ -1,0 +1,44 @@
+"""Job directories of a small model, for tests that start ranks."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from partita.core.graph import Graph
+from partita.core.problem import Metric, Objective, Problem
+from partita.core.solution import Solution
+from partita.profile.origin import ModelOrigin, capture_at
+from partita.profile.sources import SourceOptions, load_source
+from partita.run.job import Job, JobDirectory
+from partita.testing.builders import host_cluster, pipeline
+
+MODEL = ModelOrigin(
+    text="gpt3-small",
+    options=SourceOptions(batch_size=2, sequence_length=8, scale=0.05, dtype="float64"),
+)
+
+MakeJob = Callable[..., JobDirectory]
+
+
+@pytest.fixture(scope="session")
+def small_graph() -> Graph:
+    return capture_at(load_source(MODEL.text, MODEL.options), 2, MODEL).graph
+
+
+@pytest.fixture(scope="session")
+def make_job(small_graph: Graph) -> MakeJob:
+    """Return what writes a job: a pipeline of a small GPT over two hosts of two devices."""
+
+    def make(path: Path, groups: Sequence[int | Sequence[int]], **settings: object) -> JobDirectory:
+        cluster = host_cluster(2, 2, inside_bytes_per_s=1e9, between_bytes_per_s=1e8)
+        problem = Problem(graph=small_graph, cluster=cluster, objective=Objective())
+        plan = pipeline(small_graph, cluster, groups, microbatches=4)
+        solution = Solution(
+            problem=problem, plan=plan, metric=Metric.THROUGHPUT, value=1.0, unit="s"
+        )
+        files = JobDirectory(path)
+        files.create(solution, Job(**{"model": MODEL, "start_limit_s": 60.0, **settings}))
+        return files
+
+    return make

@@ -1,0 +1,230 @@
+"""``partita train`` and ``partita run`` as a user types them, each in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+SMALL = (
+    *("--scale", "0.05", "--sequence-length", "8", "--microbatch-size", "2"),
+    *("--microbatches", "4", "--rounds", "2", "--steps", "3"),
+)
+SCRIPT = """
+import sys
+
+import torch
+from torch import nn
+
+import partita
+from partita.profile.capture_setting import Example
+
+
+def loss(output, labels):
+    return nn.functional.cross_entropy(output, labels)
+
+
+def build(batch_size=2):
+    torch.manual_seed(0)
+    layers = (nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    return nn.Sequential(*layers), Example(args=(torch.ones(batch_size, 8),),
+        labels=torch.zeros(batch_size, dtype=torch.int64)), loss
+
+
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        yield (torch.randn(8, 8, generator=generator),
+               torch.randint(0, 4, (8,), generator=generator))
+
+
+def by_hand():
+    model = build()[0]
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for inputs, labels in batches():
+        optimizer.zero_grad()
+        value = loss(model(inputs), labels)
+        value.backward()
+        optimizer.step()
+        print(f"{value.item():.5f}")
+    return model
+
+
+def by_plan():
+    model = build()[0]
+    step = partita.parallelize(model, loss, lambda p: torch.optim.Adam(p, 0.01))
+    for batch in batches():
+        print(f"{step(batch):.5f}")
+    step.gather_into(model)
+    return model
+
+
+if __name__ == "__main__":
+    model = by_hand() if sys.argv[1] == "hand" else by_plan()
+    print(f"{sum(float(p.sum()) for p in model.parameters()):.4f}")
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("train")
+
+
+def partita(
+    place: Path, *arguments: str, code: int = 0, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command; the profile of the small model is measured once for all tests."""
+    environment = {**os.environ, "PARTITA_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "partita", *arguments],
+        cwd=place,
+        env={**environment, **more},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def train(place: Path, *arguments: str, code: int = 0, **more: str) -> Any:
+    """Train the small model; returns what it printed as JSON, or its error."""
+    done = partita(place, "train", "gpt3-small", *SMALL, *arguments, "--json", code=code, **more)
+    return json.loads(done.stdout) if not code else done.stderr
+
+
+def test_a_run_is_checked_reported_and_kept(place: Path) -> None:
+    found = train(place, "--devices", "2", "--check", "--recalibrate", "again.json")
+    assert found["check"]["equal"]
+    assert found["check"]["gradients"] > 100
+    assert found["origin"] == "measured"
+    assert len(found["losses"]) == found["steps"] == 3
+    assert [row["stage"] for row in found["report"]["stages"]] == [0, 1]
+    directory = place / found["directory"]
+    for name in ("plan.json", "results.json", "timeline.json", "trace.json"):
+        assert json.loads((directory / name).read_text())
+    assert (directory / "logs" / "rank1.log").exists()
+    assert json.loads((place / "again.json").read_text())["costs"]
+    again = train(place, "--devices", "2", "--repeatable")
+    assert again["directory"] != found["directory"]
+
+
+def test_replicas_and_a_file_of_options(place: Path) -> None:
+    (place / "options.yaml").write_text("devices: 4\npp: 2\ndp: 2\ncheck: true\noptimizer: sgd\n")
+    found = train(place, "--config", "options.yaml")
+    assert found["check"]["equal"]
+    assert len(found["devices"]) == 4
+    (place / "wrong.yaml").write_text("device_count: 4\n")
+    assert "there is no option 'device_count'" in train(place, "--config", "wrong.yaml", code=2)
+
+
+@pytest.mark.parametrize("baseline", ["single", "random", "ddp", "torch-1f1b"])
+def test_baselines_under_the_same_command(place: Path, baseline: str) -> None:
+    found = train(place, "--devices", "2", "--baseline", baseline, "--check")
+    assert found["check"]["equal"]
+    assert found["baseline"] == (baseline if baseline in ("ddp", "torch-1f1b") else None)
+    assert found["median_step_s"] > 0
+
+
+def test_every_order_and_kind_of_transfer_gives_the_same_losses(place: Path) -> None:
+    losses = {
+        tuple(train(place, "--devices", "2", "--order", order, "--transfers", how)["losses"])
+        for order, how in (("device", "overlapped"), ("program", "blocking"))
+    }
+    assert len(losses) == 1
+
+
+def test_fresh_processes_give_what_forked_ones_give(place: Path) -> None:
+    forked = train(place, "--devices", "2", "--launcher", "fork")
+    fresh = train(place, "--devices", "2", "--launcher", "torchrun", "--check")
+    assert fresh["check"]["equal"]
+    assert fresh["losses"] == forked["losses"]
+
+
+@pytest.mark.parametrize("kind", ["profile", "memory"])
+def test_what_else_is_noted_of_a_run(place: Path, kind: str) -> None:
+    found = train(place, "--devices", "2", "--capture", kind)
+    if kind == "memory":
+        uses = found["memory"].values()
+        assert len(uses) == 2
+        assert all(use["exact"] and use["peak_bytes"] >= use["end_bytes"] > 0 for use in uses)
+        return
+    events = json.loads((place / found["directory"] / "profiler.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1}
+    assert any(event.get("name", "").startswith("aten::") for event in events)
+
+
+def test_a_plan_for_machines_that_are_not_here_is_emulated(place: Path) -> None:
+    found = train(place, "--cluster", "4xa100", "--emulate", "--emulate-scale", "1")
+    assert found["origin"] == "emulated"
+    assert any("emulated" in remark for remark in found["remarks"])
+    assert len(found["devices"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--devices", "4", "--pp", "3"], 2, "pp x dp could be 1 x 4, 2 x 2, 4 x 1"),
+        (["--tp", "2"], 4, "not run yet"),
+        (["--cluster", "4xa100"], 2, "add --emulate"),
+        (["--emulate", "--check"], 2, "nothing to compare"),
+        (["--device", "1"], 2, "--baseline single"),
+        (["--loss", "hinge"], 2, "not one of cross_entropy, mse"),
+        (["--perturb", "2"], 2, "expected 0 to below 1"),
+        (["--device-ids", "9999"], 2, "there is no 9999"),
+    ],
+)
+def test_bad_options_are_met_with_one_line(
+    place: Path, arguments: list[str], code: int, words: str
+) -> None:
+    error = train(place, *arguments, code=code)
+    assert words in error
+    assert "Traceback" not in error
+
+
+def test_more_gpus_than_there_are_are_refused(place: Path) -> None:
+    error = train(place, code=4, NUM_GPUS="64")
+    assert "NUM_GPUS is 64" in error
+    assert "--emulate" in error
+
+
+def test_a_plan_for_another_model_is_refused_with_the_difference(place: Path) -> None:
+    found = train(place, "--devices", "2")
+    error = partita(
+        place, "run", f"{found['directory']}/plan.json", "--model", "gpt3-medium", code=2
+    ).stderr
+    assert "another model" in error
+
+
+def test_a_script_of_the_users_own_trains_by_a_plan(place: Path) -> None:
+    (place / "own.py").write_text(SCRIPT)
+    partita(place, "profile", "own:build", "--rounds", "2", "-o", "own.json")
+    partita(
+        place, "plan", "own.json", "--devices", "2", "--microbatches", "4", "-o", "own.plan.json"
+    )
+    by_plan = partita(place, "run", "own.plan.json", "--", "own.py", "plan").stdout
+    by_hand = subprocess.run(
+        [sys.executable, "own.py", "hand"], cwd=place, capture_output=True, text=True, check=True
+    ).stdout
+    assert by_hand.splitlines() == [
+        line for line in by_plan.splitlines() if line[:1] in "-0123456789"
+    ]
+    alone = partita(place, "run", "own.plan.json", "--", "missing.py", code=2).stderr
+    assert "no script 'missing.py'" in alone
+
+
+def test_past_runs_are_listed_and_compared(place: Path) -> None:
+    first = train(place, "--devices", "2")
+    second = train(place, "--devices", "2", "--schedule", "gpipe")
+    names = [Path(run["directory"]).name for run in (first, second)]
+    listed = json.loads(partita(place, "results", "--json").stdout)
+    assert set(names) <= {run["name"] for run in listed}
+    shown = partita(place, "results", *names).stdout
+    assert "vs first" in shown
+    assert "not found" not in shown
+    assert "no results" in partita(place, "results", "nothing", code=2).stderr

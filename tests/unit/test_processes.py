@@ -1,0 +1,108 @@
+"""How processes end and what they leave behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from partita.errors import InvalidInputError, UnsupportedError
+from partita.processes import (
+    clock_identity,
+    ended_by_signals,
+    how_it_ended,
+    interface_towards,
+    last_lines,
+    machine_cores,
+)
+from partita.ranks import RankEnvironment, local_device
+
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (None, "still runs"),
+        (5, "ended with exit code 5"),
+        (-signal.SIGKILL, "was killed by SIGKILL"),
+    ],
+)
+def test_an_end_is_told(code: int | None, words: str) -> None:
+    assert how_it_ended(code) == words
+
+
+def test_the_last_lines_of_a_long_log_are_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"\xff" * 9000 + b"\n" + b"".join(b"line %d\n" % n for n in range(9)))
+    assert last_lines(log, 2) == ["line 7", "line 8"]
+    assert last_lines(tmp_path / "none", 2) == []
+
+
+@LINUX
+def test_the_interface_of_this_host_is_found() -> None:
+    assert interface_towards("127.0.0.1", 9) in {name for _, name in socket.if_nameindex()}
+    assert interface_towards("no-such-host.invalid", 9) == ""
+
+
+@LINUX
+def test_processes_of_one_machine_have_one_clock() -> None:
+    code = "from partita.processes import clock_identity; print(clock_identity())"
+    other = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert other.stdout.strip() == clock_identity() != ""
+
+
+def test_tying_a_process_to_its_parent_imports_no_torch() -> None:
+    code = "import sys, partita.processes, partita.run.__main__; print('torch' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert found.stdout.strip() == "False"
+
+
+def test_a_process_whose_parent_is_gone_ends_at_once() -> None:
+    code = "from partita.processes import die_with_parent; die_with_parent(1 << 30); print('here')"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (found.returncode, found.stdout) == (5, "")
+
+
+def test_a_signal_to_end_raises_and_the_handler_is_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught, ended_by_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_rank_has_its_share_of_the_cores() -> None:
+    threads = torch.get_num_threads()
+    try:
+        assert local_device(0, gpu=False, num_local_ranks=10_000).type == "cpu"
+        assert torch.get_num_threads() == 1
+        local_device(0, gpu=False, num_local_ranks=1)
+        assert torch.get_num_threads() == machine_cores()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="there is no GPU 99 here"):
+        local_device(99, gpu=True, num_local_ranks=1)
+
+
+def test_the_environment_of_torchrun_is_read() -> None:
+    found = RankEnvironment.of(
+        {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+        | {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "7"}
+    )
+    assert (found.rank, found.local_rank, found.host, found.num_hosts) == (3, 1, 1, 2)
+    with pytest.raises(InvalidInputError, match="'WORLD_SIZE' is missing"):
+        RankEnvironment.of({"RANK": "0"})
