@@ -14,7 +14,7 @@ from partita.catalogue.cluster_yaml_writer import write_cluster_yaml
 from partita.catalogue.shorthand import MAX_LOCAL_DEVICES
 from partita.cli.options import output_options
 from partita.documents import unused_path, write_bytes, write_text
-from partita.errors import InvalidInputError, UnsupportedError
+from partita.errors import FormatError, InvalidInputError, UnsupportedError
 from partita.formats.dynamicml import write_speed_matrix
 from partita.profile.calibrate import Calibration, calibrate, speed_cluster
 from partita.profile.calibrate_records import (
@@ -88,7 +88,10 @@ def _measurement(rest: dict[str, Any], *, quiet: bool) -> Measurement | None:
     if rest["from_samples"] is not None:
         from partita.documents import read_text  # noqa: PLC0415 (only for a file)
 
-        return read_measurement(read_text(rest["from_samples"]))
+        try:
+            return read_measurement(read_text(rest["from_samples"]))
+        except FormatError as exc:
+            raise (exc if exc.path else exc.at(rest["from_samples"])) from exc
     options = _options(rest)
     from partita.cli.console import progress  # noqa: PLC0415 (rich only where it prints)
 

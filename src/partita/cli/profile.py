@@ -80,6 +80,8 @@ def command(model: str, files: tuple[str, ...], **rest: Any) -> None:
     if files:
         raise InvalidInputError(f"one model at a time; {files[0]!r} is too many")
     if rest["types"] is not None:
+        if rest["profile_device"] != "cpu":
+            raise InvalidInputError("--profile-device says where to measure; --estimate does not")
         _estimate(model, rest)
         return
     measured = _measure(model, rest)

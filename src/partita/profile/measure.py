@@ -138,6 +138,7 @@ def measure(
     setting = make_setting(captured.model, example, loss, captured.mode)
     inputs = list(setting.inputs.values())
     _check_inputs(captured, inputs)
+    _check_measurable(captured)
     device = device_of(captured, inputs)
     threads = options.threads or torch.get_num_threads()
     clock = stopwatch_for(device, threads) if clock is None else clock
@@ -317,6 +318,18 @@ def device_type_of(device: torch.device) -> str:
         return device.type
     title = torch.cuda.get_device_name(device)
     return gpu_type(title, load_catalogue()) or title
+
+
+def _check_measurable(captured: CapturedModel) -> None:
+    """Check that there is something to run, and to differentiate where it is trained."""
+    name, loss = captured.graph.name, captured.graph.loss
+    if not captured.ops:
+        raise InvalidInputError(f"{name!r} has no ops: it returns what it is given")
+    if captured.is_training and loss >= 0 and not captured.values[loss].requires_grad:
+        raise InvalidInputError(
+            f"{name!r} has nothing to train: its loss depends on no trainable parameter; "
+            "--mode inference measures its forward alone"
+        )
 
 
 def this_gpu_type() -> str:

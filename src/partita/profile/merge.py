@@ -28,7 +28,7 @@ def merge_costs(graphs: Sequence[Graph], names: Sequence[str] = ()) -> Graph:
             type of device.
     """
     if len(graphs) < 2:
-        raise InvalidInputError(f"{len(graphs)} graph to merge; expected two or more")
+        raise InvalidInputError(f"{len(graphs)} graphs to merge; expected two or more")
     names = names or [graph.name for graph in graphs]
     first = graphs[0]
     owner: dict[str, str] = {}
