@@ -3,7 +3,7 @@
 Each run is captured on the meta device, cut as it was cut, and priced with the eager kernels, TF32
 and recomputation of these runs. What kernels reach is fitted for each device on all of its runs but
 one, and compared with the one left out. Eight constants a device, none for a model; each is drawn
-towards the share that the runs' own study found (``perseus.md`` c.5), which alone decides where no
+towards the share that the runs' own study found, which alone decides where no
 other run has kernels of a class (convolutions).
 
 ``--write`` puts the constants of all runs into the catalogue; ``--runs FILE`` takes other runs of
@@ -47,7 +47,7 @@ PRIOR = {
     "A100": (0.75, 0.59, 0.42, 0.91, 0.77, 0.77, 0.73, 10e-6),
     "A40": (0.89, 0.68, 0.40, 0.80, 0.70, 0.80, 0.68, 10e-6),
 }
-"""Shares of ``CLASSES`` and seconds of a launch, perseus.md c.5."""
+"""Shares of ``CLASSES`` and seconds of a launch, as that study has them."""
 FLAT_PRIOR = (0.75,) * len(CLASSES) + (10e-6,)
 """The same for every class: shows how much of the accuracy comes from the prior."""
 PRIOR_WEIGHT = 0.3

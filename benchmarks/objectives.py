@@ -47,7 +47,7 @@ MS = 1e3
 GIB = 2.0**30
 
 # Values of PipeDream's repaired objective for its own plans where they differ from its prediction
-# (specs/pipedream.md d.1, last column; six digits). Elsewhere in that table the two are equal.
+# (recorded runs, last column; six digits). Elsewhere in that table the two are equal.
 REPAIRED_S = {
     "vgg16__n8x4_b10_1": 0.0615004,
     "vgg16__n8x8_b10_1": 0.0409276,
@@ -66,7 +66,7 @@ REPAIRED_S = {
     "gnmt__n64_b1": 0.0251658,
     "gnmt__n8x8_b10_1": 0.0257434,
 }
-# inception_v3 after compress_branches (specs/pipedream.md d.1): seconds and replicas.
+# inception_v3 after compress_branches (recorded runs): seconds and replicas.
 COMPRESSED = {
     "compressed_inception__n4_b1": (0.227279, "1,2,1"),
     "compressed_inception__n4_b10": (0.174613, "3,1"),
@@ -236,7 +236,7 @@ def pipedream_rows(data: Path, models: Sequence[str] = ()) -> Iterator[Row]:
         if not options.options:
             expected = REPAIRED_S.get(tag, run["T"])
             repaired = pipedream_repaired_time(*case).value
-            yield Row("specs/pipedream.md d.1 (T_E)", tag, expected, repaired, SIX)
+            yield Row("recorded runs (T_E)", tag, expected, repaired, SIX)
             if tag in optima:
                 # No plan is better than the best one: only a smaller value is an error.
                 bound = min(repaired, optima[tag])
@@ -246,7 +246,7 @@ def pipedream_rows(data: Path, models: Sequence[str] = ()) -> Iterator[Row]:
             yield Row("pipedream/plans/*__rep*", path.name, run["T"], pipedream_time(*again).value)
     for tag, (expected, plan) in COMPRESSED.items() if not models else ():
         value = pipedream_time(*pipedream_case(data, tag, None, plan))
-        yield Row("specs/pipedream.md d.1 (compressed)", tag, expected, value.value, SIX)
+        yield Row("recorded runs (compressed)", tag, expected, value.value, SIX)
 
 
 def exact_optima(data: Path) -> dict[str, float]:

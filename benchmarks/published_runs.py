@@ -36,7 +36,7 @@ DEVICES_PER_NODE = 4
 """Four PCIe A100 in one node, eight A40 in two (README of the runs)."""
 INSIDE_BYTES_PER_S = 20e9
 BETWEEN_BYTES_PER_S = 0.70e9
-"""Between two devices of a node, and between the two nodes, each way; perseus.md c.5."""
+"""Between two devices of a node, and between the two nodes, each way; as a study found."""
 MEASURED_LIMIT = 0.04
 ESTIMATED_LIMIT = 0.10
 CONVOLUTION_LIMIT = 0.20
@@ -50,7 +50,7 @@ LISTED_CUTS_MB = {
     ("A40", "bloom-3b", 4, "custom:0,6,10,14,18,22,26,30,32"): (59.2,) * 7,
     ("A40", "t5-3b", 4, "custom:0,9,16,24,33,43,53,63,74"): (142.6,) * 3 + (285.2,) * 4,
 }
-"""MB of a microbatch that cross each cut, forward, perseus.md c.5."""
+"""MB of a microbatch that cross each cut, forward, as the study of these runs lists them."""
 
 
 def cluster_of(row: dict[str, Any]) -> Cluster:

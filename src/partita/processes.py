@@ -81,8 +81,16 @@ def how_it_ended(exit_code: int | None) -> str:
     if exit_code is None:
         return "still runs"
     if exit_code < 0:
-        return f"was killed by {signal.Signals(-exit_code).name}"
+        return f"was killed by {_signal_name(-exit_code)}"
     return f"ended with exit code {exit_code}"
+
+
+def _signal_name(number: int) -> str:
+    """Return the name of a signal; those for real time have none but the first and the last."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def last_lines(log: Path, count: int) -> list[str]:

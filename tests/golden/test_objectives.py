@@ -54,7 +54,7 @@ def test_rows_without_a_plan_are_listed_with_the_reason(benchmark, shared_data):
     ("model", "states", "over"), [("resnet18", 100, 30), ("squeezenet1_0", 99, 32)]
 )
 def test_released_cuts_are_over_counted_as_often_as_found(shared_data, model, states, over):
-    """The numbers of ``specs/pipedream.md`` b.6, B5."""
+    """How often the released optimizer counts a cut too often, as recorded."""
     text = (shared_data / "pipedream/profiles" / model / "graph.txt").read_text()
     graph = read_pipedream(text)
     counted = counted_ops(graph)

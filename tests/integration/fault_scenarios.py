@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from partita.errors import WorkerError
@@ -156,7 +157,7 @@ def clock_readings(skew_ns: int, drift: float) -> list[Any]:
         readings.append(read_clock(member, clock=clock))
         moved = to_rank_0(readings)
         true_ns = time.perf_counter_ns()
-        return [readings, moved(clock()) - true_ns]
+        return [readings, int(moved(np.array(clock())) - true_ns)]
 
     with NotedPool(3, main, limit_s=60.0) as pool:
         return pool.call(None)

@@ -1,6 +1,7 @@
 """Baselines over forked processes, each against one process on the same microbatches."""
 
 import os
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +13,13 @@ from partita.catalogue.shorthand import local_cluster
 from partita.core.plan import Stage
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
-from partita.flows.baselines import BASELINES, baseline_plan
+from partita.flows.baselines import baseline_plan
 from partita.plan.table import solve
 from partita.profile.capture_setting import Example
 from partita.profile.captured import CaptureMode
 from partita.profile.origin import ModelOrigin, capture_at
 from partita.profile.sources import ModelSource, SourceOptions, load_source
+from partita.run.baseline_names import BASELINES
 from partita.run.baselines import (
     TORCH_BASELINES,
     baseline_of,
@@ -244,6 +246,8 @@ def test_results_are_left_out_if_nobody_wants_them():
     run = run_baseline("torch-1f1b", subject, options=replace(OPTIONS, keep_results=False))
     assert run.result.state == {}
     assert run.result.steps[1].gradients == {}
+    assert run.result.steps[1].outputs == {}
+    assert len(run.result.steps[1].losses) == 4
     assert len(run.step_s) == 2
 
 
@@ -367,8 +371,25 @@ def test_a_rank_that_dies_is_named_with_the_step(name):
         return subject.workload.load(step, microbatch, tensor)
 
     broken = replace(subject, workload=replace(subject.workload, load=load))
-    with pytest.raises(WorkerError, match=rf"exit code 3(.|\n)*rank 0 was in step 1 of {name}"):
+    with pytest.raises(
+        WorkerError, match=r"exit code 3 in step 1\n(.|\n)*rank 0 has been in step 1 for"
+    ):
         run_baseline(name, broken, options=OPTIONS)
+
+
+def test_a_rank_that_stands_still_in_a_step_is_ended_by_the_stall_limit():
+    subject = subject_of("ddp", "gpt")
+
+    def load(step: int, microbatch: int, tensor: str) -> Tensor:
+        if step == 1 and microbatch == 2:
+            time.sleep(600)
+        return subject.workload.load(step, microbatch, tensor)
+
+    broken = replace(subject, workload=replace(subject.workload, load=load))
+    with pytest.raises(
+        WorkerError, match=r"exit code 5 in step 1\n(.|\n)*rank 0 has been in step 1"
+    ):
+        run_baseline("ddp", broken, options=replace(OPTIONS, stall_limit_s=2.0))
 
 
 @pytest.mark.parametrize("name", TORCH_BASELINES)

@@ -1,5 +1,6 @@
 """Emulated runs over forked ranks: what they do, not how long they take."""
 
+import os
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -15,9 +16,21 @@ from partita.core.plan import Plan, Shard
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import Kind, Program
 from partita.core.timeline import TimelineOrigin
+from partita.errors import WorkerError
 from partita.formats.dnn_partitioning import read_dnn_partitioning
-from partita.run.emulation import EmulatedWorkload, Emulation, emulate_forked, emulated_workload
-from partita.run.executor import Run
+from partita.run.board import Board, Phase, View
+from partita.run.emulation import (
+    EmulatedWorkload,
+    Emulation,
+    emulate_forked,
+    emulated_workload,
+    put_emulated_together,
+    run_emulated_rank,
+)
+from partita.run.emulation_device import EmulatedStore
+from partita.run.executor import Run, reports_of_forked
+from partita.run.process_transport import Member
+from partita.run.rank import KEPT_STAMPS, RankReport
 from partita.testing.builders import (
     Figures,
     Group,
@@ -120,6 +133,45 @@ def check_carried_out(run: Run, workload: EmulatedWorkload) -> None:
 def test_every_shape_of_plan_is_carried_out(shape: Shape) -> None:
     workload = workload_of(shape)
     check_carried_out(emulate_forked(workload, limit_s=60.0), workload)
+
+
+def test_stamps_of_the_last_steps_are_kept() -> None:
+    emulation = replace(PLAIN, steps=KEPT_STAMPS + 3)
+    workload = workload_of(Shape(groups=(0, 1), microbatches=1, emulation=emulation))
+    run = emulate_forked(workload)
+    assert len(run.timelines) == KEPT_STAMPS
+    assert len(run.step_s) == len(run.result.steps) == KEPT_STAMPS + 3
+
+
+def test_ranks_without_a_common_clock_compare_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partita.run.process_transport.clock_identity", lambda: "")
+    workload = workload_of(Shape(groups=(0, 1)))
+    board = Board(2)
+
+    def main(member: Member, _: object) -> RankReport:
+        return run_emulated_rank(workload, member, board=board)
+
+    view = View(board, workload.task.program, range(2))
+    reports = reports_of_forked(main, view, stall_limit_s=60.0)
+    for report in reports:
+        before, after = report.clock
+        assert board.read(report.device).phase is Phase.ENDED
+        assert before.at_ns <= report.step_ns[0][0] < report.step_ns[-1][1] <= after.at_ns
+    check_carried_out(put_emulated_together(workload, reports), workload)
+
+
+def test_a_rank_that_dies_is_named_with_its_instruction() -> None:
+    def die(*_: object) -> None:
+        os._exit(3)
+
+    def move(member: Member) -> Member:
+        if member.rank == 1:
+            EmulatedStore.update = die  # type: ignore[method-assign]  # in this rank alone
+        return member
+
+    workload = workload_of(Shape(groups=(0, 1)))
+    with pytest.raises(WorkerError, match=r"rank 1 ended with exit code 3 at step 0, d1: UPDATE"):
+        emulate_forked(workload, move=move)
 
 
 def test_whole_bytes_are_sent_unless_they_are_capped() -> None:

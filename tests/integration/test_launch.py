@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from torch.distributed import TCPStore
 
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.profile.sources import load_source
+from partita.run.board import Phase
+from partita.run.device_parts import Place
 from partita.run.executor import Run, make_task
 from partita.run.job import JobDirectory
 from partita.run.launch import Host, collect, launch
@@ -195,6 +199,48 @@ def test_a_first_host_that_is_not_there_is_named(tmp_path: Path, make_job: MakeJ
         launch(files.path, host)
 
 
+class Stranger(threading.Thread):
+    """Something else that listens on the port: answers in its own way, or not at all."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__(daemon=True)
+        self._listener, self._answer = socket.create_server(("127.0.0.1", 0)), answer
+        self._open: list[socket.socket] = []
+        self.port: int = self._listener.getsockname()[1]
+
+    def run(self) -> None:
+        with suppress(OSError):  # the listener was closed
+            while True:
+                client, _ = self._listener.accept()
+                self._open.append(client)
+                if self._answer:
+                    client.sendall(self._answer)
+                    client.close()
+
+    def end(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self.join()
+        for held in (self._listener, *self._open):
+            held.close()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_something_else_on_the_port_is_named(
+    tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    monkeypatch.setattr("partita.run.launch._GRACE_S", 0.5)
+    files = make_job(tmp_path / "job", [0, 2], start_limit_s=0.5)
+    stranger = Stranger(answer)
+    stranger.start()
+    host = Host(index=1, num_hosts=2, address="127.0.0.1", port=stranger.port)
+    where = rf"host 1: what listens at 127\.0\.0\.1:{stranger.port} is not the store of host 0"
+    try:
+        with pytest.raises(WorkerError, match=where):
+            launch(files.path, host)
+    finally:
+        stranger.end()
+
+
 def test_hosts_that_do_not_belong_together_are_refused(tmp_path: Path, make_job: MakeJob) -> None:
     files = make_job(tmp_path / "job", [0, 2], start_limit_s=5.0)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -206,12 +252,27 @@ def test_hosts_that_do_not_belong_together_are_refused(tmp_path: Path, make_job:
         launch(files.path, host)
 
 
-def test_a_directory_with_reports_is_not_run_again(tmp_path: Path, make_job: MakeJob) -> None:
+@pytest.mark.parametrize("name", ["rank0.pt", "rank1.error", "rank1.news"])
+def test_a_directory_that_was_used_is_not_run_again(
+    tmp_path: Path, make_job: MakeJob, name: str
+) -> None:
     files = make_job(tmp_path / "job", [0, 1])
     files.prepare()
-    files.report(0).touch()
-    with pytest.raises(InvalidInputError, match="holds the reports of a run already"):
+    (files.ranks / name).touch()
+    with pytest.raises(InvalidInputError, match=rf"holds what a run has left already \({name}\)"):
         launch(files.path)
+
+
+def test_what_ranks_of_another_host_have_left_does_not_matter(
+    tmp_path: Path, make_job: MakeJob
+) -> None:
+    files = make_job(tmp_path / "job", [0, 2], start_limit_s=0.1)
+    files.prepare()
+    (files.ranks / "rank1.news").touch()
+    files.open_board(0, 2).write(0, Place(7, -1, 1), 5, pid=1)
+    with pytest.raises(WorkerError, match="host 1 did not come"):
+        launch(files.path, Host(num_hosts=2, address="127.0.0.1", port=free_port()))
+    assert files.open_board(0, 2).read(0).phase is Phase.ABSENT
 
 
 def test_another_number_of_hosts_is_refused_with_the_right_one(

@@ -30,6 +30,7 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux o
         (None, "still runs"),
         (5, "ended with exit code 5"),
         (-signal.SIGKILL, "was killed by SIGKILL"),
+        (-40, "was killed by signal 40"),
     ],
 )
 def test_an_end_is_told(code: int | None, words: str) -> None:

@@ -109,12 +109,12 @@ def command(output: str, rounds: int, as_json: bool, quiet: bool, **rest: Any) -
                 "files": {name: str(path) for name, path in files.items()},
             }
         )
-        return
-    show_profile(measured, graph)
-    show_here(here)
-    show_mixed(mixed, timeline, report)
-    show_trained(trained)
-    show_files(files)
+    else:
+        show_profile(measured, graph)
+        show_here(here)
+        show_mixed(mixed, timeline, report)
+        show_trained(trained)
+        show_files(files)
     if trained.verdict is None or not trained.verdict.is_equal:
         raise WorkerError("the training differs from one process")
 
@@ -157,6 +157,7 @@ def train_here(here: Planned, profiled: "ProfiledModel", folder: Path) -> "Outco
     job = Job(model=profiled.origin, steps=STEPS, optimizer="adam", keep_results=False)
     execution = Execution(job=job, directory=directory, check=True)
     outcome = execute(solution, execution, profiled.source)
+    assert outcome is not None  # there is one host
     write_run(outcome, directory)
     return outcome
 

@@ -417,7 +417,7 @@ def show(report: FitReport, commands: list[str]) -> None:
 
 def _show_changes(report: FitReport, commands: list[str]) -> None:
     if not commands:
-        click.echo(f"nothing that was tried makes it fit, not even {MAX_DEVICES} devices")
+        click.echo(f"nothing that was tried makes it fit (at most {MAX_DEVICES} devices are)")
         return
     click.echo("what makes it fit (each was tried):")
     for change, text in zip(report.changes, commands, strict=True):

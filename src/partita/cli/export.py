@@ -58,6 +58,8 @@ def command(plan: str, to: str, output: str | None, **rest: Any) -> None:
     descriptions if no --model is named.
     """
     rest.pop("debug")
+    if to != "python" and (odd := _given(("model", "weights", "package", *_OF_MODEL))):
+        raise click.UsageError(f"--{odd[0].replace('_', '-')} is for --to python")
     graph, found = _read(plan, rest)
     counts = _num_ranks(rest["num_ranks"], found, checked=to == "pipedream-conf")
     if to == "pipedream":

@@ -195,7 +195,7 @@ def read_solution(path: str, graph: str | None, options: ProblemOptions) -> Solu
     found = load(path, problem=problem)
     if isinstance(found, Solution):
         problem = problem or _changed(found.problem, options)
-        return _evaluated(problem, _adapted(found.plan, problem, options), found)
+        return evaluated(problem, _adapted(found.plan, problem, options), found)
     if not isinstance(found, Plan):
         kind = type(found).__name__.lower()
         raise InvalidInputError(
@@ -203,7 +203,7 @@ def read_solution(path: str, graph: str | None, options: ProblemOptions) -> Solu
         )
     if problem is None:
         raise click.UsageError(f"{path} is a bare plan: name its --graph and --cluster")
-    return _evaluated(problem, _adapted(found, problem, options), None)
+    return evaluated(problem, _adapted(found, problem, options), None)
 
 
 def _adapted(plan: Plan, problem: Problem, options: ProblemOptions) -> Plan:
@@ -217,7 +217,8 @@ def _adapted(plan: Plan, problem: Problem, options: ProblemOptions) -> Plan:
     return dataclasses.replace(plan, **changes) if changes else plan
 
 
-def _evaluated(problem: Problem, plan: Plan, found: Solution | None) -> Solution:
+def evaluated(problem: Problem, plan: Plan, found: Solution | None) -> Solution:
+    """Return a plan as a solution of a problem, with its value there."""
     plan.check_fits(problem)
     value = measure(problem, plan)
     return Solution(

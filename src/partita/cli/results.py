@@ -26,26 +26,26 @@ _COLUMNS = (
 
 
 @click.command(epilog="Example: partita results runs/2026-11-16_gpt3-small_2xcpu_1f1b_001 --json")
-@click.argument("runs", nargs=-1)
-@click.option("--root", default=RUNS, show_default=True, help="Where run directories are.")
+@click.argument("names", metavar="[RUNS]...", nargs=-1)
+@click.option("--runs", default=RUNS, show_default=True, help="Where run directories are.")
 @click.option("--model", help="Only runs of this model.")
 @output_options
-def command(runs: tuple[str, ...], root: str, model: str | None, **rest: Any) -> None:
+def command(names: tuple[str, ...], runs: str, model: str | None, **rest: Any) -> None:
     """List past runs, or compare the RUNS that are named.
 
-    RUNS are run directories, or their names under --root.
+    RUNS are run directories, or their names under --runs.
     """
-    if runs:
-        found = [read_run(_directory(name, Path(root))) for name in runs]
+    if names:
+        found = [read_run(_directory(name, Path(runs))) for name in names]
     else:
-        found = list(past_runs(Path(root)))
+        found = list(past_runs(Path(runs)))
     if model is not None:
         found = [run for run in found if run.results.get("model") == model]
     if rest["as_json"]:
         print_json([{"directory": str(run.path), **run.results} for run in found])
         return
     if not found:
-        click.echo(f"no runs under {root}")
+        click.echo(f"no runs under {runs}")
         return
     first = _step_s(found[0])
     stdout_console().print(table(_COLUMNS, [_row(run, first) for run in found]))

@@ -15,12 +15,12 @@ from partita.cli.run_options import (
     StepLine,
     check_together,
     read_job,
+    refuse_given,
     run_options,
     show_outcome,
     use_device_ids,
 )
-from partita.errors import InvalidInputError
-from partita.flows.summary import describe_plan
+from partita.flows.summary import describe_plan, summarise
 
 
 @click.command(epilog="Example: partita run gpt3-small.plan.json --steps 20 --check --report")
@@ -33,7 +33,8 @@ from partita.flows.summary import describe_plan
 @click.option("--seed", type=int, default=0, help="Of dropout and other random numbers.")
 @run_options
 @output_options
-def command(plan: str, script: tuple[str, ...], **rest: Any) -> None:
+@click.pass_context
+def command(context: click.Context, /, plan: str, script: tuple[str, ...], **rest: Any) -> None:
     """Run PLAN over processes, and compare it with its prediction.
 
     PLAN is what 'partita plan' wrote for a graph that 'partita profile' made; the graph says which
@@ -41,7 +42,11 @@ def command(plan: str, script: tuple[str, ...], **rest: Any) -> None:
     which trains by the plan through partita.parallelize.
     """
     rest.pop("debug")
-    check_together(rest)
+    check_together(context)
+    if script:
+        why = "the script says that itself"
+        refuse_given(context, why, "steps", "optimizer", "learning_rate", "model", "seed")
+        refuse_given(context, "a script is run for real, by itself", "check", "emulate", "capture")
     with torch_needed("a run needs"):
         from partita.core.graph import DeviceKind  # noqa: PLC0415 (only here)
         from partita.flows import train  # noqa: PLC0415 (imports torch)
@@ -52,8 +57,6 @@ def command(plan: str, script: tuple[str, ...], **rest: Any) -> None:
         from partita.run.launch import Host  # noqa: PLC0415 (likewise)
         from partita.run.local_ranks import limit_threads  # noqa: PLC0415 (likewise)
     find_modules_here()
-    if rest["baseline"]:
-        raise InvalidInputError("a baseline has its own plan: partita train MODEL --baseline ...")
     options = take_problem_options(rest)
     rest["optimizer"] = options.optimizer
     solution = read_solution(plan, rest["graph"], options)
@@ -62,41 +65,41 @@ def command(plan: str, script: tuple[str, ...], **rest: Any) -> None:
         console = stdout_console()
         console.print(f"plan      {solution.problem.graph.name} · {describe_plan(solution.plan)}")
         console.print(f"          {step_line(solution.problem, solution.plan)}")
-    used = train.used_names(solution.plan)
-    gpus = use_device_ids(rest["device_ids"], visible_gpus())
-    emulate = rest["emulate"]
+    host, gpus = Host.of(os.environ), use_device_ids(rest["device_ids"], visible_gpus())
+    emulate, cluster, graph = rest["emulate"], solution.problem.cluster, solution.problem.graph
     kind = (
         DeviceKind.CPU
         if emulate
-        else train.device_kind(solution.problem.cluster, solution.plan, gpus)
+        else train.device_kind(cluster, solution.plan, gpus, host.num_hosts)
     )
-    types = sorted({d.type for d in solution.problem.cluster.devices if d.name in used})
+    used = train.used_names(solution.plan)
+    limit_threads(len(used))
+    origin = None if emulate else named_origin(graph, graph.name if script else rest["model"])
+    job = read_job(rest, origin, kind)
+    types = sorted({device.type for device in cluster.devices if device.name in used})
     directory = make_run_directory(
         Path(rest["runs"]),
-        solution.problem.graph.name,
+        graph.name,
         f"{len(used)}x{'+'.join(types)}",
         solution.plan.schedule.value,
         "emulated" if emulate else "",
     )
-    limit_threads(len(used))
-    if script and (emulate or rest["check"]):
-        raise InvalidInputError("a script computes by itself: --emulate and --check are not for it")
-    graph = solution.problem.graph
-    origin = None if emulate else named_origin(graph, graph.name if script else rest["model"])
+    quiet = silent or bool(script)
     execution = train.Execution(
-        job=read_job(rest, origin, kind),
+        job=job,
         directory=directory,
         check=rest["check"],
         launcher=rest["launcher"],
-        host=Host.of(os.environ),
+        host=host,
         tell=lambda text: None if silent else click.echo(f"run: {text}", err=True),
-        told=StepLine(rest["steps"], len(used), solution.value, quiet=silent or bool(script)),
+        told=StepLine(rest["steps"], summarise(solution), emulated=emulate, quiet=quiet),
     )
     if script:
         outcome = train.run_script(solution, execution, script)
-        if not silent:
+        if outcome is not None and not silent:
             click.echo((directory / "logs" / "rank0.log").read_text(errors="replace"), nl=False)
+    else:
+        source = None if origin is None else load_origin(origin)
+        outcome = train.execute(solution, execution, source)
+    if outcome is not None:
         show_outcome(outcome, directory, rest)
-        return
-    outcome = train.execute(solution, execution, None if origin is None else load_origin(origin))
-    show_outcome(outcome, directory, rest)

@@ -3,17 +3,21 @@
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import yaml
+from click.core import ParameterSource
 
 from partita.cli.console import percent, print_json, stdout_console, table
 from partita.core.program import TransferMode
 from partita.documents import read_text, save, write_text
-from partita.errors import InvalidInputError
+from partita.errors import InvalidInputError, UnsupportedError
+from partita.flows.summary import Summary
+from partita.run.baseline_names import TORCH_WAYS
 from partita.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -24,8 +28,6 @@ if TYPE_CHECKING:
     from partita.run.job import Job
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-TORCH_WAYS = ("ddp", "fsdp", "torch-1f1b")
-BASELINES = ("single", "expert", "random", *TORCH_WAYS)
 RUNS = "runs"
 _WORST = 5
 
@@ -62,12 +64,6 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         show_default=True,
         help="A torch.profiler trace of all ranks, or the memory that each held.",
     ),
-    click.option(
-        "--baseline",
-        type=click.Choice(BASELINES),
-        help="Run this instead, on the same data by the same rules.",
-    ),
-    click.option("--device", type=int, help="Where --baseline single runs."),
     click.option("--device-ids", help="GPUs to use, or cores for CPU processes: 0,1."),
     click.option("--emulate", is_flag=True, help="Sleep instead of computing; talk for real."),
     click.option("--emulate-scale", type=float, default=0.0, help="Factor on compute. [suitable]"),
@@ -130,8 +126,8 @@ def _read_config(context: click.Context, path: str | None) -> None:
 
 def read_job(rest: Mapping[str, Any], model: "ModelOrigin | None", kind: "DeviceKind") -> "Job":
     """Return how to run, as the options say."""
-    from partita.cost.order import ListOrder  # noqa: PLC0415 (imports torch, as the next do)
-    from partita.run.emulation import Emulation  # noqa: PLC0415 (likewise)
+    from partita.cost.order import ListOrder  # noqa: PLC0415 (only where something is run)
+    from partita.run.emulation import Emulation  # noqa: PLC0415 (imports torch)
     from partita.run.job import Job  # noqa: PLC0415 (likewise)
     from partita.run.rank_capture import Capture  # noqa: PLC0415 (likewise)
 
@@ -162,22 +158,39 @@ def read_job(rest: Mapping[str, Any], model: "ModelOrigin | None", kind: "Device
     )
 
 
-def check_together(rest: Mapping[str, Any]) -> None:
-    """Check that the options of a run go together."""
-    if rest["emulate"] and rest["check"]:
-        raise InvalidInputError(
-            "--emulate computes nothing, so that --check has nothing to compare"
-        )
-    if rest["emulate"] and rest["baseline"]:
-        raise InvalidInputError("--emulate and --baseline exclude each other")
-    if rest["device"] is not None and rest["baseline"] != "single":
-        raise InvalidInputError("--device says where --baseline single runs; name both")
-    if rest["capture"] != "none" and (rest["emulate"] or rest["baseline"] in TORCH_WAYS):
-        raise InvalidInputError("--capture looks into a run by a plan, not into this one")
-    if rest["order"] != "device" and (rest["emulate"] or rest["baseline"] in TORCH_WAYS):
-        raise InvalidInputError("--order is for a run by a plan, not for this one")
-    if not rest["emulate"] and rest["emulate_scale"]:
+def given(context: click.Context, *names: str) -> list[str]:
+    """Return those of some options that the user gave, as they are written."""
+    default = (ParameterSource.DEFAULT, None)
+    return [
+        f"--{name.replace('_', '-')}"
+        for name in names
+        if context.get_parameter_source(name) not in default
+    ]
+
+
+def refuse_given(context: click.Context, why: str, *names: str) -> None:
+    """Refuse options that would be ignored."""
+    if found := given(context, *names):
+        raise InvalidInputError(f"{found[0]}: {why}")
+
+
+def check_together(context: click.Context, baseline: str | None = None) -> None:
+    """Check that the options of a run go together.
+
+    Raises:
+        InvalidInputError: One would be ignored, or means nothing here.
+    """
+    values = context.params
+    if values["emulate"]:
+        why = "an emulated run computes nothing"
+        refuse_given(context, why, "check", "capture", "order", "recalibrate", "repeatable")
+        refuse_given(context, why, "learning_rate")
+    elif values["emulate_scale"]:
         raise InvalidInputError("--emulate-scale needs --emulate")
+    if baseline in TORCH_WAYS:
+        why = f"{baseline} is torch's own way, without a plan of ours"
+        refuse_given(context, why, "capture", "order", "transfers", "report", "recalibrate")
+        refuse_given(context, why, "launcher")
 
 
 def use_device_ids(text: str | None, gpus: int) -> int:
@@ -185,6 +198,7 @@ def use_device_ids(text: str | None, gpus: int) -> int:
 
     Raises:
         InvalidInputError: There is no such device.
+        UnsupportedError: This system cannot choose cores.
     """
     if text is None:
         return gpus
@@ -192,15 +206,20 @@ def use_device_ids(text: str | None, gpus: int) -> int:
         ids = [int(part) for part in text.split(",")]
     except ValueError:
         raise InvalidInputError(f"--device-ids {text!r}; expected numbers like 0,1") from None
-    there = set(range(gpus)) if gpus else os.sched_getaffinity(0)
-    missing = sorted(set(ids) - there)
+    if not gpus and not hasattr(os, "sched_setaffinity"):
+        raise UnsupportedError("--device-ids chooses cores, which this system does not let us do")
+    there = list(range(gpus)) if gpus else sorted(os.sched_getaffinity(0))
+    missing = sorted(set(ids) - set(there))
     if missing:
         what = "GPUs" if gpus else "cores"
+        known = ", ".join(map(str, there))
         raise InvalidInputError(
-            f"--device-ids {text}: there is no {missing[0]}; {what} are {there}"
+            f"--device-ids {text}: there is no {missing[0]}; {what} are {known}"
         )
     if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ids))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        named = visible if len(visible) == gpus else [str(number) for number in there]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(named[number] for number in ids)
         return len(ids)
     os.sched_setaffinity(0, ids)
     return 0
@@ -221,24 +240,36 @@ def gpus_wanted() -> int:
 class StepLine:
     """Shows the steps of a run as they are done: one line on a terminal, a few elsewhere."""
 
-    def __init__(self, steps: int, ranks: int, predicted_s: float, *, quiet: bool) -> None:
-        self._steps, self._ranks, self._predicted_s = steps, ranks, predicted_s
-        self._quiet, self._live = quiet, sys.stderr.isatty()
-        self._done: dict[int, list[float]] = {}
+    def __init__(self, steps: int, summary: Summary, *, emulated: bool, quiet: bool) -> None:
+        plan = summary.solution.plan
+        used = {d for stage in plan.stages for group in stage.devices for d in group}
+        self._steps, self._samples, self._ranks = steps, plan.samples, len(used)
+        self._emulated, self._quiet, self._live = emulated, quiet, sys.stderr.isatty()
+        self._predicted_s = math.nan if emulated else summary.evaluation.step_s
+        self._losses: dict[int, list[float]] = {}
+        self._first_s = math.nan
 
     def __call__(self, _: int, news: Any) -> None:
         """Take note of a step that a rank has done."""
-        losses = self._done.setdefault(news.step, [])
+        losses = self._losses.setdefault(news.step, [])
         losses.append(news.loss)
         if self._quiet or len(losses) < self._ranks:
             return
-        number = news.step + 1
-        text = f"run: step {number}/{self._steps}  loss {sum(losses):.4f}"
+        del self._losses[news.step]
+        number, now_s = news.step + 1, time.monotonic()
+        words = [f"run: step {number}/{self._steps}"]
+        if not self._emulated:
+            words.append(f"loss {sum(losses):.4f}")
+        if news.step == 0:
+            self._first_s = now_s
+        elif now_s > self._first_s:
+            words.append(f"{news.step * self._samples / (now_s - self._first_s):.3g} samples/s")
         if self._live:
-            predicted = f"predicted {format_seconds(self._predicted_s)} a step"
-            click.echo(f"\r{text}  {predicted}\x1b[K", err=True, nl=number == self._steps)
+            if not math.isnan(self._predicted_s):
+                words.append(f"(predicted {self._samples / self._predicted_s:.3g})")
+            click.echo(f"\r{'  '.join(words)}\x1b[K", err=True, nl=number == self._steps)
         elif number in (1, self._steps) or number % max(1, self._steps // 5) == 0:
-            click.echo(text, err=True)
+            click.echo("  ".join(words), err=True)
 
 
 def write_run(outcome: "Outcome", directory: Path, order: str = "device") -> list[str]:
@@ -271,8 +302,7 @@ def write_recalibrated(outcome: "Outcome", path: str) -> None:
     """Write the graph with costs as the run has shown them."""
     from partita.flows.run_report import recalibrated  # noqa: PLC0415 (only here)
 
-    if outcome.report is None:
-        raise InvalidInputError("--recalibrate needs a run by a plan; torch's ways have none")
+    assert outcome.report is not None  # torch's ways are refused
     save(recalibrated(outcome.solution.problem, outcome.solution.plan, outcome.report), path)
 
 

@@ -11,7 +11,7 @@ from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.shorthand import local_cluster, read_shorthand
 from partita.cli.console import progress, stdout_console, summary_row, summary_table
 from partita.cli.extras import torch_needed
-from partita.cli.inputs import ProblemOptions, read_objective, read_planner
+from partita.cli.inputs import ProblemOptions, evaluated, read_objective, read_planner
 from partita.cli.options import estimate_options, output_options, source_options, step_options
 from partita.cli.profile import (
     estimate_lines,
@@ -26,6 +26,7 @@ from partita.cli.run_options import (
     check_together,
     gpus_wanted,
     read_job,
+    refuse_given,
     run_options,
     show_outcome,
     use_device_ids,
@@ -35,8 +36,10 @@ from partita.core.graph import DeviceKind, Graph
 from partita.core.problem import Objective, Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError
-from partita.flows.summary import summarise
+from partita.flows.summary import Summary, summarise
 from partita.plan.table import DEFAULT_PLANNER, get_planner
+from partita.processes import machine_cores
+from partita.run.baseline_names import BASELINES, TORCH_WAYS
 
 if TYPE_CHECKING:
     from partita.flows.training_model import ProfiledModel
@@ -64,9 +67,16 @@ _STAGED = ("uniform", "uniform_floor", "uniform_transformer", "parameters")
 @click.option("--perturb", type=float, default=0.0, help="Plan with times x uniform(1 +- P).")
 @click.option("--rounds", type=click.IntRange(1), default=8, show_default=True, help="To profile.")
 @click.option("--no-cache", is_flag=True, help="Profile anew.")
+@click.option(
+    "--baseline",
+    type=click.Choice(BASELINES),
+    help="Run this instead, on the same data by the same rules.",
+)
+@click.option("--device", type=int, help="Where --baseline single runs.")
 @run_options
 @output_options
-def command(model: str | None, **rest: Any) -> None:
+@click.pass_context
+def command(context: click.Context, /, model: str | None, **rest: Any) -> None:
     """Profile MODEL, plan it over this machine's devices, and train it by the plan.
 
     MODEL is what 'partita profile' takes: a built-in name, a Hugging Face configuration, or
@@ -76,9 +86,7 @@ def command(model: str | None, **rest: Any) -> None:
     rest.pop("debug")
     if model is None:
         raise click.UsageError("name a MODEL, or one in the --config file")
-    check_together(rest)
-    if rest["cluster"] is not None and not rest["emulate"]:
-        raise InvalidInputError("--cluster names machines that are not here: add --emulate")
+    _check_options(context, rest)
     with torch_needed("training needs"):
         from partita.flows import train  # noqa: PLC0415 (imports torch)
         from partita.flows.run_directory import make_run_directory  # noqa: PLC0415 (likewise)
@@ -86,73 +94,92 @@ def command(model: str | None, **rest: Any) -> None:
         from partita.run.launch import Host  # noqa: PLC0415 (likewise)
     find_modules_here()
     silent = rest["quiet"] or rest["as_json"]
-    host = Host.of(os.environ)
-    cluster = _cluster(rest)
+    host, gpus = Host.of(os.environ), use_device_ids(rest["device_ids"], visible_gpus())
+    cluster = _cluster(rest, gpus)
     stages, replicas = train.degrees(len(cluster.devices), rest["pp"], rest["dp"], rest["tp"])
     with progress("train", quiet=silent) as tell:
         tell(f"profiling {model}")
         profiled, graph = _profile(model, rest, cluster)
         problem = Problem(
-            graph=train.perturbed(graph, rest["perturb"], rest["seed"]),
+            graph=graph,
             cluster=cluster,
             objective=read_objective(graph, Objective(), _problem_options(rest)),
         )
         tell("planning")
-        solution = _plan(problem, rest, stages, replicas)
+        noisy = dataclasses.replace(
+            problem, graph=train.perturbed(graph, rest["perturb"], rest["seed"])
+        )
+        found = _plan(noisy, rest, stages, replicas)
+        summary = summarise(evaluated(problem, found.plan, found))
+    solution = summary.solution
     if not silent:
-        _show_plan(profiled, graph, solution)
-    used = train.used_names(solution.plan)
-    kinds = sorted({device.type for device in cluster.devices})
+        _show_plan(profiled, graph, summary)
+    emulated = rest["emulate"]
+    kind = (
+        DeviceKind.CPU
+        if emulated
+        else train.device_kind(cluster, solution.plan, gpus, host.num_hosts)
+    )
+    job = read_job(rest, None if profiled is None else profiled.origin, kind)
+    used, kinds = train.used_names(solution.plan), sorted({d.type for d in cluster.devices})
     directory = make_run_directory(
         Path(rest["runs"]),
         graph.name,
         f"{len(used)}x{'+'.join(kinds)}",
         rest["baseline"] or solution.plan.schedule.value,
-        "emulated" if rest["emulate"] else "",
-    )
-    kind = (
-        DeviceKind.CPU
-        if rest["emulate"]
-        else train.device_kind(cluster, solution.plan, visible_gpus())
+        "emulated" if emulated else "",
     )
     execution = train.Execution(
-        job=read_job(rest, None if profiled is None else profiled.origin, kind),
+        job=job,
         directory=directory,
         check=rest["check"],
         launcher=rest["launcher"],
         host=host,
         baseline=rest["baseline"] or "",
         tell=lambda text: None if silent else click.echo(f"train: {text}", err=True),
-        told=StepLine(rest["steps"], len(used), solution.value, quiet=silent),
+        told=StepLine(rest["steps"], summary, emulated=emulated, quiet=silent),
     )
     outcome = train.execute(solution, execution, None if profiled is None else profiled.source)
-    show_outcome(outcome, directory, rest)
+    if outcome is not None:
+        show_outcome(outcome, directory, rest)
 
 
-def _cluster(rest: dict[str, Any]) -> Cluster:
+def _check_options(context: click.Context, rest: dict[str, Any]) -> None:
+    """Refuse options that would be ignored."""
+    check_together(context, rest["baseline"])
+    if rest["device"] is not None and rest["baseline"] != "single":
+        raise InvalidInputError("--device says where --baseline single runs; name both")
+    if rest["baseline"]:
+        why = "a baseline brings its own plan"
+        refuse_given(context, why, "planner", "partition", "options", "pp", "dp", "emulate")
+    if rest["cluster"] is None:
+        why = "is for estimates of machines that are not here: add --cluster and --emulate"
+        refuse_given(context, why, "recompute", "kernels", "arithmetic")
+        return
+    if not rest["emulate"]:
+        raise InvalidInputError("--cluster names machines that are not here: add --emulate")
+    why = "machines that are not here are estimated, not measured"
+    refuse_given(context, why, "devices", "device_ids", "rounds", "no_cache", "loss")
+
+
+def _cluster(rest: dict[str, Any], gpus: int) -> Cluster:
     """Return the machines to plan for.
 
     Raises:
         UnsupportedError: More GPUs are wanted than there are.
     """
     if rest["cluster"] is not None:
-        if rest["devices"] is not None:
-            raise InvalidInputError("--devices and --cluster exclude each other")
         return read_shorthand(rest["cluster"], load_catalogue())
-    from partita.ranks import visible_gpus  # noqa: PLC0415 (imports torch)
-
-    gpus = use_device_ids(rest["device_ids"], visible_gpus())
-    wanted = gpus_wanted()
+    wanted = max(gpus_wanted(), (rest["devices"] or 0) if gpus else 0)
     if wanted > gpus:
         raise UnsupportedError(
-            f"NUM_GPUS is {wanted}, this machine has {gpus} GPUs; --emulate --cluster rehearses "
-            "a plan for machines that are not here, --devices N uses CPU processes"
+            f"{wanted} GPUs are wanted, this machine has {gpus}; --emulate --cluster rehearses a "
+            "plan for machines that are not here"
         )
-    if gpus and (rest["devices"] is None or rest["devices"] <= gpus):
+    if gpus:
         from partita.profile.measure import this_gpu_type  # noqa: PLC0415 (imports torch)
 
-        count = rest["devices"] or wanted or gpus
-        return read_shorthand(f"1x{count}x{this_gpu_type()}", load_catalogue())
+        return read_shorthand(f"1x{wanted or gpus}x{this_gpu_type()}", load_catalogue())
     return local_cluster(rest["devices"] or _USUAL_DEVICES)
 
 
@@ -168,7 +195,10 @@ def _profile(
         types = sorted({device.type for device in cluster.devices})
         return None, model_estimator(model, options)(types)
     on_gpu = cluster.devices[0].kind is DeviceKind.GPU
-    threads = limit_threads(1 if rest["baseline"] == "single" else len(cluster.devices))
+    ranks = 1 if rest["baseline"] == "single" else len(cluster.devices)
+    if rest["baseline"] in TORCH_WAYS:
+        ranks = machine_cores()  # a thread each: these ranks are forked
+    threads = limit_threads(ranks)
     profiled = profiled_model(
         ModelRequest(
             text=model,
@@ -218,8 +248,6 @@ def _plan(problem: Problem, rest: dict[str, Any], stages: int, replicas: int) ->
 def _baseline(problem: Problem, rest: dict[str, Any]) -> Solution:
     from partita.flows.baselines import baseline_plan  # noqa: PLC0415 (imports torch)
 
-    if rest["planner"] or rest["partition"]:
-        raise InvalidInputError("--baseline brings its own plan; leave --planner out")
     names = problem.cluster.device_names
     if rest["device"] is not None and not 0 <= rest["device"] < len(names):
         raise InvalidInputError(f"--device {rest['device']}; expected 0 to {len(names) - 1}")
@@ -227,10 +255,10 @@ def _baseline(problem: Problem, rest: dict[str, Any]) -> Solution:
     return baseline_plan(rest["baseline"], problem, device=device, seed=rest["seed"])
 
 
-def _show_plan(profiled: "ProfiledModel | None", graph: Graph, solution: Solution) -> None:
+def _show_plan(profiled: "ProfiledModel | None", graph: Graph, summary: Summary) -> None:
     console = stdout_console()
     lines = estimate_lines(graph) if profiled is None else measured_lines(profiled.measured)
     for line in lines:
         console.print(f"profile   {line}")
-    row = summary_row(1, summarise(solution), solution.planner or "-")
+    row = summary_row(1, summary, summary.solution.planner or "-")
     console.print(summary_table([row]))

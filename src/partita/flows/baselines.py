@@ -12,11 +12,7 @@ from partita.core.solution import Solution
 from partita.errors import InvalidInputError
 from partita.plan.pipeline import main_devices, pipeline_plan, solution_of
 from partita.plan.table import solve
-from partita.run.baselines import TORCH_BASELINES
-
-PLANNED_BASELINES = ("single", "expert", "random")
-BASELINES = (*PLANNED_BASELINES, *TORCH_BASELINES)
-"""The baselines by name: plans that our executor runs, then torch's own ways."""
+from partita.run.baseline_names import BASELINES, TORCH_WAYS
 
 
 def baseline_plan(name: str, problem: Problem, *, device: str = "", seed: int = 0) -> Solution:
@@ -38,7 +34,7 @@ def baseline_plan(name: str, problem: Problem, *, device: str = "", seed: int = 
         raise InvalidInputError(f"baseline {name} uses all devices; only single takes a device")
     if name == "torch-1f1b":
         return solve(problem, "uniform")
-    if name in TORCH_BASELINES:
+    if name in TORCH_WAYS:
         return _replicated(name, problem)
     options: Mapping[str, Mapping[str, Any]] = {
         "single": {"device": device},

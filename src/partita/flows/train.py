@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,6 @@ from partita.core.program import Program
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
 from partita.cost.durations import instruction_seconds
-from partita.cost.lower import lower
 from partita.cost.simulate import play, simulate
 from partita.documents import load
 from partita.errors import InvalidInputError, UnsupportedError
@@ -26,17 +26,17 @@ from partita.flows.summary import describe_plan, known
 from partita.profile.origin import load_origin, origin_of
 from partita.profile.sources import ModelSource
 from partita.ranks import visible_gpus
-from partita.run.baselines import TORCH_BASELINES, make_subject, run_baseline, verify_baseline
+from partita.run.baseline_names import TORCH_WAYS
+from partita.run.baselines import make_subject, run_baseline, verify_baseline
 from partita.run.emulation import EmulatedWorkload, emulate_forked, emulated_workload, predicted
 from partita.run.executor import Run, check_runnable, make_task, run_forked
 from partita.run.job import Job, JobDirectory
 from partita.run.launch import Host, collect, launch
 from partita.run.local_ranks import limit_threads, why_not_fork
 from partita.run.verify import Verdict, verify
-from partita.run.workload import Workload, model_workload
+from partita.run.workload import Workload, model_workload, use_repeatable_algorithms
 
 CHECKED_STEPS = 2
-LAUNCHERS = ("auto", "fork", "torchrun")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -194,22 +194,28 @@ def perturbed(graph: Graph, factor: float, seed: int) -> Graph:
     return replace(graph, costs=costs)
 
 
-def device_kind(cluster: Cluster, plan: Plan, gpus_here: int) -> DeviceKind:
+def device_kind(cluster: Cluster, plan: Plan, gpus_here: int, num_hosts: int = 1) -> DeviceKind:
     """Return what the ranks of a plan compute on: all on GPUs, or all on CPUs.
+
+    Args:
+        cluster: The machines.
+        plan: The plan.
+        gpus_here: GPUs of this host.
+        num_hosts: Hosts that the ranks are spread over; with one all of them run here.
 
     Raises:
         UnsupportedError: The plan needs devices that are not here; names the way out.
     """
-    kind_of = {device.name: device.kind for device in cluster.devices}
-    type_of = {device.name: device.type for device in cluster.devices}
-    used = used_names(plan)
-    kinds = {kind_of[name] for name in used}
+    names = set(used_names(plan))
+    used = [device for device in cluster.devices if device.name in names]
+    kinds = {device.kind for device in used}
     if kinds == {DeviceKind.CPU}:
         return DeviceKind.CPU
-    here = max(sum(name.split("/")[0] == host for name in used) for host in _hosts(used))
-    if kinds == {DeviceKind.GPU} and gpus_here >= here:
+    by_host = Counter(device.host for device in used)
+    needed = len(used) if num_hosts == 1 else max(by_host.values())
+    if kinds == {DeviceKind.GPU} and gpus_here >= needed:
         return DeviceKind.GPU
-    types = ", ".join(sorted({type_of[name] for name in used}))
+    types = ", ".join(sorted({device.type for device in used}))
     raise UnsupportedError(
         f"the plan is for {len(used)} devices ({types}), this machine has {gpus_here} GPUs; "
         "--emulate rehearses it here, --devices N plans for CPU processes"
@@ -222,17 +228,16 @@ def used_names(plan: Plan) -> list[str]:
     return [plan.devices[device] for device in sorted(used)]
 
 
-def _hosts(names: list[str]) -> set[str]:
-    return {name.split("/")[0] for name in names}
-
-
-def execute(solution: Solution, execution: Execution, source: ModelSource | None) -> Outcome:
+def execute(solution: Solution, execution: Execution, source: ModelSource | None) -> Outcome | None:
     """Carry out a plan, and compare it with its prediction and, if asked, with one process.
 
     Args:
         solution: The plan with its problem.
         execution: How.
         source: The model; None where the plan is emulated.
+
+    Returns:
+        What it came to; None on other hosts than the first, which has it.
 
     Raises:
         WorkerError: A rank failed, died or stood still; names it.
@@ -241,6 +246,8 @@ def execute(solution: Solution, execution: Execution, source: ModelSource | None
         return _emulate(solution, execution)
     assert source is not None
     assert execution.job.model is not None
+    if execution.job.same_data:
+        use_repeatable_algorithms()
     execution.tell("capturing the model")
     workload = model_workload(
         source,
@@ -249,7 +256,7 @@ def execute(solution: Solution, execution: Execution, source: ModelSource | None
         solution.plan,
         same_data=execution.job.same_data,
     )
-    if execution.baseline in TORCH_BASELINES:
+    if execution.baseline in TORCH_WAYS:
         return _run_torch(solution, execution, source, workload)
     return _run(solution, execution, workload)
 
@@ -285,12 +292,13 @@ def run_plan(
     job = Job(model=origin, steps=steps, optimizer=optimizer, keep_results=False, device=kind)
     name, schedule = solution.problem.graph.name, solution.plan.schedule.value
     directory = make_run_directory(Path(runs), name, f"{len(used)}x{kind.value}", schedule)
-    return execute(
-        solution, Execution(job=job, directory=directory, check=check), load_origin(origin)
-    )
+    execution = Execution(job=job, directory=directory, check=check)
+    outcome = execute(solution, execution, load_origin(origin))
+    assert outcome is not None  # there is one host
+    return outcome
 
 
-def run_script(solution: Solution, execution: Execution, script: Sequence[str]) -> Outcome:
+def run_script(solution: Solution, execution: Execution, script: Sequence[str]) -> Outcome | None:
     """Run a user's script in every rank of a plan; it trains through ``partita.parallelize``.
 
     Raises:
@@ -302,12 +310,10 @@ def run_script(solution: Solution, execution: Execution, script: Sequence[str]) 
     check_runnable(solution.plan)
     job = replace(execution.job, model=None, emulate=None, script=tuple(script))
     run = _launched(solution, execution, job, execution.directory)
-    return _outcome(solution, run, lower(solution.problem, solution.plan), job)
+    return None if run is None else _outcome(solution, run, job.program(solution), job)
 
 
-def _outcome(
-    solution: Solution, run: Run, program: Program, job: Job, verdict: Verdict | None = None
-) -> Outcome:
+def _outcome(solution: Solution, run: Run, program: Program, job: Job) -> Outcome:
     """Put a run beside its prediction."""
     problem, plan = solution.problem, solution.plan
     seconds = instruction_seconds(problem, plan, program)
@@ -318,15 +324,15 @@ def _outcome(
         run=run,
         predicted=prediction,
         report=report_run(plan, program, prediction, run.timelines, run.step_s, peaks),
-        verdict=verdict,
     )
 
 
-def _emulate(solution: Solution, execution: Execution) -> Outcome:
+def _emulate(solution: Solution, execution: Execution) -> Outcome | None:
     job = execution.job
     workload = emulated_workload(solution.problem, solution.plan, job.emulation())
     for remark in workload.remarks:
         execution.tell(remark)
+    run: Run | None
     if _forks(execution):
         run = emulate_forked(
             workload,
@@ -336,10 +342,10 @@ def _emulate(solution: Solution, execution: Execution) -> Outcome:
         )
     else:
         run = _launched(solution, execution, job, execution.directory)
-    return emulated_outcome(solution, workload, run)
+    return None if run is None else _emulated_outcome(solution, workload, run)
 
 
-def emulated_outcome(solution: Solution, workload: EmulatedWorkload, run: Run) -> Outcome:
+def _emulated_outcome(solution: Solution, workload: EmulatedWorkload, run: Run) -> Outcome:
     """Put an emulated run beside its prediction."""
     prediction = predicted(workload)
     return Outcome(
@@ -353,11 +359,13 @@ def emulated_outcome(solution: Solution, workload: EmulatedWorkload, run: Run) -
     )
 
 
-def _run(solution: Solution, execution: Execution, workload: Workload) -> Outcome:
+def _run(solution: Solution, execution: Execution, workload: Workload) -> Outcome | None:
     problem, plan, job = solution.problem, solution.plan, execution.job
     check_runnable(plan)
     task = make_task(problem, plan, workload, order=job.order)
     verdict = None
+    found: Run | None
+    run: Run | None
     if execution.check:
         execution.tell("comparing with one process")
         short = _short(job)
@@ -366,8 +374,10 @@ def _run(solution: Solution, execution: Execution, workload: Workload) -> Outcom
                 task, workload, options=short.rank_options(), log_directory=execution.logs
             )
         else:
-            found = _launched(solution, execution, short, execution.directory / "check")
-        verdict = verify(task, workload, found.result, short.rank_options())
+            quiet = replace(execution, told=lambda _, __: None)
+            found = _launched(solution, quiet, short, execution.directory / "check")
+        if found is not None:
+            verdict = verify(task, workload, found.result, short.rank_options())
     execution.tell(f"running {job.steps} steps")
     if _forks(execution):
         run = run_forked(
@@ -379,7 +389,10 @@ def _run(solution: Solution, execution: Execution, workload: Workload) -> Outcom
         )
     else:
         run = _launched(solution, execution, job, execution.directory)
-    return _outcome(solution, run, task.program, job, verdict)
+    if run is None:
+        return None
+    made = _outcome(solution, run, task.program, job)
+    return replace(made, verdict=verdict, baseline=execution.baseline)
 
 
 def _short(job: Job) -> Job:
@@ -403,13 +416,11 @@ def _forks(execution: Execution) -> bool:
     return not why
 
 
-def _launched(solution: Solution, execution: Execution, job: Job, directory: Path) -> Run:
-    """Run in fresh processes, on this host or together with others."""
+def _launched(solution: Solution, execution: Execution, job: Job, directory: Path) -> Run | None:
+    """Run in fresh processes, on this host or together with others; the first one has the run."""
     JobDirectory(directory).create(solution, job)
     launch(directory, execution.host, told=execution.told)
-    if execution.host.index:
-        raise SystemExit(0)  # the first host has the reports of all
-    return collect(directory)
+    return None if execution.host.index else collect(directory)
 
 
 def _run_torch(

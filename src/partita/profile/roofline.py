@@ -28,7 +28,7 @@ ODD_SHARE = 0.8
 SMALL_IMAGE_PIXELS = 45.0
 """Convolutions reach pixels / (pixels + this) of their rate (Perseus runs)."""
 HOST_S_PER_ELEMENT = 3.8e-9
-"""Seconds of one number on the host (perseus.md c.5: 17 ms for the 17 steps of T5's 512 x 512)."""
+"""Seconds of one number on the host (17 ms for the 17 steps of T5's 512 x 512)."""
 
 _MOVING = frozenset({KernelClass.ELEMENTWISE, KernelClass.REDUCTION})
 

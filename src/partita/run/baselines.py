@@ -17,13 +17,11 @@ from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.cost.lower import lower
 from partita.errors import InvalidInputError
-from partita.processes import ended_by_signals
 from partita.profile.origin import ModelOrigin
 from partita.profile.sources import ModelSource
 from partita.run.baselines_rank import Baseline, Subject, play_baseline
-from partita.run.board import Board
-from partita.run.executor import MEETING_LIMIT_S, Run, step_seconds
-from partita.run.local_ranks import RankPool
+from partita.run.board import Board, View
+from partita.run.executor import Run, reports_of_forked, step_seconds
 from partita.run.process_transport import Member
 from partita.run.rank import RankOptions, RankReport
 from partita.run.results import RunResult, merged, step_result
@@ -102,18 +100,13 @@ def run_baseline(
     def main(member: Member, _: object) -> RankReport:
         return play_baseline(name, baseline, subject, member, options=options, board=board)
 
-    with (
-        ended_by_signals(),
-        RankPool(
-            world,
-            main,
-            limit_s=max(options.stall_limit_s, MEETING_LIMIT_S),
-            stall_limit_s=options.stall_limit_s,
-            board=board,
-            log_directory=log_directory,
-        ) as pool,
-    ):
-        reports = pool.call(None, told=told, why_stuck=lambda: _where_all_stand(board, name, world))
+    reports = reports_of_forked(
+        main,
+        View(board, None, range(world)),
+        stall_limit_s=options.stall_limit_s,
+        log_directory=log_directory,
+        told=told,
+    )
     return Run(result=_result(subject.task, reports), timelines=(), step_s=step_seconds(reports))
 
 
@@ -135,15 +128,4 @@ def _result(task: Task, reports: list[RankReport]) -> RunResult:
         ),
         state=merged([report.state for report in reports], task),
         statistics={},
-    )
-
-
-def _where_all_stand(board: Board, name: str, world: int) -> str:
-    """Return in which step every rank was, a line each."""
-    steps = [board.read(rank).step for rank in range(world)]
-    return "\n".join(
-        f"  rank {rank} was in step {step} of {name}"
-        if step >= 0
-        else f"  rank {rank} has not begun its first step of {name}"
-        for rank, step in enumerate(steps)
     )

@@ -1,6 +1,5 @@
 """One rank of a baseline: steps are counted, timed and recorded as those of our executor."""
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,17 +11,14 @@ from partita.errors import PartitaError, WorkerError
 from partita.profile.origin import ModelOrigin
 from partita.profile.sources import ModelSource
 from partita.run.board import Board, Phase
-from partita.run.device_parts import DeviceStatistics, Place, StepRecord
+from partita.run.device_parts import DeviceStatistics, StepRecord
 from partita.run.failures import PeerError
 from partita.run.process_transport import Member, first_line
-from partita.run.rank import RankOptions, RankReport, StepNews, Watchdog
+from partita.run.rank import RankOptions, RankReport, StepNews, Watchdog, loss_share, speaks_of_peer
 from partita.run.results import RunResult
 from partita.run.task import Task
 from partita.run.verify import Verdict
 from partita.run.workload import Workload
-
-_LOST_PEER = ("gloo", "NCCL", "Connection")
-"""What torch's errors speak of when another rank went away or did not come."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,9 +95,8 @@ def play_baseline(
         trainer = baseline.make(subject, member, options)
         watchdog.enter(Phase.STEPS)
         for step in range(options.steps):
-            watchdog.step = step
+            watchdog.begin_step(step)
             begin = time.perf_counter_ns()
-            board.write(member.rank, Place(-1, -1, begin), step, phase=Phase.STEPS, pid=os.getpid())
             try:
                 record = trainer.step(step)
                 step_ns.append((begin, time.perf_counter_ns()))
@@ -110,7 +105,10 @@ def play_baseline(
             except RuntimeError as exc:
                 raise _explained(exc, f"rank {member.rank} in step {step} of {name}") from exc
             records.append(record)
-            member.tell(StepNews(step, _loss_share(subject.task, record)))
+            member.tell(StepNews(step, loss_share(subject.task, record)))
+            if not options.keep_results:
+                record.forget_results(subject.task.graph.loss)
+        watchdog.enter(Phase.REPORT)
         state = trainer.state() if options.keep_results else {}
     return RankReport(
         device=trainer.device,
@@ -131,15 +129,5 @@ def _explained(exc: BaseException, where: str) -> PartitaError:
     last = exc
     while last.__cause__ is not None:
         last = last.__cause__
-    text = first_line(last)
-    is_lost = any(word in text for word in _LOST_PEER)
-    return (PeerError if is_lost else WorkerError)(f"{where}: {text}")
-
-
-def _loss_share(task: Task, record: StepRecord) -> float:
-    """Return the part of a step's loss that a rank has computed."""
-    return sum(
-        float(value) * task.loss_weight(microbatch)
-        for (tensor, microbatch), value in record.outputs.items()
-        if tensor == task.graph.loss and value.numel() == 1
-    )
+    kind = PeerError if speaks_of_peer(last) else WorkerError
+    return kind(f"{where}: {first_line(last)}")

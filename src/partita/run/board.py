@@ -34,13 +34,15 @@ class Phase(IntEnum):
     AGREE = 4
     OPEN = 5
     STEPS = 6
-    REPORT = 7
-    ENDED = 8
+    PAUSED = 7
+    CLOCKS = 8
+    REPORT = 9
+    ENDED = 10
 
     @property
     def is_alive(self) -> bool:
         """Whether a rank in this phase keeps its line fresh."""
-        return self not in (Phase.ABSENT, Phase.IDLE, Phase.ENDED)
+        return self not in (Phase.ABSENT, Phase.IDLE, Phase.PAUSED, Phase.ENDED)
 
 
 _PHASES: Mapping[Phase, str] = {
@@ -50,8 +52,9 @@ _PHASES: Mapping[Phase, str] = {
     Phase.MEET: "waits for the other ranks to come",
     Phase.AGREE: "compares with the others what will travel",
     Phase.OPEN: "opens its channels",
+    Phase.CLOCKS: "compares its clock with that of rank 0",
     Phase.REPORT: "hands over what it saw",
-    Phase.ENDED: "has ended",
+    Phase.ENDED: "has done all its steps",
 }
 
 
@@ -59,7 +62,7 @@ class Line(NamedTuple):
     """Where a rank stands.
 
     Attributes:
-        row: The instruction; -1 = between steps, or it has not begun.
+        row: The instruction; -1 = between steps, it has not begun, or there is no Program.
         awaited: The instruction whose end it waits for; -1 = it computes.
         since_ns: Since when it stands there.
         step: The step; -1 = it has not begun.
@@ -127,6 +130,10 @@ class Board:
             return Line(-1, -1, 0, -1, 0, Phase.ABSENT)
         return line._replace(phase=Phase(line.phase))
 
+    def clear(self) -> None:
+        """Forget what a run before has written."""
+        self._memory[:] = bytes(len(self._memory))
+
     def frozen(self, ranks: Iterable[int], limit_s: float) -> list[int]:
         """Return the ranks that have shown no sign of life for longer than they may."""
         return [rank for rank in ranks if self.read(rank).silent_s > limit_s]
@@ -134,12 +141,16 @@ class Board:
 
 def describe(line: Line, rank: int, program: Program | None) -> str:
     """Return where a rank stands and for how long, for people."""
-    if line.phase is not Phase.STEPS or program is None:
-        return f"rank {rank} {_PHASES.get(line.phase, 'runs')}"
+    if line.phase in _PHASES:
+        return f"rank {rank} {_PHASES[line.phase]}"
     if line.step < 0:
         return f"rank {rank} has not begun its first step"
-    if line.row < 0:
-        return f"rank {rank} is between steps, after step {line.step}"
+    if program is None and line.phase is Phase.STEPS:
+        return f"rank {rank} has been in step {line.step} for {line.stands_s:.1f} s"
+    if program is None or line.row < 0:
+        return (
+            f"rank {rank} has been between steps, after step {line.step}, for {line.stands_s:.1f} s"
+        )
     what = f"step {line.step}, {program.describe(line.row)}"
     if line.awaited < 0:
         return f"rank {rank} has been at {what} for {line.stands_s:.1f} s"
@@ -149,9 +160,11 @@ def describe(line: Line, rank: int, program: Program | None) -> str:
 
 def place_of(line: Line, program: Program | None) -> str:
     """Return where a rank stands: the instruction, or what it is at."""
-    if line.phase is not Phase.STEPS or program is None:
-        return f"while it {_PHASES.get(line.phase, 'runs')}"
-    if line.row < 0:
+    if line.phase in _PHASES:
+        return f"while it {_PHASES[line.phase]}"
+    if program is None and line.phase is Phase.STEPS:
+        return f"in step {line.step}"
+    if program is None or line.row < 0:
         return f"after step {line.step}"
     waits = f", waiting for {program.describe(line.awaited)}" if line.awaited >= 0 else ""
     return f"at step {line.step}, {program.describe(line.row)}{waits}"
@@ -159,16 +172,16 @@ def place_of(line: Line, program: Program | None) -> str:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What a launcher sees of the ranks of a Program.
+    """What a launcher sees of its ranks.
 
     Attributes:
         board: Where they say what they are doing.
-        program: What they run.
+        program: What they run; None if it is no Program, and only their steps are known.
         ranks: Those that can be seen from here: the ranks of this host.
     """
 
     board: Board
-    program: Program
+    program: Program | None
     ranks: Sequence[int]
 
     def where(self, rank: int) -> str:
@@ -187,6 +200,8 @@ class View:
 
     def culprit(self) -> str:
         """Return which rank holds up the others; empty if none can be told."""
+        if self.program is None:
+            return ""
         used = np.flatnonzero(np.diff(self.program.ptr)).tolist()
         rank_of = {device: rank for rank, device in enumerate(used)}
         return culprit(
@@ -194,7 +209,7 @@ class View:
         )  # fmt: skip
 
 
-def stands_still(line: Line, rank: int, program: Program) -> str:
+def stands_still(line: Line, rank: int, program: Program | None) -> str:
     """Return that a rank shows no sign of life, and where it stands."""
     return (
         f"rank {rank} stands still, without a sign of life for {line.silent_s:.1f} s: "
@@ -218,7 +233,8 @@ def culprit(lines: Mapping[int, Line], program: Program, rank_of: Mapping[int, i
         return stands_still(lines[oldest], oldest, program)
     busy = {rank: line for rank, line in lines.items() if _holds_up(line)}
     if busy:
-        rank = min(busy, key=lambda r: (busy[r].since_ns, r))
+        # One between steps may wait for the others there: only blamed where nobody else is.
+        rank = min(busy, key=lambda r: (busy[r].phase is Phase.PAUSED, busy[r].since_ns, r))
         return f"the others wait for rank {rank}: {describe(busy[rank], rank, program)}"
     for rank, line in sorted(lines.items(), key=lambda entry: entry[1].since_ns):
         unseen = sorted(set(_awaited_ranks(line, program, rank_of)) - set(lines))
@@ -233,7 +249,7 @@ def culprit(lines: Mapping[int, Line], program: Program, rank_of: Mapping[int, i
 def _holds_up(line: Line) -> bool:
     """Return whether a rank could go on and has not."""
     if line.phase is not Phase.STEPS:
-        return line.phase in (Phase.IDLE, Phase.BUILD, Phase.ABSENT)
+        return line.phase in (Phase.IDLE, Phase.BUILD, Phase.ABSENT, Phase.PAUSED)
     return line.awaited < 0
 
 

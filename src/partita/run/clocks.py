@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from partita.core.columns import Longs
 from partita.run.process_transport import Member
 
 Clock: TypeAlias = Callable[[], int]
@@ -73,17 +75,20 @@ def _answer(member: Member, clock: Clock, rounds: int) -> ClockReading:
     return ClockReading(*result.tolist())
 
 
-def to_rank_0(readings: Sequence[ClockReading]) -> Callable[[int], int]:
-    """Return what turns a time of a rank into one of rank 0.
+def to_rank_0(readings: Sequence[ClockReading]) -> Callable[[Longs], Longs]:
+    """Return what turns times of a rank into those of rank 0.
 
     Args:
         readings: Of the rank's clock, none where it is rank 0's, one or two otherwise.
     """
     if not readings:
-        return lambda time_ns: time_ns
+        return lambda times_ns: times_ns
     first, last = readings[0], readings[-1]
     span = last.at_ns - first.at_ns
     drift = (last.ahead_ns - first.ahead_ns) / span if span > 0 else 0.0
-    return lambda time_ns: (
-        time_ns - first.ahead_ns - round(drift * (min(time_ns, last.at_ns) - first.at_ns))
-    )
+
+    def moved(times_ns: Longs) -> Longs:
+        drifted = np.rint(drift * (np.minimum(times_ns, last.at_ns) - first.at_ns))
+        return times_ns - first.ahead_ns - drifted.astype(np.int64)
+
+    return moved

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from partita.core.program import LAST_COMPUTE, Kind
@@ -134,6 +135,8 @@ class DeviceLoop:
         self._all_uses = self._count_uses()
         self._uses: Counter[tuple[object, ...]] = Counter()
         self._begin_ns = 0
+        self._begun_ns: list[int] = []
+        self._ended_ns: list[int] = []
         self.place = Place(-1, -1, 0)
         self.seen = task.results
         self.executed = 0
@@ -209,7 +212,8 @@ class DeviceLoop:
         self._uses = self._all_uses.copy()
         self._store.begin_step()
         size = len(self._instructions)
-        record = StepRecord(begin_ns=[0] * size, end_ns=[0] * size)
+        self._begun_ns, self._ended_ns = [0] * size, [0] * size
+        record = StepRecord()
         self.records.append(record)
         clock, handlers = time.perf_counter_ns, self._handlers
         for instruction in self._issued:
@@ -224,11 +228,13 @@ class DeviceLoop:
                 row = instruction.row
                 yield from self._until(row, row, self._meet(instruction), _MEMBERS)
             yield from handlers[kind](instruction)
-            record.begin_ns[position] = self._begin_ns
-            record.end_ns[position] = clock()
+            self._begun_ns[position] = self._begin_ns
+            self._ended_ns[position] = clock()
             self.executed += 1
             self.statistics.instructions[kind] += 1
         yield from self._end_step()
+        record.begin_ns = np.array(self._begun_ns, np.int64)
+        record.end_ns = np.array(self._ended_ns, np.int64)
         self.place = Place(-1, -1, clock())
 
     def _end_step(self) -> Waiting[None]:
@@ -277,7 +283,7 @@ class DeviceLoop:
             yield Wait(row, f"{self._program.describe(row)} waits for {what}")
         self._begin_ns = now = time.perf_counter_ns()
         self.place = Place(at, -1, now)
-        self.records[-1].end_ns[awaited - self._first] = now
+        self._ended_ns[awaited - self._first] = now
         return value
 
     def _send(self, instruction: Instruction) -> Waiting[None]:

@@ -5,8 +5,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 from torch import Tensor
 
+from partita.core.columns import Longs
 from partita.core.program import Kind
 from partita.run.parameters import Part
 from partita.run.stage_pass import StagePass, Visit
@@ -18,6 +20,10 @@ Load: TypeAlias = Callable[[int, int, str], Tensor]
 _T = TypeVar("_T")
 Cell: TypeAlias = tuple[int, int]
 """A tensor or a stage, and a microbatch."""
+
+
+def _no_stamps() -> Longs:
+    return np.zeros(0, np.int64)
 
 
 class Wait(NamedTuple):
@@ -147,19 +153,24 @@ class StepRecord:
     Attributes:
         outputs: Outputs of the model and the loss, by (tensor, microbatch).
         gradients: Gradients of the parameters that were stepped, as of their last UPDATE.
-        begin_ns: When each instruction began, by a clock that does not jump.
+        begin_ns: When each instruction began, by a clock that does not jump; empty while the step
+            is under way, and where stamps are not kept.
         end_ns: When it ended.
     """
 
     outputs: dict[Cell, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor | Part] = field(default_factory=dict)
-    begin_ns: list[int] = field(default_factory=list)
-    end_ns: list[int] = field(default_factory=list)
+    begin_ns: Longs = field(default_factory=_no_stamps)
+    end_ns: Longs = field(default_factory=_no_stamps)
 
     def forget_results(self, loss: int) -> None:
         """Let go of all tensors but the loss."""
         self.gradients.clear()
         self.outputs = {cell: value for cell, value in self.outputs.items() if cell[0] == loss}
+
+    def forget_stamps(self) -> None:
+        """Let go of when its instructions began and ended."""
+        self.begin_ns, self.end_ns = _no_stamps(), _no_stamps()
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from partita.cost.lower import lower
 from partita.cost.matching import match
 from partita.cost.simulate import play
 from partita.errors import InvalidInputError
-from partita.run.board import Board
+from partita.run.board import Board, Phase, View
 from partita.run.emulation_device import (
     DeviceFigures,
     EmulatedRunner,
@@ -39,12 +39,19 @@ from partita.run.emulation_device import (
     EmulatedTransport,
     Pacer,
 )
-from partita.run.executor import Run, put_together, where_all_stand
-from partita.run.local_ranks import RankPool
+from partita.run.executor import MEETING_LIMIT_S, Run, aligned, put_together, reports_of_forked
 from partita.run.parameters import sgd
 from partita.run.priority import run_soon
 from partita.run.process_transport import Member, used_devices
-from partita.run.rank import RankOptions, RankReport, StepNews, make_loop, play_steps
+from partita.run.rank import (
+    RankOptions,
+    RankReport,
+    StepNews,
+    Watchdog,
+    clock_reading,
+    make_loop,
+    play_steps,
+)
 from partita.run.stage_code import Call
 from partita.run.task import Task
 from partita.run.workload import Shape, Workload
@@ -339,25 +346,43 @@ def run_emulated_rank(
     *,
     board: Board,
     job: str = "job",
+    limit_s: float | None = None,
     told: Callable[[StepNews], None] = lambda _: None,
 ) -> RankReport:
     """Be one rank of an emulated run.
 
+    Args:
+        workload: What is emulated.
+        member: This process.
+        board: Where it says what it is doing.
+        job: Name of the run in the store.
+        limit_s: How long it may wait for others, besides for what they sleep; that of the member
+            if not given.
+        told: Told each step that is done.
+
     Raises:
         WorkerError: Another rank went away; names the instruction.
     """
-    task, options = workload.task, _rank_options(workload, member.limit_s)
+    task = workload.task
+    options = _rank_options(workload, member.limit_s if limit_s is None else limit_s)
     device = used_devices(task.program)[member.rank]
     pacer, figures = Pacer(), workload.figures(device)
-    transport = EmulatedTransport(task, member, workload.shape_of, pacer, job=job)
+    with Watchdog(member.rank, board, options.stall_limit_s) as watchdog:
+        transport = EmulatedTransport(
+            task, member, workload.shape_of, pacer, job=job, entered=watchdog.enter
+        )
+        before = clock_reading(transport, member)
     runner = EmulatedRunner(task, figures, workload.shape_of, pacer, transport)
     store = EmulatedStore(figures, pacer, transport)
     real = Workload(code=task.code, state={}, load=runner.load, shape_of=workload.shape_of)
     loop = make_loop(task, device, transport, store, runner, real, options)
     run_soon()  # with the threads that torch has made by now
     report = play_steps(loop, task, device, member, options=options, board=board, told=told)
+    with Watchdog(member.rank, board, options.stall_limit_s, phase=Phase.CLOCKS) as watchdog:
+        clock = (*before, *clock_reading(transport, member))
+        watchdog.enter(Phase.REPORT)
     ends = [end for _, end in report.step_ns]
-    return replace(report, step_ns=list(zip(store.began_ns, ends, strict=True)))
+    return replace(report, step_ns=list(zip(store.began_ns, ends, strict=True)), clock=clock)
 
 
 def _rank_options(workload: EmulatedWorkload, limit_s: float) -> RankOptions:
@@ -374,7 +399,8 @@ def _rank_options(workload: EmulatedWorkload, limit_s: float) -> RankOptions:
 
 def put_emulated_together(workload: EmulatedWorkload, reports: Sequence[RankReport]) -> Run:
     """Return what all ranks saw as one; a step lasts from idle to its last instruction."""
-    run = put_together(workload.task, list(reports), TimelineOrigin.EMULATED)
+    reports = [aligned(report) for report in reports]
+    run = put_together(workload.task, reports, TimelineOrigin.EMULATED)
     step_s = tuple(
         (max(report.step_ns[step][1] for report in reports)
          - min(report.step_ns[step][0] for report in reports)) / 1e9
@@ -409,10 +435,16 @@ def emulate_forked(
     _ = workload.buffer  # made here once, the ranks share it
 
     def main(member: Member, _: object) -> RankReport:
-        return run_emulated_rank(workload, move(member), board=board, told=member.tell)
-
-    with RankPool(world, main, limit_s=limit_s, board=board, log_directory=log_directory) as pool:
-        reports = pool.call(
-            None, told=told, why_stuck=lambda: where_all_stand(board, program, world)
+        return run_emulated_rank(
+            workload, move(member), board=board, limit_s=limit_s, told=member.tell
         )
+
+    reports = reports_of_forked(
+        main,
+        View(board, program, range(world)),
+        stall_limit_s=limit_s,
+        wait_limit_s=max(MEETING_LIMIT_S, limit_s + float(workload.seconds.sum())),
+        log_directory=log_directory,
+        told=told,
+    )
     return put_emulated_together(workload, reports)

@@ -6,7 +6,7 @@ work, delays nothing but the message sent at that moment.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partita.core.program import LAST_COMPUTE, Kind
+from partita.run.board import Phase
 from partita.run.parameters import Part
 from partita.run.process_transport import Member, ProcessTransport
 from partita.run.stage_pass import StagePass, Visit
@@ -80,9 +81,16 @@ class EmulatedTransport(ProcessTransport):
     """
 
     def __init__(
-        self, task: Task, member: Member, shape_of: ShapeOf, pacer: Pacer, *, job: str
+        self,
+        task: Task,
+        member: Member,
+        shape_of: ShapeOf,
+        pacer: Pacer,
+        *,
+        job: str,
+        entered: Callable[[Phase], None],
     ) -> None:
-        super().__init__(task, member, shape_of, job=job)
+        super().__init__(task, member, shape_of, job=job, entered=entered)
         self._pacer = pacer
 
     def send(self, message: Message, value: Tensor) -> Pending[Tensor]:

@@ -18,7 +18,7 @@ from partita.errors import UnsupportedError
 from partita.processes import ended_by_signals
 from partita.run.board import Board, View
 from partita.run.clocks import to_rank_0
-from partita.run.local_ranks import RankPool
+from partita.run.local_ranks import Main, RankPool
 from partita.run.process_transport import Member, used_devices
 from partita.run.rank import RankOptions, RankReport, run_rank
 from partita.run.rank_capture import MemoryUse, merged_trace
@@ -36,8 +36,10 @@ class Run:
 
     Attributes:
         result: Losses, outputs, gradients and weights.
-        timelines: What happened when, for each step; the clocks of all ranks aligned.
-        step_s: Seconds of each step: from the end of the step before on all ranks to its own end,
+        timelines: What happened when, for each of the last steps whose stamps were kept: all, or
+            those of the last ``KEPT_STAMPS`` where results were not kept. The clocks of all ranks
+            are aligned.
+        step_s: Seconds of every step: from the end of the step before on all ranks to its own end,
             the first from its first instruction. Steps overlap at their edges.
         memory: The memory of each device that it is known of, by name.
         trace: What torch's profiler saw of all ranks, a Chrome trace; empty = nothing.
@@ -113,26 +115,50 @@ def run_forked(
     def main(member: Member, _: object) -> RankReport:
         return run_rank(task, member, workload, options=options, board=board, told=member.tell)
 
-    limit_s = max(options.stall_limit_s, MEETING_LIMIT_S)
-    with (
-        ended_by_signals(),
-        RankPool(
-            world,
-            main,
-            limit_s=limit_s,
-            stall_limit_s=options.stall_limit_s,
-            board=board,
-            log_directory=log_directory,
-        ) as pool,
-    ):
-        view = View(board, task.program, range(world))
-        reports = pool.call(None, told=told, view=view)
+    reports = reports_of_forked(
+        main,
+        View(board, task.program, range(world)),
+        stall_limit_s=options.stall_limit_s,
+        log_directory=log_directory,
+        told=told,
+    )
     return put_together(task, reports)
 
 
-def where_all_stand(board: Board, program: Program, world: int) -> str:
-    """Return what every rank was doing, a line each."""
-    return View(board, program, range(world)).all()
+def reports_of_forked(
+    main: Main,
+    view: View,
+    *,
+    stall_limit_s: float,
+    wait_limit_s: float = MEETING_LIMIT_S,
+    log_directory: Path | None = None,
+    told: Callable[[int, Any], None] = lambda _, __: None,
+) -> list[RankReport]:
+    """Let forked ranks do something once; signals that end this process end them first.
+
+    Args:
+        main: What each rank does.
+        view: The ranks, and where they say what they are doing.
+        stall_limit_s: How long one may show no sign of life.
+        wait_limit_s: How long they wait for one another, if that is longer.
+        log_directory: Where what the ranks print goes.
+        told: Told a rank and what it says on the way.
+
+    Raises:
+        WorkerError: A rank failed, died or stood still; names it.
+    """
+    with (
+        ended_by_signals(),
+        RankPool(
+            len(view.ranks),
+            main,
+            limit_s=max(stall_limit_s, wait_limit_s),
+            stall_limit_s=stall_limit_s,
+            board=view.board,
+            log_directory=log_directory,
+        ) as pool,
+    ):
+        return pool.call(None, told=told, view=view)
 
 
 def put_together(
@@ -145,7 +171,11 @@ def put_together(
     by_device = {report.device: report for report in reports}
     steps = range(len(reports[0].records))
     names = task.plan.devices
-    timelines = tuple(_timeline(task.program, by_device, step, origin) for step in steps)
+    timelines = tuple(
+        _timeline(task.program, by_device, step, origin)
+        for step in steps
+        if all(len(report.records[step].begin_ns) for report in reports)
+    )
     return Run(
         result=RunResult(
             steps=tuple(
@@ -171,12 +201,12 @@ def aligned(report: RankReport) -> RankReport:
         records=[
             replace(
                 record,
-                begin_ns=[moved(time) for time in record.begin_ns],
-                end_ns=[moved(time) for time in record.end_ns],
+                begin_ns=moved(record.begin_ns),
+                end_ns=moved(record.end_ns),
             )
             for record in report.records
         ],
-        step_ns=[(moved(begin), moved(end)) for begin, end in report.step_ns],
+        step_ns=[(begin, end) for begin, end in moved(np.array(report.step_ns, np.int64)).tolist()],
         clock=(),
     )
 

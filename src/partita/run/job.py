@@ -160,6 +160,11 @@ class JobDirectory:
         """Return where a rank leaves its report."""
         return self.ranks / f"rank{rank}.pt"
 
+    def left_by(self, rank: int) -> list[Path]:
+        """Return what a rank has left here in a run before: its report, error and news."""
+        paths = (self.ranks / f"rank{rank}{suffix}" for suffix in (".pt", ".error", ".news"))
+        return [path for path in paths if path.exists()]
+
     def open_board(self, host: int, ranks: int) -> Board:
         """Return the board of a host."""
         return Board(ranks, self.path / f"host{host}.board")
@@ -214,7 +219,7 @@ class JobDirectory:
             path = self.report(rank)
             if not path.exists():
                 raise FormatError(f"rank {rank} left no report", path=str(path))
-            reports.append(torch.load(path, weights_only=False))
+            reports.append(torch.load(path, map_location="cpu", weights_only=False))
         return reports
 
     def write_error(self, rank: int, error: PartitaError) -> None:

@@ -26,7 +26,7 @@ from partita.run.job import Job, JobDirectory, Placement, place_ranks
 from partita.run.parallelize import ScriptRank, run_script
 from partita.run.process_transport import Member
 from partita.run.rank import RankReport, Watchdog, run_rank, warm_up_autograd
-from partita.run.workload import model_workload
+from partita.run.workload import model_workload, use_repeatable_algorithms
 
 _CHUNK_BYTES = 2**20
 
@@ -130,9 +130,11 @@ def _prepare(
         return lambda member, board: run_emulated_rank(
             emulated, member, board=board, told=member.tell
         )
+    if job.same_data:
+        use_repeatable_algorithms()
     if job.script:
         return lambda member, board: run_script(
-            job.script, ScriptRank(member=member, board=board, solution=solution)
+            job.script, ScriptRank(member=member, board=board, solution=solution, job=job)
         )
     assert job.model is not None
     origin = replace(job.model, options=replace(job.model.options, device=str(device)))

@@ -39,6 +39,7 @@ from partita.run.emulation import NoCode, emulated_workload, put_emulated_togeth
 from partita.run.executor import Run, check_runnable, put_together
 from partita.run.failures import Failure, error_of, first_cause, read_error, write_error
 from partita.run.job import Job, JobDirectory, place_ranks
+from partita.run.process_transport import first_line
 from partita.run.rank import StepNews
 from partita.run.task import Task
 
@@ -140,9 +141,10 @@ def launch(
     program = job.program(solution)
     placement = place_ranks(solution.problem, program, host.num_hosts)
     files.prepare()
-    _check_unused(files)
     ranks = placement.hosts[host.index]
+    _check_unused(files, ranks)
     board = files.open_board(host.index, placement.num_ranks)
+    board.clear()
     view = View(board, program, ranks)
     with ended_by_signals():
         store = _meet(host, job, solution)
@@ -171,11 +173,12 @@ def collect(directory: Path) -> Run:
     return put_together(Task(problem, plan, program, NoCode()), reports)
 
 
-def _check_unused(files: JobDirectory) -> None:
-    old = sorted(files.ranks.glob("*.pt"))
+def _check_unused(files: JobDirectory, ranks: Sequence[int]) -> None:
+    """Check that no rank of this host has run here before: old news would be taken for new."""
+    old = [path for rank in ranks for path in files.left_by(rank)]
     if old:
         raise InvalidInputError(
-            f"{files.path} holds the reports of a run already ({old[0].name}); take a new directory"
+            f"{files.path} holds what a run has left already ({old[0].name}); take a new directory"
         )
 
 
@@ -184,7 +187,7 @@ def _meet(host: Host, job: Job, solution: Solution) -> TCPStore:
 
     Raises:
         UnsupportedError: The port is taken.
-        WorkerError: A host did not come in time; names it.
+        WorkerError: A host did not come in time, or something else listens there; names it.
         InvalidInputError: Two hosts say that they are the same one, or their torch differs.
     """
     deadline = time.monotonic() + job.start_limit_s
@@ -206,12 +209,9 @@ def _meet(host: Host, job: Job, solution: Solution) -> TCPStore:
 
 
 def _open_store(host: Host, deadline: float, limit_s: float) -> TCPStore:
-    timeout = timedelta(seconds=limit_s)
     if host.index:
         _await_port(host, deadline, limit_s)
-        return TCPStore(
-            host.address, host.port, is_master=False, wait_for_workers=False, timeout=timeout
-        )
+        return _open_store_of_first(host, deadline, limit_s)
     # One host keeps to itself; several may know the first one by any of its addresses.
     bound = ("127.0.0.1" if host.num_hosts == 1 else "", host.port)
     try:
@@ -228,9 +228,35 @@ def _open_store(host: Host, deadline: float, limit_s: float) -> TCPStore:
         port,
         is_master=True,
         wait_for_workers=False,
-        timeout=timeout,
+        timeout=timedelta(seconds=limit_s),
         master_listen_fd=listener.detach(),
     )
+
+
+def _open_store_of_first(host: Host, deadline: float, limit_s: float) -> TCPStore:
+    """Open the store of the first host, in a thread, as torch waits for ever for what is silent."""
+    found: list[TCPStore | RuntimeError] = []
+
+    def open_store() -> None:
+        limit = timedelta(seconds=limit_s)
+        try:
+            store = TCPStore(
+                host.address, host.port, is_master=False, wait_for_workers=False, timeout=limit
+            )
+            found.append(store)
+        except RuntimeError as exc:
+            found.append(exc)
+
+    thread = threading.Thread(target=open_store, daemon=True, name="store")
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()) + _GRACE_S)
+    store = found[0] if found else RuntimeError(f"no answer within {limit_s:g} s")
+    if isinstance(store, RuntimeError):
+        raise WorkerError(
+            f"{host}: what listens at {host.address}:{host.port} is not the store of host 0: "
+            f"{first_line(store)}; set another MASTER_PORT on all hosts"
+        ) from store
+    return store
 
 
 def _await_port(host: Host, deadline: float, limit_s: float) -> None:

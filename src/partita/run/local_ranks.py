@@ -125,7 +125,6 @@ class RankPool:
         self._scratch = None if log_directory else tempfile.TemporaryDirectory(prefix="partita-")
         logs = log_directory or Path(self._scratch.name)  # type: ignore[union-attr]  # one is there
         self._workers: list[_Worker] = []
-        self._why_stuck: Callable[[], str] = lambda: ""
         self._view: View | None = None
         self._ended_by = ""
         warm_up_autograd()
@@ -169,7 +168,6 @@ class RankPool:
         *,
         limit_s: float | None = None,
         told: Callable[[int, Any], None] = lambda _, __: None,
-        why_stuck: Callable[[], str] = lambda: "",
         view: View | None = None,
     ) -> list[Any]:
         """Return the answers of all ranks to a request, by rank.
@@ -179,15 +177,14 @@ class RankPool:
             limit_s: How long it may take; no limit if not given, as a rank that stands still ends
                 by itself.
             told: Told a rank and what it says on the way.
-            why_stuck: Says what the ranks were doing, when something has gone wrong.
-            view: What can be seen of the Program that they run; says who is to blame.
+            view: What can be seen of what they run; says who is to blame, and what they were doing.
 
         Raises:
             WorkerError: A rank failed or died; the pool is closed then.
         """
         if self._ended_by:
             raise WorkerError(f"the ranks have ended: {self._ended_by}; start new ones")
-        self._why_stuck, self._view = (view.all if view else why_stuck), view
+        self._view = view
         try:
             message = _pack(request)
             for worker in self._workers:
@@ -262,7 +259,8 @@ class RankPool:
 
     def _explained(self, failure: Failure, culprit: str = "") -> PartitaError:
         where = self._view.where(failure.rank) if self._view and failure.rank >= 0 else ""
-        return error_of(failure, culprit=culprit, where=where, stands=self._why_stuck())
+        stands = self._view.all() if self._view else ""
+        return error_of(failure, culprit=culprit, where=where, stands=stands)
 
     def close(self, *, kill: bool = False) -> None:
         """End the ranks: these processes and no others."""
@@ -304,15 +302,17 @@ def _be_rank(birth: _Birth, pipe: Connection, main: Main, board: Board) -> int:
     try:
         redirect_output(birth.log)
         member = _meet(birth, pipe)
-        _stand_idle(birth.rank, board)
+        _stand(birth.rank, board, Phase.IDLE)
         pipe.send_bytes(_pack(("done", None)))
         while True:
             try:
                 request = _unpack(pipe.recv_bytes())
             except EOFError:
                 break
-            pipe.send_bytes(_pack(("done", main(member, request))))
-            _stand_idle(birth.rank, board)
+            _stand(birth.rank, board, Phase.IDLE)
+            answer = main(member, request)
+            _stand(birth.rank, board, Phase.ENDED)
+            pipe.send_bytes(_pack(("done", answer)))
     except BaseException as exc:  # noqa: BLE001 (a process border: the parent raises it)
         traceback.print_exc()
         error = as_partita_error(birth.rank, exc)
@@ -324,8 +324,9 @@ def _be_rank(birth: _Birth, pipe: Connection, main: Main, board: Board) -> int:
     return code
 
 
-def _stand_idle(rank: int, board: Board) -> None:
-    board.write(rank, Place(-1, -1, time.perf_counter_ns()), -1, phase=Phase.IDLE, pid=os.getpid())
+def _stand(rank: int, board: Board, phase: Phase) -> None:
+    """Say that a rank has not begun, or has ended, what it was asked for."""
+    board.write(rank, Place(-1, -1, time.perf_counter_ns()), -1, phase=phase, pid=os.getpid())
 
 
 def _receive(worker: _Worker) -> tuple[str, Any]:

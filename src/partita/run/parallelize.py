@@ -29,10 +29,11 @@ from partita.profile.origin import ANNOTATION, ModelOrigin, origin_of
 from partita.profile.sources import ModelSource
 from partita.run.board import Board
 from partita.run.executor import make_task
+from partita.run.job import Job
 from partita.run.optimizers import from_torch
 from partita.run.parameters import Part
 from partita.run.process_transport import Member
-from partita.run.rank import RankOptions, RankPlayer, RankReport, StepNews
+from partita.run.rank import RankPlayer, RankReport, StepNews
 from partita.run.workload import model_workload
 
 OptimizerFunction: TypeAlias = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
@@ -46,12 +47,14 @@ class ScriptRank:
         member: The rank.
         board: Where it says what it is doing.
         solution: The plan that the script was started with.
+        job: How it is run.
         steps: The steps that the script has made.
     """
 
     member: Member
     board: Board
     solution: Solution
+    job: Job
     steps: list["TrainingStep"] = field(default_factory=list)
 
 
@@ -192,13 +195,11 @@ class TrainingStep:
         for name in sorted(workload.state):  # models may be built with other random numbers
             dist.broadcast(workload.state[name], 0)
         workload = replace(workload, load=self._load)
-        options = RankOptions(
-            steps=1,
-            make_optimizer=lambda: from_torch(self._make_optimizer),
-            stall_limit_s=member.limit_s,
-            keep_results=False,
+        job = self._rank.job
+        options = replace(
+            job.rank_options(), steps=1, make_optimizer=lambda: from_torch(self._make_optimizer)
         )
-        task = make_task(problem, self._plan, workload)
+        task = make_task(problem, self._plan, workload, order=job.order)
         return RankPlayer(task, member, workload, options=options, board=self._rank.board)
 
     def _load(self, _: int, microbatch: int, name: str) -> Tensor:
@@ -220,7 +221,8 @@ class TrainingStep:
         mine, member = self.state_dict(), self._rank.member
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for name, tensor in sorted(tensors.items()):
-            holder = torch.tensor([member.rank if name in mine else member.world])
+            mark = member.rank if name in mine else member.world
+            holder = torch.tensor([mark], device=member.device)
             dist.all_reduce(holder, dist.ReduceOp.MIN)
             if int(holder) < member.world:  # some stage uses it
                 value = mine[name].contiguous() if name in mine else torch.empty_like(tensor)

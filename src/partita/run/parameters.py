@@ -149,6 +149,12 @@ class ParameterStore:
             raise InvalidInputError(f"parameter {missing[0]!r} is divided and was not gathered")
         return trained, frozen
 
+    def keeps_tensors(self, stage: int) -> bool:
+        """Return whether the parameters of a stage are the same tensors in every step."""
+        border = self._task.borders[stage]
+        whole = all(name in self._whole for name in border.trained)
+        return whole and not self._task.plan.stashes_weights
+
     def release(self, stage: int) -> None:
         """Drop the gathered copies of a stage's parameters."""
         self._gathered.pop(stage, None)
@@ -254,6 +260,10 @@ class ParameterStore:
             else:
                 held[name] = self._as_part(name, self._parts[name].clone())
         return held
+
+    def names(self) -> list[str]:
+        """Return the names of the parameters and buffers that are held."""
+        return list(self._like)
 
     def tensors(self) -> list[Tensor]:
         """Return the parameters and buffers that are held, whole or in parts."""

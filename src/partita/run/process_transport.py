@@ -43,8 +43,9 @@ class Member:
         backend: ``gloo`` or ``nccl``.
         limit_s: How long anything may take that waits for others.
         tell: Tells whoever started it something, such as that a step is done.
-        groups: Groups of some of the ranks that were made so far. They are kept: a group that is
-            made again under the same name would find the addresses of the old one in the store.
+        groups: Groups of some of the ranks that were made so far, by purpose and ranks. They are
+            kept: a group that is made again under the same name would find the addresses of the old
+            one in the store.
     """
 
     rank: int
@@ -54,7 +55,7 @@ class Member:
     backend: str = "gloo"
     limit_s: float = 300.0
     tell: Callable[[Any], None] = lambda _: None
-    groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    groups: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
 
     def join(self) -> None:
         """Make the process group of all ranks.
@@ -86,18 +87,23 @@ class Member:
         except RuntimeError:  # the store is gone too
             return []
 
-    def group_of(self, ranks: Sequence[int]) -> Any:  # noqa: ANN401  # torch's
+    def group_of(self, ranks: Sequence[int], purpose: str = "") -> Any:  # noqa: ANN401  # torch's
         """Return a group of some ranks, of which this is one; all of them call it.
 
         torch calls a group by how many its maker has made, which differs from rank to rank: members
-        with other groups would look for one another in vain. So the name follows from the ranks.
+        with other groups would look for one another in vain. So the name follows from the ranks and
+        the purpose.
+
+        Args:
+            ranks: The ranks, in any order.
+            purpose: What it is for; the same ranks have another group for every purpose.
         """
-        key = tuple(sorted(ranks))
+        key = (purpose, tuple(sorted(ranks)))
         if key not in self.groups:
             digest = hashlib.sha1(repr(key).encode(), usedforsecurity=False).hexdigest()
             dist.distributed_c10d._world.group_count = int(digest[:12], 16)  # noqa: SLF001 (see above)
             limit = timedelta(seconds=self.limit_s)
-            self.groups[key] = dist.new_group(list(key), timeout=limit)
+            self.groups[key] = dist.new_group(list(key[1]), timeout=limit)
         return self.groups[key]
 
 
@@ -235,11 +241,12 @@ class ProcessTransport:
         pairs = sorted(
             set(zip(program.device[sends].tolist(), program.peer[sends].tolist(), strict=True))
         )
-        return {
-            pair: self._member.group_of([self._rank_of[device] for device in pair])
-            for pair in pairs
-            if self._device in pair
-        }
+        found = {}
+        for pair in pairs:
+            if self._device in pair:
+                source, target = (self._rank_of[device] for device in pair)
+                found[pair] = self._member.group_of((source, target), f"{source}>{target}")
+        return found
 
     def _open_groups(self) -> dict[tuple[int, ...], Any]:
         """Return the groups that this device reduces in."""

@@ -18,6 +18,7 @@ from partita.run.clocks import ClockReading, read_clock
 from partita.run.device_loop import DeviceLoop
 from partita.run.device_parts import DeviceStatistics, Place, Runner, StepRecord, Store
 from partita.run.failures import PeerError
+from partita.run.ownership import agree_on_holders
 from partita.run.parameters import Optimizer, ParameterStore, Part
 from partita.run.process_transport import Member, ProcessTransport, first_line, used_devices
 from partita.run.rank_capture import Capture, Captured, MemoryUse, ProcessMemory, capturing
@@ -26,7 +27,14 @@ from partita.run.task import Task
 from partita.run.workload import Workload
 
 EXIT_CODE = WorkerError.exit_code
+KEPT_STAMPS = 16
+"""Of how many steps, the last ones, it is kept when each instruction began and ended, where results
+are not kept: for a long run all of them would fill the memory."""
 _BEAT_S = 0.1
+_LOST_PEER = ("gloo", "NCCL", "Connection")
+"""What torch's errors speak of when another rank went away or did not come."""
+_AFTER: Mapping[Phase, Phase] = {Phase.STEPS: Phase.PAUSED, Phase.REPORT: Phase.ENDED}
+"""What a rank is at when what it was at has ended; if it is not here, it is yet to begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +47,8 @@ class RankOptions:
         make_optimizer: Makes its optimizer.
         blocking: Whether SEND and RECV wait at their place.
         stall_limit_s: How long an instruction may take before the run is given up.
-        keep_results: Whether outputs and gradients of the steps are kept for a comparison.
+        keep_results: Whether outputs and gradients of the steps are kept for a comparison, and the
+            stamps of more than the last ``KEPT_STAMPS`` steps.
         capture: What else is noted of the last step.
     """
 
@@ -89,7 +98,8 @@ class StepNews(NamedTuple):
     loss: float
 
 
-def _loss_share(task: Task, record: StepRecord) -> float:
+def loss_share(task: Task, record: StepRecord) -> float:
+    """Return the part of a step's loss that a rank has computed."""
     sizes = task.plan.microbatch_sizes
     return sum(
         float(value) * int(sizes[microbatch]) / task.plan.samples
@@ -133,17 +143,21 @@ class Watchdog:
         step: The step that is played.
     """
 
-    def __init__(self, rank: int, board: Board, limit_s: float) -> None:
+    def __init__(
+        self, rank: int, board: Board, limit_s: float, *, phase: Phase = Phase.BUILD
+    ) -> None:
         """Watch this process.
 
         Args:
             rank: Its rank.
             board: Where it says what it is doing.
-            limit_s: How long an instruction, or what comes before the first, may take. Building a
-                model and handing over results may take any time.
+            limit_s: How long an instruction, or what comes before the first, may take; a step,
+                where no loop is followed. Building a model and handing over results may take any
+                time.
+            phase: What it is at.
         """
         self._rank, self._board, self._limit_s = rank, board, limit_s
-        self._phase, self._since_ns = Phase.BUILD, time.perf_counter_ns()
+        self._phase, self._since_ns = phase, time.perf_counter_ns()
         self._loop: DeviceLoop | None = None
         self._program: Program | None = None
         self.step = -1
@@ -159,13 +173,15 @@ class Watchdog:
         self._stop.set()
         self._thread.join()
         if kind is None:
-            self.enter(Phase.IDLE)
-        self._write()
+            self.enter(_AFTER.get(self._phase, Phase.IDLE))
+        else:
+            self._write()
 
     def enter(self, phase: Phase) -> None:
         """Say what the rank is at from now on."""
         self._since_ns = time.perf_counter_ns()
         self._phase = phase
+        self._write()
 
     def follow(self, loop: DeviceLoop, program: Program) -> None:
         """Watch the loop of a device from now on."""
@@ -176,7 +192,7 @@ class Watchdog:
 
     def begin_step(self, step: int) -> None:
         """Say which step is played from now on."""
-        self.step = step
+        self.step, self._since_ns = step, time.perf_counter_ns()
         self._write()
 
     @property
@@ -189,8 +205,8 @@ class Watchdog:
     def _is_limited(self) -> bool:
         """Whether what the rank is at may only take so long."""
         if self._phase is Phase.STEPS:
-            return self._place.row >= 0
-        return self._phase in (Phase.AGREE, Phase.OPEN)
+            return self.step >= 0 if self._loop is None else self._place.row >= 0
+        return self._phase in (Phase.AGREE, Phase.OPEN, Phase.CLOCKS)
 
     def _write(self) -> None:
         self._board.write(
@@ -277,15 +293,14 @@ class RankPlayer:
             self._transport = ProcessTransport(
                 task, member, workload.shape_of, job=job, entered=watchdog.enter
             )
-            self._clock = self._read_clock(member)
+            self._clock = clock_reading(self._transport, member)
         self.store = ParameterStore(task, device, workload.state, options.make_optimizer())
+        with Watchdog(member.rank, board, options.stall_limit_s, phase=Phase.AGREE):
+            agree_on_holders(task, member, self.store.names(), job)
         runner = StageRunner(task, self.store, seed=options.seed)
         loop = make_loop(task, device, self._transport, self.store, runner, workload, options)
         self._steps = StepPlayer(loop, task, device, member, options=options, board=board)
-        self._member, self._options = member, options
-
-    def _read_clock(self, member: Member) -> tuple[ClockReading, ...]:
-        return () if self._transport.shares_clock else (read_clock(member),)
+        self._member, self._options, self._board = member, options, board
 
     def play(self, steps: int, told: Callable[[StepNews], None]) -> None:
         """Play some steps; of the last one is noted what the options want."""
@@ -295,10 +310,18 @@ class RankPlayer:
     def report(self) -> RankReport:
         """Return what was seen."""
         report = self._steps.report()
-        clock = (*self._clock, *self._read_clock(self._member))
-        state = self.store.state() if self._options.keep_results else {}
-        memory = report.memory or self._memory.use()
+        member, limit_s = self._member, self._options.stall_limit_s
+        with Watchdog(member.rank, self._board, limit_s, phase=Phase.CLOCKS) as watchdog:
+            clock = (*self._clock, *clock_reading(self._transport, member))
+            watchdog.enter(Phase.REPORT)
+            state = self.store.state() if self._options.keep_results else {}
+            memory = report.memory or self._memory.use()
         return replace(report, state=state, clock=clock, memory=memory)
+
+
+def clock_reading(transport: ProcessTransport, member: Member) -> tuple[ClockReading, ...]:
+    """Compare this rank's clock with rank 0's, unless all read the same; all ranks call it."""
+    return () if transport.shares_clock else (read_clock(member),)
 
 
 def make_loop(
@@ -377,9 +400,11 @@ class StepPlayer:
                 with capturing(kind, self._member.device, held) as self._captured:
                     number = self._one_step(watchdog)
                 record = self._loop.records[-1]
-                told(StepNews(number, _loss_share(self._task, record)))
+                told(StepNews(number, loss_share(self._task, record)))
                 if not options.keep_results:
                     record.forget_results(self._task.graph.loss)
+                    if len(self._loop.records) > KEPT_STAMPS:
+                        self._loop.records[-1 - KEPT_STAMPS].forget_stamps()
 
     def _one_step(self, watchdog: Watchdog) -> int:
         number = len(self._step_ns)
@@ -411,9 +436,16 @@ def _play(loop: DeviceLoop, step: int, program: Program, watchdog: Watchdog) -> 
         raise
     except Exception as exc:
         row, awaited, _ = loop.place
-        lost = isinstance(exc, RuntimeError) and (awaited >= 0 or _travels(program, row))
+        lost = isinstance(exc, RuntimeError) and (
+            awaited >= 0 or _travels(program, row) or (row < 0 and speaks_of_peer(exc))
+        )
         what = first_line(exc) if lost else f"{type(exc).__name__}: {first_line(exc)}"
         raise (PeerError if lost else WorkerError)(f"{watchdog.where()}: {what}") from exc
+
+
+def speaks_of_peer(exc: BaseException) -> bool:
+    """Return whether an error of torch says that another rank went away or did not come."""
+    return any(word in first_line(exc) for word in _LOST_PEER)
 
 
 def _travels(program: Program, row: int) -> bool:

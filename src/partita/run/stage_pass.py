@@ -63,6 +63,7 @@ class StageRunner:
         self._names = task.graph.tensors.names
         self._differentiable = task.graph.tensors.differentiable.tolist()
         self._leaves: dict[str, tuple[Tensor, Tensor]] = {}
+        self._fixed: dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
 
     def forward(self, step: int, visit: Visit, inputs: dict[int, Tensor]) -> StagePass:
         """Run a stage; of one that recomputes the outputs have no graph.
@@ -87,7 +88,8 @@ class StageRunner:
         A graph keeps the weights that forward saw. That backward could have them all the same
         (gathered, and of its version) is checked, as a real device would let go of them.
         """
-        self._store.weights(visit.stage, visit.version)
+        if visit.stage not in self._fixed:
+            self._store.weights(visit.stage, visit.version)
         if done.has_graph:
             return
         buffers = {name: value.clone() for name, value in done.buffers.items()}
@@ -105,13 +107,12 @@ class StageRunner:
         recomputing: bool = False,
     ) -> None:
         border = self._task.borders[visit.stage]
-        trained, frozen = self._store.weights(visit.stage, visit.version)
         grad = torch.is_grad_enabled()
         done.inputs = {
             t: value.detach().requires_grad_(grad and t in border.inputs and self._flows(t, value))
             for t, value in done.inputs.items()
         }
-        done.weights = {n: self._leaf(n, w) for n, w in trained.items()} if grad else trained
+        done.weights, frozen = self._weights(visit, grad=grad)
         call = Call(
             seed=self._seed,
             step=step,
@@ -129,6 +130,21 @@ class StageRunner:
         if missing:
             raise InvalidInputError(f"the code of stage {visit.stage} does not make {missing[0]!r}")
         done.outputs = {t: made[self._names[t]] for t in border.outputs}
+
+    def _weights(self, visit: Visit, *, grad: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the trained parameters of a stage, as leaves where they are differentiated.
+
+        Those of a stage whose tensors stay the same are found once.
+        """
+        if grad and visit.stage in self._fixed:
+            return self._fixed[visit.stage]
+        trained, frozen = self._store.weights(visit.stage, visit.version)
+        if not grad:
+            return trained, frozen
+        found = ({name: self._leaf(name, weight) for name, weight in trained.items()}, frozen)
+        if self._store.keeps_tensors(visit.stage):
+            self._fixed[visit.stage] = found
+        return found
 
     def _leaf(self, name: str, weight: Tensor) -> Tensor:
         """Return the leaf of a parameter; the same one as long as the parameter is the same."""

@@ -4,7 +4,8 @@ A gradient's difference is relative to its own norm, or to a millionth of the la
 that is more: some gradients are zero but for rounding.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -129,31 +130,64 @@ def compare_runs(found: RunResult, wanted: RunResult, tolerance: float) -> Verdi
 
 
 def _step_differences(step: int, found: StepResult, wanted: StepResult) -> list[Difference]:
+    if len(found.losses) != len(wanted.losses):
+        raise WorkerError(
+            f"step {step} gave {len(found.losses)} losses; one process gives {len(wanted.losses)}"
+        )
     result = []
     for microbatch, (one, other) in enumerate(zip(found.losses, wanted.losses, strict=True)):
-        value = abs(one - other) / max(abs(other), _FLOOR)
-        result.append(Difference(step, "loss", f"microbatch {microbatch}", value))
+        apart = _numbers_apart(torch.tensor(one), torch.tensor(other))
+        result.append(Difference(step, "loss", f"microbatch {microbatch}", apart))
     for name, tensors in wanted.outputs.items():
-        result.append(Difference(step, "output", name, _apart(name, found.outputs[name], tensors)))
-    largest = max((float(g.norm()) for g in wanted.gradients.values()), default=0.0)
+        given = found.outputs.get(name, ())
+        if len(given) != len(tensors):
+            raise WorkerError(f"the run gave {len(given)} microbatches of output {name!r}")
+        pairs = zip(given, tensors, strict=True)
+        worst = max((_apart(name, one, other) for one, other in pairs), default=0.0)
+        result.append(Difference(step, "output", name, worst))
+    norms = {name: float(gradient.norm()) for name, gradient in wanted.gradients.items()}
+    largest = max((norm for norm in norms.values() if math.isfinite(norm)), default=0.0)
     for name, gradient in wanted.gradients.items():
         if name not in found.gradients:
             raise WorkerError(f"the run gave no gradient of {name!r}")
-        apart = float((found.gradients[name] - gradient).norm())
-        scale = max(float(gradient.norm()), _FLOOR * largest)
-        result.append(Difference(step, "gradient", name, apart / scale if scale else apart))
+        apart = _gradients_apart(found.gradients[name], gradient, _FLOOR * largest)
+        result.append(Difference(step, "gradient", name, apart))
     return result
 
 
-def _apart(name: str, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """Return the largest difference between two lists of tensors, relative to the largest value."""
-    worst = 0.0
-    for one, other in zip(found, wanted, strict=True):
-        if one.shape != other.shape:
-            raise WorkerError(f"output {name!r} has shape {one.shape}; expected {other.shape}")
-        if not other.numel():
-            continue
-        exact = other.to(torch.complex128)  # of any type: numbers, flags, complex
-        scale = max(float(exact.abs().max()), _FLOOR)
-        worst = max(worst, float((one.to(torch.complex128) - exact).abs().max()) / scale)
-    return worst
+def _gradients_apart(found: Tensor, wanted: Tensor, floor: float) -> float:
+    """Return the norm of the difference relative to the norm; infinite where one is no number."""
+    found, wanted = found.cpu(), wanted.cpu()
+    if found.shape != wanted.shape or not _same_unknowns(found, wanted):
+        return math.inf
+    known = torch.isfinite(wanted)
+    apart = float(torch.where(known, found - wanted, 0).norm())
+    scale = max(float(torch.where(known, wanted, 0).norm()), floor)
+    return apart / scale if scale else apart
+
+
+def _apart(name: str, found: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference between two tensors, relative to the largest value."""
+    if found.shape != wanted.shape:
+        raise WorkerError(f"output {name!r} has shape {found.shape}; expected {wanted.shape}")
+    return _numbers_apart(found.cpu(), wanted.cpu())
+
+
+def _numbers_apart(found: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference, infinite where only one of two is a number."""
+    if not wanted.numel():
+        return 0.0
+    if not _same_unknowns(found, wanted):
+        return math.inf
+    known = torch.isfinite(wanted)
+    exact = torch.where(known, wanted, 0).to(torch.complex128)  # of any type: numbers, flags
+    given = torch.where(known, found, 0).to(torch.complex128)
+    scale = max(float(exact.abs().max()), _FLOOR)
+    return float((given - exact).abs().max()) / scale
+
+
+def _same_unknowns(found: Tensor, wanted: Tensor) -> bool:
+    """Return whether two tensors are no number, or infinite, at the same places."""
+    return torch.equal(torch.isnan(found), torch.isnan(wanted)) and torch.equal(
+        torch.where(torch.isinf(found), found, 0), torch.where(torch.isinf(wanted), wanted, 0)
+    )

@@ -62,6 +62,11 @@ class SizedStages:
         return self._code[call.microbatch].run(stage, inputs, parameters, call)
 
 
+def use_repeatable_algorithms() -> None:
+    """Let torch compute the same numbers in every run, where it can; it warns elsewhere."""
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+
+
 def model_workload(
     source: ModelSource,
     origin: ModelOrigin,

@@ -130,5 +130,44 @@ def test_what_comes_before_the_steps_is_named(
 
 def test_a_rank_between_steps_says_so(program: Program) -> None:
     line = line_of(-1, step=6)
-    assert describe(line, 0, program) == "rank 0 is between steps, after step 6"
+    assert describe(line, 0, program) == "rank 0 has been between steps, after step 6, for 3.0 s"
     assert place_of(line, program) == "after step 6"
+    paused = line._replace(phase=Phase.PAUSED)
+    assert describe(paused, 0, program) == describe(line, 0, program)
+    assert place_of(paused, program) == "after step 6"
+
+
+def test_a_rank_without_a_program_says_its_step() -> None:
+    line = line_of(-1, step=6)
+    assert describe(line, 0, None) == "rank 0 has been in step 6 for 3.0 s"
+    assert place_of(line, None) == "in step 6"
+    assert View(Board(1), None, range(1)).culprit() == ""
+
+
+def test_a_board_can_be_cleared(tmp_path: Path) -> None:
+    board = Board(2, tmp_path / "board")
+    board.write(1, Place(7, 3, 11), 5, pid=42)
+    board.clear()
+    assert Board(2, tmp_path / "board").read(1) == (-1, -1, 0, -1, 0, Phase.ABSENT, 0)
+
+
+def test_a_rank_that_has_done_all_its_steps_is_not_to_blame(program: Program) -> None:
+    board = Board(2)
+    board.write(0, Place(-1, -1, 1), -1, phase=Phase.ENDED)
+    row = row_of(program, 1, Kind.FORWARD)
+    board.write(1, Place(row, -1, time.perf_counter_ns()), 3)
+    assert View(board, program, range(2)).culprit().startswith("the others wait for rank 1: ")
+    assert View(board, program, [0]).culprit() == ""
+    assert View(board, program, [0]).all() == "  rank 0 has done all its steps"
+
+
+def test_a_rank_between_steps_is_to_blame_only_if_nobody_else_computes(program: Program) -> None:
+    paused = line_of(-1, stands_s=9.0)._replace(phase=Phase.PAUSED)
+    receive, backward = row_of(program, 0, Kind.RECV), row_of(program, 0, Kind.BACKWARD)
+    waits, computes = line_of(backward, receive), line_of(row_of(program, 0, Kind.FORWARD))
+    text = culprit({0: waits, 1: paused}, program, RANKS)
+    assert text.startswith(
+        "the others wait for rank 1: rank 1 has been between steps, after step 1"
+    )
+    text = culprit({0: computes, 1: paused}, program, RANKS)
+    assert text.startswith("the others wait for rank 0: ")

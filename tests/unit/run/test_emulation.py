@@ -13,14 +13,18 @@ from partita.cost.lower import lower
 from partita.cost.simulate import simulate
 from partita.errors import InvalidInputError
 from partita.run import emulation_device
+from partita.run.clocks import ClockReading
+from partita.run.device_parts import DeviceStatistics, StepRecord
 from partita.run.emulation import (
     Emulation,
     emulated_workload,
     predicted,
+    put_emulated_together,
     relinked,
     suitable_scale,
 )
 from partita.run.emulation_device import Pacer
+from partita.run.rank import RankReport
 from partita.testing.builders import (
     Figures,
     chain,
@@ -194,6 +198,32 @@ class LateClock:
 
     def sleep(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9) + self.late_ns
+
+
+def test_steps_are_timed_by_rank_0s_clock() -> None:
+    workload = emulated_workload(*two_stages(), Emulation(scale=1.0))
+    sizes = np.diff(workload.task.program.ptr)
+    ahead = 10**12
+    reports = [
+        RankReport(
+            device=device,
+            records=[
+                StepRecord(
+                    begin_ns=np.full(sizes[device], begin), end_ns=np.full(sizes[device], end)
+                )
+            ],
+            state={},
+            statistics=DeviceStatistics(),
+            step_ns=[(begin, end)],
+            clock=(ClockReading(begin - 10, begin - 1_000_000_000 * device - 1, 5),)
+            if device
+            else (),
+        )
+        for device, begin, end in ((0, 1, 2_000_000_001), (1, ahead, ahead + 3_000_000_000))
+    ]
+    run = put_emulated_together(workload, reports)
+    assert run.step_s == (4.0,)
+    assert run.timelines[0].end_s.max() == 4.0
 
 
 def test_late_sleeps_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

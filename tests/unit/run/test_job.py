@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from partita.core.cluster import Cluster, Device, Host
 from partita.core.graph import DeviceKind
@@ -14,10 +15,11 @@ from partita.cost.lower import lower
 from partita.cost.order import ListOrder
 from partita.errors import FormatError, InvalidInputError
 from partita.profile.origin import ModelOrigin
+from partita.run.device_parts import DeviceStatistics
 from partita.run.emulation import Emulation
 from partita.run.job import Job, JobDirectory, Placement, place_ranks, read_job, write_job
 from partita.run.launch import Host as LaunchHost
-from partita.run.rank import StepNews
+from partita.run.rank import RankReport, StepNews
 from partita.testing.builders import chain, paired_cluster, pipeline
 
 MODEL = ModelOrigin(text="gpt3-small")
@@ -155,3 +157,24 @@ def test_an_environment_that_cannot_be_is_refused(
 ) -> None:  # fmt: skip
     with pytest.raises(InvalidInputError, match=words):
         LaunchHost.of(environment)
+
+
+def test_reports_of_ranks_on_gpus_are_read_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = JobDirectory(tmp_path)
+    files.prepare()
+    report = RankReport(
+        device=0,
+        records=[],
+        state={"w": torch.ones(2)},
+        statistics=DeviceStatistics(),
+        step_ns=[],
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.serialization, "location_tag", lambda _: "cuda:0")
+        files.write_report(0, report)
+    (found,) = files.read_reports([0])
+    assert found.state["w"].tolist() == [1.0, 1.0]
+    assert files.left_by(0) == [files.report(0)]
+    assert files.left_by(1) == []
