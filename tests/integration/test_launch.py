@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -333,5 +334,7 @@ def test_a_cut_link_ends_both_hosts_and_is_named(tmp_path: Path, make_job: MakeJ
         assert not left(pids)
     assert "host 0: rank 2, which runs on another host, does not answer" in said[0], said[0]
     assert "stage 1" in said[0]
-    assert "host 1: rank 1, which runs on another host, does not answer" in said[1], said[1]
+    # By where the cut found it: it waits for its neighbour, or for the other end of a reduction.
+    wanted = r"host 1: rank [01], which runs on another host, does not answer"
+    assert re.search(wanted, said[1]), said[1]
     assert "stage 2" in said[1]
