@@ -1,10 +1,11 @@
-"""Job directories of a small model, for tests that start ranks."""
+"""The command line called in this process, and job directories of a small model."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from partita.cli.main import main
 from partita.core.graph import Graph
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
@@ -19,6 +20,23 @@ MODEL = ModelOrigin(
 )
 
 MakeJob = Callable[..., JobDirectory]
+
+
+@pytest.fixture
+def run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Call the command line in an empty folder; returns exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main(list(arguments))
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return call
 
 
 @pytest.fixture(scope="session")

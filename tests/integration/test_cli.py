@@ -20,21 +20,6 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Call the command line in an empty folder; returns exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main(list(arguments))
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
 def plan_file(run: Run, tmp_path: Path) -> Path:
     code, _, err = run("plan", "gpt-small", "-c", "4xa100", "-o", "gpt.plan.json", "-q")
     assert code == 0, err

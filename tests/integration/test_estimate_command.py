@@ -7,26 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from partita.cli.main import main
 from partita.core.solution import Solution
 from partita.documents import load
 
 Run = Callable[..., tuple[int, str, str]]
 MODEL = ("gpt3-small", "--scale", "0.25", "--sequence-length", "64")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main(list(arguments))
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err
-
-    return call
 
 
 def test_a_model_that_fits_says_so_first_and_writes_its_plan(run: Run, tmp_path: Path) -> None:

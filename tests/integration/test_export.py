@@ -63,19 +63,6 @@ def call(*arguments: str) -> int:
     return int(stop.value.code or 0)
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Call the command line in an empty folder; returns exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def called(*arguments: str) -> tuple[int, str, str]:
-        code = call(*arguments)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return called
-
-
 def origin_for(name: str) -> ModelOrigin:
     spec = find_model(name)
     options = SourceOptions(
