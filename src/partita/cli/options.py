@@ -97,7 +97,7 @@ step_options = _all(
         "--optimizer",
         type=click.Choice(list(OPTIMIZER_BYTES)),
         default=None,
-        help="For its state in memory. Default: adam.",
+        help="Its state counts in memory, and a run steps with it. Default: adam.",
     ),
 )
 

@@ -46,6 +46,7 @@ def command(context: click.Context, /, plan: str, script: tuple[str, ...], **res
     if script:
         why = "the script says that itself"
         refuse_given(context, why, "steps", "optimizer", "learning_rate", "model", "seed")
+        refuse_given(context, why, "repeatable")
         refuse_given(context, "a script is run for real, by itself", "check", "emulate", "capture")
     with torch_needed("a run needs"):
         from partita.core.graph import DeviceKind  # noqa: PLC0415 (only here)

@@ -431,8 +431,8 @@ def _run_torch(
     assert job.model is not None
     if not _forks(execution):
         raise UnsupportedError(
-            f"baseline {execution.baseline} runs in forked CPU processes of one host; "
-            "use --launcher fork"
+            f"baseline {execution.baseline} runs in forked CPU processes of one host, which cannot "
+            f"be had here: {why_not_fork() or 'the run is for GPUs or several hosts'}"
         )
     subject = make_subject(problem, plan, source, job.model, workload)
     verdict = None

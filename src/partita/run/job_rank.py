@@ -130,13 +130,13 @@ def _prepare(
         return lambda member, board: run_emulated_rank(
             emulated, member, board=board, told=member.tell
         )
-    if job.same_data:
-        use_repeatable_algorithms()
     if job.script:
         return lambda member, board: run_script(
             job.script, ScriptRank(member=member, board=board, solution=solution, job=job)
         )
     assert job.model is not None
+    if job.same_data:
+        use_repeatable_algorithms()
     origin = replace(job.model, options=replace(job.model.options, device=str(device)))
     workload = model_workload(
         load_origin(origin), origin, problem, plan, same_data=job.same_data
