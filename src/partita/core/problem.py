@@ -3,10 +3,15 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from partita.core.cluster import Cluster
-from partita.core.columns import Columns
-from partita.core.graph import KIND_BIT, Graph
+from partita.core.columns import Columns, Ints
+from partita.core.graph import Graph
+from partita.core.rules import Rule, allowed_places
 from partita.errors import InvalidInputError
 
 DEFAULT_MICROBATCHES = 8
@@ -112,22 +117,22 @@ class Problem(Columns):
         graph: The model.
         cluster: The machines.
         objective: What counts as good.
+        rules: Where ops must and must not run.
     """
 
     graph: Graph
     cluster: Cluster
     objective: Objective = Objective()
+    rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
-        here = 0
-        for device in self.cluster.devices:
-            here |= KIND_BIT[device.kind]
-        stuck = (self.graph.ops.device_kinds & here) == 0
-        if bool(stuck.any()):
-            name = self.graph.ops.names[int(stuck.argmax())]
-            raise InvalidInputError(
-                f"op {name!r} runs on no kind of device in cluster {self.cluster.name!r}"
-            )
+        self._set(rules=tuple(self.rules))
+        _ = self.allowed
+
+    @cached_property
+    def allowed(self) -> tuple[Ints, NDArray[np.bool_]]:
+        """``(row_of_op, matrix)``: op i may run on device d iff ``matrix[row_of_op[i], d]``."""
+        return allowed_places(self.graph, self.cluster, self.rules)
 
     @property
     def microbatches(self) -> int:

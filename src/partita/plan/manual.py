@@ -1,8 +1,6 @@
 """A map from ops to devices that the user gives."""
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -10,6 +8,7 @@ from partita.core.columns import Array
 from partita.core.placement import is_pipeline, placement_plan
 from partita.core.plan import Plan, Stage, equal_microbatches
 from partita.core.problem import Problem
+from partita.core.rules import name_matcher
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
 from partita.plan.pipeline import default_schedule, solution_of
@@ -31,7 +30,7 @@ def plan_manual(problem: Problem, *, assignment: Mapping[str, str]) -> Solution:
     cluster = problem.cluster
     device_of = np.full(len(names), -1)
     claimed_by: dict[int, str] = {}
-    claimed_ops = _claims(names)
+    claimed_ops = name_matcher(names)
     for key, device in assignment.items():
         if device not in cluster.index_of:
             known = ", ".join(cluster.device_names[:8])
@@ -51,23 +50,6 @@ def plan_manual(problem: Problem, *, assignment: Mapping[str, str]) -> Solution:
     return solution_of(
         problem, _plan(problem, device_of), "manual", {"assignment": dict(assignment)}
     )
-
-
-def _claims(names: Sequence[str]) -> Callable[[str], list[int]]:
-    """Return a function from a key to the ops that it claims; only patterns look at every op."""
-    by_name = sorted(range(len(names)), key=names.__getitem__)
-    ordered = [names[op] for op in by_name]
-
-    def claimed(key: str) -> list[int]:
-        if "*" in key:
-            return [op for op, name in enumerate(names) if fnmatchcase(name, key)]
-        same = bisect_left(ordered, key)
-        own = by_name[same : same + 1] if ordered[same : same + 1] == [key] else []
-        # Names that begin with "key." lie before "key/", as "/" follows "." in Unicode.
-        inner = by_name[bisect_left(ordered, f"{key}.") : bisect_left(ordered, f"{key}/")]
-        return sorted([*own, *inner])
-
-    return claimed
 
 
 def _plan(problem: Problem, device_of: Array) -> Plan:

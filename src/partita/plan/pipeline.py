@@ -163,15 +163,28 @@ def pipeline_plan(problem: Problem, stage_of: Array, groups: Sequence[Sequence[i
     )
 
 
-def solution_of(
+def solution_of(  # noqa: PLR0913 (what a planner knows of its plan)
     problem: Problem,
     plan: Plan,
     planner: str,
     options: Mapping[str, Any],
     *,
     proof: Proof = Proof.FEASIBLE,
+    bound: float = 0.0,
+    stats: Mapping[str, Any] | None = None,
+    alternatives: Sequence[Plan] = (),
 ) -> Solution:
     """Return a plan with its value and a bound, after checking that it fits.
+
+    Args:
+        problem: The problem.
+        plan: The plan.
+        planner: Name of the planner.
+        options: Options it was called with.
+        proof: What the planner knows of the value.
+        bound: What no plan of the problem can be below, as the planner proved it.
+        stats: Figures about the search.
+        alternatives: Other plans worth a look, best first.
 
     Raises:
         InfeasibleError: It breaks a limit of the devices or of the objective.
@@ -191,8 +204,10 @@ def solution_of(
         metric=problem.objective.metric,
         value=value.value,
         unit=value.unit,
-        lower_bound=min(lower_bound(problem), value.value),
+        lower_bound=min(max(lower_bound(problem), bound), value.value),
         proof=proof,
         planner=planner,
         options=options,
+        stats=stats or {},
+        alternatives=tuple(alternatives),
     )

@@ -11,6 +11,7 @@ from partita.core.columns import Floats, Ints
 from partita.core.graph import KIND_BIT, DeviceKind, Graph
 from partita.core.plan import Plan
 from partita.core.problem import Mode, Problem
+from partita.core.rules import broken_rules
 from partita.cost.durations import op_seconds
 
 MAX_NAMED = 5
@@ -65,9 +66,12 @@ def placement_errors(problem: Problem, plan: Plan, *, cpus_are_one: bool = False
     graph = problem.graph
     devices = plan_devices(problem, plan)
     kinds, groups = [], []
+    held = np.zeros((len(plan.stage_index), len(problem.cluster)), dtype=bool)
     for stage, index in plan.stage_index.items():
         used = {devices[device].kind for group in stage.devices for device in group}
         kinds.append(sum(KIND_BIT[kind] for kind in used))
+        named = [plan.devices[device] for group in stage.devices for device in group]
+        held[index, [problem.cluster.index_of[name] for name in named]] = True
         pooled = cpus_are_one and used == {DeviceKind.CPU}
         groups.append(len(plan.stage_index) if pooled else index)
     distinct = np.array([plan.stage_index[stage] for stage in plan.stages])[plan.stage_of]
@@ -77,7 +81,29 @@ def placement_errors(problem: Problem, plan: Plan, *, cpus_are_one: bool = False
         names = ", ".join(repr(graph.ops.names[op]) for op in bad[:MAX_NAMED].tolist())
         more = ", ..." if len(bad) > MAX_NAMED else ""
         errors.append(f"{len(bad)} ops are on a kind of device that cannot run them: {names}{more}")
+    elif problem.rules:
+        errors += _rule_errors(problem, plan, broken_rules(problem.allowed, held, distinct))
     return errors + _colour_errors(graph, np.array(groups)[distinct])
+
+
+def _rule_errors(problem: Problem, plan: Plan, bad: NDArray[np.int64]) -> list[str]:
+    if not len(bad):
+        return []
+    op = int(bad[0])
+    stage = plan.stages[plan.stage_of[op]]
+    row_of, matrix = problem.allowed
+    index = problem.cluster.index_of
+    device = next(
+        plan.devices[device]
+        for group in stage.devices
+        for device in group
+        if not matrix[row_of[op], index[plan.devices[device]]]
+    )
+    rules = ", ".join(map(str, problem.rules[:MAX_NAMED]))
+    return [
+        f"{len(bad)} ops are where a rule forbids it: {problem.graph.ops.names[op]!r} "
+        f"on {device!r} ({rules})"
+    ]
 
 
 def _colour_errors(graph: Graph, group_of: NDArray[Any]) -> list[str]:
