@@ -62,9 +62,9 @@ def allowed_places(
     if len(stuck):
         op = int(np.argmax(np.isin(row_of, stuck)))
         named = [str(rules[i]) for i in np.flatnonzero(rights[op, 1:]).tolist()]
-        why = f"; see {' and '.join(named)}" if named else ""
+        what = f"device under {' and '.join(named)}" if named else "kind of device"
         raise InvalidInputError(
-            f"op {graph.ops.names[op]!r} runs on no device of cluster {cluster.name!r}{why}"
+            f"op {graph.ops.names[op]!r} runs on no {what} in cluster {cluster.name!r}"
         )
     return frozen_array(row_of.ravel(), np.int32), matrix
 

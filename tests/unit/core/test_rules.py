@@ -53,7 +53,7 @@ def test_rules_add_up() -> None:
     [
         ([Rule(ops="nowhere", devices="*")], "'nowhere' names no op"),
         ([Rule(ops="*", devices="host9/*")], "'host9/\\*' names no device"),
-        ([Rule(ops="*", devices="*", forbids=True)], "runs on no device .*forbid"),
+        ([Rule(ops="*", devices="*", forbids=True)], "runs on no device under forbid"),
     ],
 )
 def test_rules_that_cannot_be_kept_are_refused(rules: list[Rule], word: str) -> None:
