@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partita.core.cluster import Cluster
+from partita.core.energy import EnergyProfile, Frontier
 from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.core.problem import Objective, Problem
@@ -38,6 +39,8 @@ FORMATS: Mapping[str, type] = {
     "partita.solution": Solution,
     "partita.program": Program,
     "partita.timeline": Timeline,
+    "partita.energy-profile": EnergyProfile,
+    "partita.frontier": Frontier,
 }
 VERSION = 1
 MAX_UNFOLDED_ROWS = 2**26

@@ -174,9 +174,7 @@ def play(
         InvalidInputError: The Program cannot run to its end; names what is stuck.
     """
     matching = match(program)
-    # The key is good as long as the cluster lives, and it is kept with its ports.
-    _, ports = derived(program, ("ports", id(cluster)), lambda: (cluster, _ports(program, cluster)))
-    out_port, in_port, num_ports, by_time = ports
+    out_port, in_port, num_ports, by_time = _kept_ports(program, cluster)
     rows, devices, joints = len(program), len(program.devices), len(matching.joint_size)
     start, end = np.zeros(rows), np.full(rows, -1.0)
     cause, position = np.full(rows, -1, dtype=np.int32), program.ptr[:-1].copy()
@@ -246,6 +244,19 @@ def _scratch(rows: int, devices: int, joints: int, ports: int) -> list[Array]:
         np.zeros(ports),
         np.full(ports, -1, dtype=np.int64),
     ]
+
+
+def program_ports(program: Program, cluster: Cluster) -> tuple[Array, Array]:
+    """Return the ports that each SEND and collective member occupies; -1 = none."""
+    first, second, _, _ = _kept_ports(program, cluster)
+    return first, second
+
+
+def _kept_ports(program: Program, cluster: Cluster) -> tuple[Array, Array, int, bool]:
+    """Return the ports of a Program, found once and kept with it."""
+    # The key is good as long as the cluster lives, and it is kept with its ports.
+    _, ports = derived(program, ("ports", id(cluster)), lambda: (cluster, _ports(program, cluster)))
+    return ports
 
 
 def _ports(program: Program, cluster: Cluster) -> tuple[Array, Array, int, bool]:

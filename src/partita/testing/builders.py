@@ -21,10 +21,11 @@ import numpy as np
 
 from partita.core.cluster import Cluster, Device, Host, Level, LinkMatrix
 from partita.core.columns import frozen_array
+from partita.core.energy import EnergyProfile, Frontier
 from partita.core.graph import EdgeTable, Graph, OpCosts, OpTable, ParameterTable, TensorTable
 from partita.core.plan import Plan, Shard, Stage
 from partita.core.problem import Mode, Objective, Problem, Schedule
-from partita.core.program import Program
+from partita.core.program import Kind, Program
 
 _ROW = ("kind", "stage", "microbatch", "tensor", "gradient", "peer", "group", "bucket", "bytes")
 Values: TypeAlias = float | Sequence[float]
@@ -431,3 +432,31 @@ def relisted(program: Program, lists: Sequence[Sequence[int]]) -> Program:
 def lists_of(program: Program) -> list[list[int]]:
     """Return the rows of each device, for ``relisted``."""
     return [list(range(begin, end)) for begin, end in pairwise(program.ptr.tolist())]
+
+
+def small_energy_profile() -> EnergyProfile:
+    """Return a profile of one stage with two clocks."""
+    return EnergyProfile(
+        stage=np.array([0, 0, 0, 0]),
+        kind=np.array([Kind.FORWARD, Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD]),
+        clock_mhz=np.array([1400.0, 700.0, 1400.0, 700.0]),
+        seconds=np.array([1.0, 1.8, 2.0, 3.6]),
+        joules=np.array([300.0, 270.0, 600.0, 540.0]),
+        blocking_w={"": 80.0},
+    )
+
+
+def small_frontier() -> Frontier:
+    """Return a frontier of two points for two instructions."""
+    return Frontier(
+        devices=("gpu0",),
+        num_instructions=2,
+        time_s=np.array([3.0, 5.4]),
+        energy_j=np.array([900.0, 810.0]),
+        bound_j=np.array([890.0, 805.0]),
+        clock_mhz=np.array([1400.0, 1400.0, 700.0, 700.0]),
+        all_max_s=3.0,
+        all_max_j=900.0,
+        fastest_s=3.0,
+        best_s=5.4,
+    )

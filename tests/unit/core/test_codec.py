@@ -29,7 +29,15 @@ from partita.cost.lower import lower
 from partita.cost.simulate import simulate
 from partita.errors import FormatError, InvalidInputError
 from partita.plan.table import solve
-from partita.testing.builders import Figures, Traits, chain, flat_cluster, paired_cluster
+from partita.testing.builders import (
+    Figures,
+    Traits,
+    chain,
+    flat_cluster,
+    paired_cluster,
+    small_energy_profile,
+    small_frontier,
+)
 
 
 def small_solution() -> Solution:
@@ -43,6 +51,7 @@ def every_type() -> dict[str, object]:
     problem, plan = solution.problem, solution.plan
     objects = (problem.graph, problem.cluster, problem.objective, problem, plan, solution)
     objects = (*objects, lower(problem, plan), simulate(problem, plan))
+    objects = (*objects, small_energy_profile(), small_frontier())
     return {format_of(type(value)): value for value in objects}
 
 

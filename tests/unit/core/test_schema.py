@@ -20,6 +20,8 @@ from partita.testing.builders import (
     host_cluster,
     paired_cluster,
     random_dag,
+    small_energy_profile,
+    small_frontier,
 )
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs" / "schemas"
@@ -35,7 +37,7 @@ def objects() -> list[object]:
         *(graph, chain(2), cluster, paired_cluster(3), problem.objective, problem),
         *(plan, solution, lower(problem, plan), simulate(problem, plan), flat_cluster(1)),
         Graph(ops=graph.ops, costs=graph.costs, variants=VariantTable(op=[0, 0], tp=[2, 4])),
-        Objective(microbatches=3, microbatch_size=2),
+        *(Objective(microbatches=3, microbatch_size=2), small_energy_profile(), small_frontier()),
         Cluster(devices=(Device(name="d", peak_flop_per_s={"int8": 1e12}, clocks_mhz=(1.0, 2.0)),)),
     ]
 

@@ -1,0 +1,88 @@
+"""The planners against the recorded answers of their ancestors, a table a group.
+
+    python benchmarks/planners.py [--check] [--json] [--group NAME ...]
+
+Values are those of our cost model for the plan that a call returns; CPU seconds are those of the
+same call in a warm process, against recorded seconds scaled by the plain-Python loop of
+``calibrate.py`` in the data folder (best of before and after). ``--check`` exits with 1 when a
+number is missed, with 4 when the data is absent. ``--group`` runs some groups only.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from _harness import shared_data
+from _planners_common import Group
+
+RECORDED_LOOP_S = 0.096
+"""CPU seconds of the calibration loop where the recorded seconds were taken."""
+
+GROUPS: Mapping[str, tuple[str, str]] = {
+    "pipedream": ("_planners_pipedream", "measure_group"),
+    "sparse-pipedream": ("_planners_pipedream", "measure_sparse"),
+    "baechi": ("_planners_baechi", "measure_group"),
+    "dynamicml": ("_planners_dynamicml", "measure_group"),
+    "dnn-partitioning": ("_planners_tarnawski", "measure_group"),
+    "piper": ("_planners_piper", "measure_group"),
+    "bounds": ("_planners_bounds", "measure_group"),
+    "auto": ("_planners_auto", "measure_group"),
+}
+
+
+def calibration_loop_s(data: Path) -> float:
+    """Return the CPU seconds of the calibration loop on this machine."""
+    spec = importlib.util.spec_from_file_location("calibrate", data / "calibrate.py")
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(data / "calibrate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return float(module.calibrate())
+
+
+def measure(names: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Run the groups, show their tables, and return the figures and what is missed."""
+    data = shared_data()
+    figures: dict[str, Any] = {}
+    missed: list[str] = []
+    for name in names:
+        module, function = GROUPS[name]
+        scale = calibration_loop_s(data) / RECORDED_LOOP_S
+        found: Group | list[Group] = getattr(importlib.import_module(module), function)(data, scale)
+        for group in [found] if isinstance(found, Group) else found:
+            group.show()
+            for line in group.misses:
+                print(f"missed: {line}")
+            missed += [f"{name}: {line}" for line in group.misses]
+            figures |= {f"{name}.{key}": value for key, value in group.figures.items()}
+    return figures, missed
+
+
+def main() -> None:
+    """Parse the arguments, measure, and print the last line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit 1 when a number is missed")
+    parser.add_argument("--json", action="store_true", help="print only the figures, as JSON")
+    parser.add_argument("--group", action="append", choices=list(GROUPS), help="only these groups")
+    options = parser.parse_args()
+    shown = sys.stdout
+    if options.json:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    figures, missed = measure(options.group or list(GROUPS))
+    sys.stdout = shown
+    if options.json:
+        print(json.dumps({"figures": figures, "missed": missed}))
+    else:
+        parts = (f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in figures.items())
+        print(f"\n{'FAIL' if missed else 'ok'} " + " ".join(parts))
+    raise SystemExit(1 if options.check and missed else 0)
+
+
+if __name__ == "__main__":
+    main()
