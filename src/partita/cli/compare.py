@@ -1,5 +1,6 @@
 """``partita compare``: several planners, one ranked table."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -8,19 +9,36 @@ from partita.cli.console import (
     bound_line,
     model_line,
     print_json,
+    profile_line,
     progress,
     stdout_console,
     step_line,
     summary_row,
     summary_table,
 )
-from partita.cli.inputs import read_planner, read_problem, take_problem_options
-from partita.cli.options import cluster_options, output_options, problem_options
+from partita.cli.inputs import (
+    read_asked,
+    read_planner,
+    take_effort_options,
+    take_problem_options,
+    takes,
+)
+from partita.cli.options import (
+    change_options,
+    cluster_options,
+    effort_options,
+    estimate_options,
+    output_options,
+    problem_options,
+    rule_options,
+    shape_options,
+)
 from partita.documents import save
 from partita.errors import InfeasibleError
 from partita.flows.compare import Candidate, compare
+from partita.plan.table import DEFAULT_PLANNER
 
-DEFAULTS = ("single", "uniform", "random")
+DEFAULTS = tuple(dict.fromkeys((DEFAULT_PLANNER, "single", "uniform", "random")))
 
 
 @click.command(
@@ -28,7 +46,11 @@ DEFAULTS = ("single", "uniform", "random")
 )
 @click.argument("model", required=False)
 @cluster_options
+@change_options
 @problem_options
+@rule_options
+@shape_options
+@estimate_options
 @click.option(
     "--planner",
     "-p",
@@ -37,6 +59,7 @@ DEFAULTS = ("single", "uniform", "random")
     help=f"A planner with its argument; several times. [{', '.join(DEFAULTS)}]",
 )
 @click.option("--option", "-O", "options", multiple=True, help="Option k=v of all planners.")
+@effort_options
 @click.option("-o", "--output", help="Where to write the best plan.")
 @output_options
 def command(
@@ -49,10 +72,14 @@ def command(
     quiet: bool,
     **rest: Any,
 ) -> None:
-    """Run several planners on MODEL and rank what they find."""
+    """Run several planners on MODEL and rank what they find.
+
+    --time-limit and --iterations go to the planners that search.
+    """
     rest.pop("debug")
-    problem = read_problem(model, take_problem_options(rest))
-    chosen = [(spec, *read_planner(spec, None, options, None)) for spec in planners or DEFAULTS]
+    chosen = _chosen(planners or DEFAULTS, options, take_effort_options(rest))
+    asked = read_asked(model, take_problem_options(rest))
+    problem = asked.problem
     with progress("comparing", quiet=quiet or as_json) as tell:
         found = compare(problem, chosen, progress=tell)
     best = next((candidate.summary for candidate in found if candidate.summary), None)
@@ -65,6 +92,8 @@ def command(
     else:
         console = stdout_console()
         console.print(model_line(problem.graph))
+        if asked.is_estimated:
+            console.print(profile_line(problem.graph))
         console.print(step_line(problem))
         ranked = [c for c in found if c.summary is not None]
         rows = [summary_row(r + 1, c.summary, c.name) for r, c in enumerate(ranked) if c.summary]
@@ -74,11 +103,29 @@ def command(
             if candidate.summary is None:
                 console.print(f"{candidate.name}: {candidate.refusal}", style="yellow")
         if best is not None:
-            console.print(bound_line(best))
+            console.print(bound_line(best, "the first"))
             if output is not None:
                 console.print(f"best plan written to {output}")
     if best is None:
         raise InfeasibleError("no planner found a plan that fits")
+
+
+def _chosen(
+    specs: Sequence[str], options: Sequence[str], effort: dict[str, Any]
+) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return the planners with their options, the limits of a search where they search."""
+    given = {key: value for key, value in effort.items() if value is not None}
+    names = [spec.partition(":")[0] for spec in specs]
+    for key in given:
+        if not any(takes(name, key) for name in names):
+            raise click.UsageError(
+                f"none of {', '.join(names)} takes --{key.replace('_', '-')}; name one that does"
+            )
+    own = [{key: value for key, value in given.items() if takes(name, key)} for name in names]
+    return [
+        (spec, *read_planner(spec, None, options, None, effort))
+        for spec, effort in zip(specs, own, strict=True)
+    ]
 
 
 def _rows(found: list[Candidate]) -> list[dict[str, Any]]:

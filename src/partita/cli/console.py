@@ -17,7 +17,9 @@ from rich.text import Text
 from partita.core.graph import CostOrigin, Graph
 from partita.core.plan import Plan
 from partita.core.problem import Problem
+from partita.core.solution import Proof
 from partita.cost.check import CheckReport
+from partita.flows.answer import Answer
 from partita.flows.summary import Summary
 from partita.units import format_bytes, format_count, format_seconds
 
@@ -201,13 +203,135 @@ def format_rate(value: float) -> str:
     return f"{value:,.1f}" if value < 1000 else format_count(value)
 
 
-def bound_line(summary: Summary) -> str:
+def bound_line(summary: Summary, what: str = "this plan") -> str:
     """Return what is known about the best possible plan."""
     solution = summary.solution
     if solution.lower_bound <= 0:
         return "no lower bound is known for this objective"
     bound = format_value(solution.lower_bound, solution.unit)
-    return f"no plan can beat {bound} on these devices"
+    line = f"no plan can beat {bound} ({summary.bound_term})"
+    if solution.proof is Proof.OPTIMAL:
+        return f"{line}; {what} is proven to be the best"
+    gap = percent(solution.gap) if solution.gap < 10 else f"{solution.gap:,.0f} times that"
+    return f"{line}; {what} is {gap} above"
+
+
+def profile_line(graph: Graph) -> str:
+    """Return where the costs of a model come from that were estimated for this command."""
+    types = ", ".join(costs.device_type for costs in graph.costs)
+    return f"estimated profile for {types}, nothing was measured ('partita profile' measures)"
+
+
+def rules_line(problem: Problem) -> str:
+    """Return where ops must and must not run; empty without rules."""
+    return f"rules: {', '.join(map(str, problem.rules))}" if problem.rules else ""
+
+
+def unused_line(summary: Summary) -> str:
+    """Return the devices that a plan leaves idle; empty where it uses all."""
+    used = set(summary.solution.plan.devices)
+    idle = [name for name in summary.solution.problem.cluster.device_names if name not in used]
+    if not idle:
+        return ""
+    more = ", ..." if len(idle) > 6 else ""
+    return f"not used: {', '.join(idle[:6])}{more} ({len(idle)} of {len(idle) + len(used)})"
+
+
+def effort_line(answer: Answer) -> str:
+    """Return what the search spent; empty where a planner does not say."""
+    effort = answer.effort
+    limit = [f"time limit {effort.pop('time_limit'):g} s"] if "time_limit" in effort else []
+    parts = [_figure(name.replace("_", " "), value) for name, value in effort.items()]
+    words = [*limit, *filter(None, parts)]
+    return f"searched: {', '.join(words)}" if words else ""
+
+
+def _figure(name: str, value: object) -> str:
+    """Return a figure of a search for people; empty where it is none."""
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    if isinstance(value, int):
+        return f"{value:,} {name}"
+    if isinstance(value, float):
+        return f"{name} {value:.4g}"
+    return f"{len(value)} {name}" if isinstance(value, dict) else ""
+
+
+_MEMORY_COLUMNS = (
+    ("device", "left"),
+    ("type", "left"),
+    ("stages", "left"),
+    ("busy", "right"),
+    ("memory", "right"),
+    ("limit", "right"),
+    ("full", "right"),
+)
+MOST_DEVICES = 16
+
+
+def memory_table(summary: Summary) -> Table:
+    """Return what each device of a plan does and holds; of very many the fullest."""
+    problem, plan = summary.solution.problem, summary.solution.plan
+    timeline = summary.evaluation.timeline
+    held: dict[str, list[int]] = {name: [] for name in plan.devices}
+    for index, stage in enumerate(plan.stages):
+        for device in {device for group in stage.devices for device in group}:
+            held[plan.devices[device]].append(index)
+    rows = []
+    for index, name in enumerate(timeline.devices):
+        peak, limit = float(timeline.peak_bytes[index]), float(timeline.limit_bytes[index])
+        limited = math.isfinite(limit)
+        rows.append(
+            (
+                peak / limit if limited else peak,
+                [
+                    name,
+                    problem.cluster.devices[problem.cluster.index_of[name]].type,
+                    _ranges(held[name]),
+                    percent(float(timeline.utilisation[index])),
+                    format_bytes(peak),
+                    format_bytes(limit) if limited else "-",
+                    percent(peak / limit) if limited else "-",
+                ],
+            )
+        )
+    if len(rows) > MOST_DEVICES:
+        rest = len(rows) - MOST_DEVICES + 1
+        rows = sorted(rows, key=lambda row: -row[0])[: MOST_DEVICES - 1]
+        rows.append((0.0, [f"{rest} more", "", "", "", "", "", f"<= {rows[-1][1][-1]}"]))
+    return table(_MEMORY_COLUMNS, [row for _, row in rows])
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers for people, neighbours as a range; of very many the first."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    words = ["-".join(map(str, part)) for part in parts[:6]]
+    return ", ".join(words) + (", ..." if len(parts) > 6 else "")
+
+
+_ALTERNATIVE_COLUMNS = (("#", "right"), ("other plans", "left"), ("value", "right"), ("", "right"))
+
+
+def alternatives_table(answer: Answer) -> Table:
+    """Return the other plans, with how much worse they are."""
+    unit = answer.summary.solution.unit
+    return table(
+        _ALTERNATIVE_COLUMNS,
+        [
+            [
+                str(rank),
+                each.words,
+                format_value(each.value, unit),
+                percent(each.ratio - 1, sign=True),
+            ]
+            for rank, each in enumerate(answer.alternatives, 2)
+        ],
+    )
 
 
 def check_line(report: CheckReport) -> str:

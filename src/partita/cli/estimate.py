@@ -1,10 +1,9 @@
 """``partita estimate``: does a model fit on a cluster, and what would make it fit."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +11,6 @@ from click.core import ParameterSource
 
 from partita.catalogue.catalogue import Catalogue
 from partita.catalogue.examples import EXAMPLES
-from partita.catalogue.overrides import apply_overrides
 from partita.catalogue.parse import parse_cluster
 from partita.catalogue.shorthand import HostGroup, parse_shorthand, write_shorthand
 from partita.catalogue.what_if import what_if
@@ -25,29 +23,34 @@ from partita.cli.console import (
     step_line,
     table,
 )
+from partita.cli.estimated import SOURCE_OPTIONS, estimated_graphs, refuse_source_options
 from partita.cli.inputs import (
     DEFAULT_CLUSTER,
     ProblemOptions,
+    changed_cluster,
     changed_objective,
     read_catalogue,
     read_cluster,
-    read_model,
+    read_graph,
+    read_rules,
     take_problem_options,
 )
 from partita.cli.options import (
+    change_options,
     cluster_options,
     estimate_options,
     output_options,
+    rule_options,
     source_options,
     step_options,
 )
-from partita.cli.profile import estimate_lines, model_estimator
+from partita.cli.profile import estimate_lines
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
 from partita.core.plan import Shard
 from partita.core.problem import Objective, Problem
 from partita.documents import read_text, save
-from partita.errors import FormatError, InfeasibleError, InvalidInputError
+from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.fit import Change, FitReport, Question, Setting, fit, solution_of
 from partita.flows.fit_plans import Trial
 from partita.plan.pipeline import main_devices_of
@@ -67,8 +70,9 @@ _CHANGED = ("microbatch_size", "microbatches", "batch_size", "recompute", "shard
 )
 @click.argument("model")
 @cluster_options
-@click.option("--what-if", "changes", multiple=True, help="Change the cluster first: +1x8xa100.")
+@change_options
 @step_options
+@rule_options
 @click.option(
     "--shard",
     type=click.Choice([level.value for level in Shard]),
@@ -90,15 +94,14 @@ def command(context: click.Context, /, model: str, **rest: Any) -> None:
     numbers of layers with replicas, and data parallelism at each level of sharding. Exits with 3
     where none fits; the smallest changes that make it fit are printed as commands.
     """
-    asked = dict(rest)
     options = take_problem_options({**rest, "metric": None})
     with progress("estimating", quiet=rest["quiet"] or rest["as_json"]) as tell:
         tell(model)
         catalogue = read_catalogue(options)
-        base = _read_graph(model)
-        cluster = _read_cluster(base, options, catalogue, rest["changes"])
+        base = None if _is_of_zoo(model) else read_graph(model, options)
+        cluster = changed_cluster(base, read_cluster(options)[0], options)
         larger = _larger(cluster, options, catalogue)
-        graph_at = _graph_at(model, base, asked, (cluster, catalogue))
+        graph_at = _graph_at(model, base, rest, (cluster, catalogue))
         question = _question(base, graph_at, options, rest)
         question = replace(
             question, cluster_at=lambda n: found[1] if (found := larger(n)) else None
@@ -124,93 +127,29 @@ def command(context: click.Context, /, model: str, **rest: Any) -> None:
         )
 
 
-def _read_graph(model: str) -> Graph | Problem | None:
-    """Return the graph or problem that MODEL names; None where it is a model to be estimated."""
-    if model == "-" or Path(model).is_file():
-        try:
-            return read_model(model)
-        except FormatError:
-            if Path(model).name != "config.json":
-                raise
-            return None
-    if model in EXAMPLES and model not in _zoo_names():
-        return read_model(model)
-    return None
-
-
-def _zoo_names() -> set[str]:
-    """Return the names of the zoo; none without torch, so that examples still work."""
+def _is_of_zoo(model: str) -> bool:
+    """Return whether an example is a model, too, which is then estimated; not without torch."""
+    if model not in EXAMPLES:
+        return False
     try:
         from partita.models.zoo import MODELS  # noqa: PLC0415 (imports torch)
     except ModuleNotFoundError:
-        return set()
-    return set(MODELS)
-
-
-def _read_cluster(
-    base: Graph | Problem | None,
-    options: ProblemOptions,
-    catalogue: Catalogue,
-    changes: tuple[str, ...],
-) -> Cluster:
-    cluster, _ = read_cluster(options)
-    if cluster is None:
-        known = base.cluster if isinstance(base, Problem) else None
-        cluster = known or parse_cluster(DEFAULT_CLUSTER, read_text, catalogue)
-        cluster = apply_overrides(cluster, bandwidth=options.bandwidth, latency=options.latency)
-    for change in changes:
-        cluster = what_if(cluster, change, catalogue)
-    return cluster
+        return False
+    return model in MODELS
 
 
 def _graph_at(
     model: str,
     base: Graph | Problem | None,
-    rest: dict[str, Any],
+    source: Mapping[str, Any],
     where: tuple[Cluster, Catalogue],
 ) -> Callable[[int], Graph]:
     """Return what gives the graph for a microbatch size; 0 = the usual one."""
-    if base is not None:
-        _refuse_source_options(model)
-        graph = base if isinstance(base, Graph) else base.graph
-        return lambda _: graph
-    cluster, catalogue = where
-    estimated = model_estimator(model, {**rest, "batch_size": None, "recompute": False})
-    types = list(dict.fromkeys(cluster.devices[i].type for i in main_devices_of(cluster)))
-    known = [name for name in types if name in catalogue.devices]
-    if not known:
-        raise InvalidInputError(
-            f"cluster {cluster.name!r} has devices of type {', '.join(map(repr, types))}, of which "
-            "the catalogue has none to estimate for; describe them in a --catalogue file"
-        )
-    sizes: dict[int, Graph] = {}
-
-    def graph_at(size: int) -> Graph:
-        if size not in sizes:
-            graph = estimated(known, batch_size=size, catalogue=catalogue)
-            sizes[size] = sizes[graph.batch_size] = graph
-        return sizes[size]
-
-    return graph_at
-
-
-def _refuse_source_options(model: str) -> None:
-    """Refuse options of a model's source where MODEL is a graph that has its figures."""
-    context = click.get_current_context()
-    for name in (
-        "sequence_length",
-        "dtype",
-        "scale",
-        "granularity",
-        "seed",
-        "kernels",
-        "arithmetic",
-    ):
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise InvalidInputError(
-                f"{model!r} is a graph with its own figures; --{name.replace('_', '-')} is for "
-                "models that are estimated"
-            )
+    if base is None:
+        return estimated_graphs(model, source, *where)
+    refuse_source_options(model, (*SOURCE_OPTIONS, "seed"))
+    graph = base if isinstance(base, Graph) else base.graph
+    return lambda _: graph
 
 
 def _question(
@@ -238,12 +177,14 @@ def _question(
     if batch is not None and batch % size:
         raise click.UsageError(f"--batch-size {batch} cannot be microbatches of {size} samples")
     setting = Setting(microbatch_size=size, recompute=rest["recompute"], shard=Shard(rest["shard"]))
+    own = base.rules if isinstance(base, Problem) else ()
     return Question(
         graph_at=graph_at,
         cluster_at=lambda _: None,
         objective=objective,
         start=setting,
         batch_size=batch,
+        rules=(*own, *read_rules(options)),
     )
 
 

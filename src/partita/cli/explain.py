@@ -13,6 +13,7 @@ from partita.cli.console import (
     percent,
     print_json,
     progress,
+    rules_line,
     stdout_console,
     step_line,
     table,
@@ -83,6 +84,8 @@ def _show(found: Explanation) -> None:
     console.print(f"bound by: {summary.evaluation.bottleneck}")
     if summary.overfull:
         console.print(overfull_line(summary), style="yellow")
+    if problem.rules:
+        console.print(rules_line(problem))
     parts = (f"{what} {format_seconds(seconds)}" for what, seconds in found.critical_path.items())
     console.print(f"critical path: {', '.join(parts)}")
     console.print(bound_line(summary))

@@ -88,8 +88,7 @@ def _read(path: str, rest: dict[str, Any]) -> tuple[Graph, Plan]:
     cluster = {name: rest.pop(name) for name in _CLUSTER}
     if given is None and any(value is not None for value in cluster.values()):
         raise click.UsageError("a cluster is for a bare plan: name its --graph too")
-    others = {field.name: None for field in dataclasses.fields(ProblemOptions)}
-    problem = None if given is None else read_problem(given, ProblemOptions(**others | cluster))
+    problem = None if given is None else read_problem(given, ProblemOptions(**cluster))
     found = load(path, problem=problem)
     if isinstance(found, Solution):
         return found.problem.graph, found.plan

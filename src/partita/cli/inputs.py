@@ -3,7 +3,8 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,19 @@ from partita.catalogue.examples import EXAMPLES
 from partita.catalogue.overrides import apply_overrides
 from partita.catalogue.parse import parse_cluster
 from partita.catalogue.shorthand import local_cluster
+from partita.catalogue.what_if import what_if
+from partita.cli.estimated import (
+    SOURCE_OPTIONS,
+    estimated_graphs,
+    is_path,
+    refuse_source_options,
+)
 from partita.cli.options import OPTIMIZER_BYTES
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
 from partita.core.plan import Plan, equal_microbatches
 from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
+from partita.core.rules import Rule, parse_rule
 from partita.core.solution import Solution
 from partita.cost.bounds import lower_bound
 from partita.cost.evaluate import measure
@@ -27,6 +36,7 @@ from partita.documents import load, read_text
 from partita.errors import FormatError, InvalidInputError
 from partita.flows.summary import thawed
 from partita.plan.table import DEFAULT_PLANNER, planners
+from partita.profile.estimate_recompute import with_recomputation
 
 DEFAULT_CLUSTER = "4xa100"
 
@@ -35,25 +45,37 @@ DEFAULT_CLUSTER = "4xa100"
 class ProblemOptions:
     """What the options say of a problem; None = not given."""
 
-    cluster: str | None
-    devices: int | None
-    bandwidth: str | None
-    latency: str | None
-    catalogue_file: str | None
-    mode: str | None
-    metric: str | None
-    schedule: str | None
-    microbatches: int | None
-    microbatch_size: int | None
-    batch_size: int | None
-    memory_factor: float | None
-    optimizer: str | None
+    cluster: str | None = None
+    devices: int | None = None
+    bandwidth: str | None = None
+    latency: str | None = None
+    catalogue_file: str | None = None
+    mode: str | None = None
+    metric: str | None = None
+    schedule: str | None = None
+    microbatches: int | None = None
+    microbatch_size: int | None = None
+    batch_size: int | None = None
+    memory_factor: float | None = None
+    optimizer: str | None = None
+    changes: tuple[str, ...] = ()
+    pins: tuple[str, ...] = ()
+    bans: tuple[str, ...] = ()
+    recompute: bool = False
+    source: Mapping[str, Any] | None = None
 
 
 def take_problem_options(values: dict[str, Any]) -> ProblemOptions:
-    """Take the options of a problem out of a command's arguments."""
-    names = [field.name for field in dataclasses.fields(ProblemOptions)]
-    return ProblemOptions(**{name: values.pop(name) for name in names})
+    """Take the options of a problem out of a command's arguments.
+
+    Commands that take models to be estimated have the options of their source, too.
+    """
+    fields = dataclasses.fields(ProblemOptions)
+    found = {field.name: values.pop(field.name) for field in fields if field.name in values}
+    if all(name in values for name in SOURCE_OPTIONS):
+        source = {name: values.pop(name) for name in SOURCE_OPTIONS}
+        found["source"] = {**source, "mode": found["mode"]}
+    return ProblemOptions(**found)
 
 
 def read_catalogue(options: ProblemOptions) -> Catalogue:
@@ -66,26 +88,102 @@ def read_catalogue(options: ProblemOptions) -> Catalogue:
         raise (exc if exc.path else exc.at(options.catalogue_file)) from exc
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A problem as it was asked, and the same model for other microbatches.
+
+    Attributes:
+        problem: The problem.
+        graph_at: Returns the model as it is for a microbatch size.
+        is_estimated: Whether its costs were estimated for this command.
+    """
+
+    problem: Problem
+    graph_at: Callable[[int], Graph]
+    is_estimated: bool = False
+
+
 def read_problem(model: str | None, options: ProblemOptions) -> Problem:
+    """Return the problem that a model, a cluster and options describe."""
+    return read_asked(model, options).problem
+
+
+def read_asked(model: str | None, options: ProblemOptions) -> Asked:
     """Return the problem that a model, a cluster and options describe.
 
     A file that holds a whole problem (or a cluster file that names its profiles) gives what the
-    options leave open.
+    options leave open. A model without costs is estimated for the devices of the cluster, on a
+    microbatch as it is asked for.
     """
-    base = None if model is None else read_model(model)
+    base = None if model is None else read_graph(model, options)
     cluster, named = read_cluster(options)
-    if base is None:
+    if model is None:
         if named is None:
             raise click.UsageError("name a MODEL, or a --cluster file that names its profiles")
         base = named
-    graph = base if isinstance(base, Graph) else base.graph
+    cluster = changed_cluster(base, cluster, options)
+    if base is None:
+        assert model is not None
+        assert options.source is not None
+        found = estimated_graphs(model, options.source, cluster, read_catalogue(options))
+    else:
+        if options.source is not None:
+            refuse_source_options(str(model))
+        own = base if isinstance(base, Graph) else base.graph
+        found = partial(_always, own)
+
+    def graph_at(size: int) -> Graph:
+        graph = found(size)
+        return with_recomputation(graph) if options.recompute else graph
+
+    whole = base if isinstance(base, Problem) else None
+    graph = graph_at(options.microbatch_size or 0)
+    objective = read_objective(graph, whole.objective if whole else Objective(), options)
+    if objective.microbatch_size is not None:
+        graph = graph_at(objective.microbatch_size)
+    problem = Problem(
+        graph=graph,
+        cluster=cluster,
+        objective=objective,
+        rules=(*(whole.rules if whole else ()), *read_rules(options)),
+    )
+    return Asked(problem=problem, graph_at=graph_at, is_estimated=base is None)
+
+
+def _always(graph: Graph, _: int) -> Graph:
+    """Return a graph whose figures are scaled to any microbatch."""
+    return graph
+
+
+def read_rules(options: ProblemOptions) -> tuple[Rule, ...]:
+    """Return the pins and the bans that were given, in their order."""
+    pins = (parse_rule(text, forbids=False) for text in options.pins)
+    return (*pins, *(parse_rule(text, forbids=True) for text in options.bans))
+
+
+def changed_cluster(
+    base: Graph | Problem | None, cluster: Cluster | None, options: ProblemOptions
+) -> Cluster:
+    """Return the cluster that was named, else the problem's own, else the usual; with changes."""
     if cluster is None:
-        cluster = base.cluster if isinstance(base, Problem) else None
-        if cluster is None:
-            cluster = parse_cluster(DEFAULT_CLUSTER, read_text, read_catalogue(options))
+        known = base.cluster if isinstance(base, Problem) else None
+        cluster = known or parse_cluster(DEFAULT_CLUSTER, read_text, read_catalogue(options))
         cluster = apply_overrides(cluster, bandwidth=options.bandwidth, latency=options.latency)
-    start = base.objective if isinstance(base, Problem) else Objective()
-    return Problem(graph=graph, cluster=cluster, objective=read_objective(graph, start, options))
+    for change in options.changes:
+        cluster = what_if(cluster, change, read_catalogue(options))
+    return cluster
+
+
+def read_graph(model: str, options: ProblemOptions) -> Graph | Problem | None:
+    """Return the graph or problem that MODEL names; None where it is a model to be estimated."""
+    if options.source is not None and model not in EXAMPLES and not is_path(model):
+        return None
+    try:
+        return read_model(model)
+    except FormatError:
+        if options.source is None or Path(model).name != "config.json":
+            raise
+        return None
 
 
 def read_model(model: str) -> Graph | Problem:
@@ -93,7 +191,7 @@ def read_model(model: str) -> Graph | Problem:
     if model not in EXAMPLES and model != "-" and not Path(model).exists():
         raise InvalidInputError(
             f"{model!r} is neither a file (no such file) nor a built-in example; built in are "
-            f"{', '.join(EXAMPLES)}; a model of 'partita models' is profiled first: partita profile"
+            f"{', '.join(EXAMPLES)}; a model of 'partita models' is planned by 'partita plan'"
         )
     found = EXAMPLES[model]() if model in EXAMPLES else load(model)
     if isinstance(found, Solution):
@@ -194,8 +292,7 @@ def read_solution(path: str, graph: str | None, options: ProblemOptions) -> Solu
     problem = None if graph is None else read_problem(graph, options)
     found = load(path, problem=problem)
     if isinstance(found, Solution):
-        problem = problem or _changed(found.problem, options)
-        return evaluated(problem, _adapted(found.plan, problem, options), found)
+        return changed_solution(found, options, problem)
     if not isinstance(found, Plan):
         kind = type(found).__name__.lower()
         raise InvalidInputError(
@@ -204,6 +301,20 @@ def read_solution(path: str, graph: str | None, options: ProblemOptions) -> Solu
     if problem is None:
         raise click.UsageError(f"{path} is a bare plan: name its --graph and --cluster")
     return evaluated(problem, _adapted(found, problem, options), None)
+
+
+def changed_solution(
+    found: Solution, options: ProblemOptions, problem: Problem | None = None
+) -> Solution:
+    """Return a solution with the options applied to its problem, its plan and its alternatives.
+
+    Alternatives that are none for the changed problem are left out.
+    """
+    problem = problem or _changed(found.problem, options)
+    plan, *others = (_adapted(plan, problem, options) for plan in (found.plan, *found.alternatives))
+    solution = evaluated(problem, plan, found)
+    kept = tuple(other for other in others if _is_for(problem, other))
+    return dataclasses.replace(solution, alternatives=kept)
 
 
 def _adapted(plan: Plan, problem: Problem, options: ProblemOptions) -> Plan:
@@ -215,6 +326,15 @@ def _adapted(plan: Plan, problem: Problem, options: ProblemOptions) -> Plan:
         sizes = equal_microbatches(problem.microbatches, problem.microbatch_size)
         changes["microbatch_sizes"] = sizes
     return dataclasses.replace(plan, **changes) if changes else plan
+
+
+def _is_for(problem: Problem, plan: Plan) -> bool:
+    """Return whether a plan is one for a problem, which may have other devices by now."""
+    try:
+        plan.check_fits(problem)
+    except InvalidInputError:
+        return False
+    return True
 
 
 def evaluated(problem: Problem, plan: Plan, found: Solution | None) -> Solution:
@@ -234,18 +354,31 @@ def evaluated(problem: Problem, plan: Plan, found: Solution | None) -> Solution:
 
 
 def _changed(base: Problem, options: ProblemOptions) -> Problem:
-    cluster, _ = read_cluster(options)
-    cluster = cluster or apply_overrides(
-        base.cluster, bandwidth=options.bandwidth, latency=options.latency
-    )
+    cluster = changed_cluster(base, read_cluster(options)[0], options)
     objective = read_objective(base.graph, base.objective, options)
-    return dataclasses.replace(base, cluster=cluster, objective=objective)
+    rules = (*base.rules, *read_rules(options))
+    return dataclasses.replace(base, cluster=cluster, objective=objective, rules=rules)
 
 
 def read_planner(
-    planner: str | None, partition: str | None, options: Sequence[str], seed: int | None
+    planner: str | None,
+    partition: str | None,
+    options: Sequence[str],
+    seed: int | None,
+    effort: Mapping[str, Any] | None = None,
 ) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of the planner that was asked for."""
+    """Return the name and the options of the planner that was asked for.
+
+    Args:
+        planner: The planner, with its argument after a colon.
+        partition: The same.
+        options: Pairs ``name=value``.
+        seed: Of a random planner; None = not given.
+        effort: Options that only some planners take, by name; None or False = not given.
+
+    Raises:
+        UsageError: The planner does not take what was given.
+    """
     if planner is not None and partition is not None and planner != partition:
         raise click.UsageError("--planner and --partition are the same; give one")
     spec = planner or partition or DEFAULT_PLANNER
@@ -258,13 +391,27 @@ def read_planner(
         values[key.replace("-", "_")] = _value(value)
     if argument:
         values |= _argument(name, argument)
-    if seed is not None:
-        known = planners()
-        takes = name in known and "seed" in inspect.signature(known[name]).parameters
-        if not takes:
-            raise click.UsageError(f"planner {name!r} takes no --seed")
-        values["seed"] = seed
+    for key, value in {"seed": seed, **(effort or {})}.items():
+        if value is None or value is False:
+            continue
+        if not takes(name, key):
+            raise click.UsageError(f"planner {name!r} takes no --{key.replace('_', '-')}")
+        values[key] = value
     return name, values
+
+
+def takes(planner: str, option: str) -> bool:
+    """Return whether a planner has an option; one that does not exist is said to have all."""
+    known = planners()
+    return planner not in known or option in inspect.signature(known[planner]).parameters
+
+
+EFFORT_OPTIONS = ("time_limit", "iterations", "as_released")
+
+
+def take_effort_options(values: dict[str, Any]) -> dict[str, Any]:
+    """Take the options that say how long, or in which way, a planner searches."""
+    return {name: values.pop(name) for name in EFFORT_OPTIONS if name in values}
 
 
 def _value(text: str) -> Any:

@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "compare": "Run several planners on one problem and rank them.",
     "simulate": "Play a plan and show its pipeline, utilisation and memory.",
     "explain": "Say where time and memory of a plan go, and what would change it.",
+    "robustness": "Say how much worse a plan gets when costs are not what was thought.",
     "run": "Run a plan for real, over processes.",
     "train": "Profile, plan, check and run a model in one command.",
     "results": "List and compare past runs.",

@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 import click
 
+from partita.plan.table import DEFAULT_PLANNER
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 MODES = ("training", "inference")
 GRANULARITIES = ("op", "module", "block")
@@ -56,7 +58,13 @@ cluster_options = _all(
     click.option("--catalogue", "catalogue_file", help="Your own device types, a YAML file."),
 )
 
-source_options = _all(
+change_options = _all(
+    click.option(
+        "--what-if", "changes", multiple=True, help="Change the cluster: +1x8xa100, memory=1.2x."
+    ),
+)
+
+shape_options = _all(
     click.option(
         "--sequence-length", type=click.IntRange(2), help="Tokens a sample, not for callables."
     ),
@@ -67,6 +75,10 @@ source_options = _all(
     click.option(
         "--granularity", type=click.Choice(GRANULARITIES), default="op", show_default=True
     ),
+)
+
+source_options = _all(
+    shape_options,
     click.option("--seed", type=int, default=0, help="Seed of weights and data."),
 )
 
@@ -108,9 +120,41 @@ problem_options = _all(
     step_options,
 )
 
-planner_options = _all(
-    click.option("--planner", "-p", help="Planner, such as uniform or custom:0,8,14. [uniform]"),
+rule_options = _all(
+    click.option(
+        "--pin", "pins", multiple=True, help="Ops that must run there: 'encoder.*=host0/*'."
+    ),
+    click.option(
+        "--forbid", "bans", multiple=True, help="Ops that must not run there: 'head=*/gpu0'."
+    ),
+)
+
+effort_options = _all(
+    click.option(
+        "--time-limit", type=click.FloatRange(0, min_open=True), help="Seconds to search."
+    ),
+    click.option(
+        "--iterations", type=click.IntRange(1), help="Steps to search: the same plan every time."
+    ),
+)
+
+choice_options = _all(
+    click.option("--planner", "-p", help=f"Such as uniform or custom:0,8,14. [{DEFAULT_PLANNER}]"),
     click.option("--partition", help="The same as --planner."),
     click.option("--option", "-O", "options", multiple=True, help="Option of the planner, k=v."),
+    effort_options,
+    click.option(
+        "--as-released", is_flag=True, help="As the planner's authors released it, faults and all."
+    ),
+)
+
+planner_options = _all(
+    choice_options,
     click.option("--seed", type=int, help="Seed of a random planner."),
+)
+
+trace_option = click.option(
+    "--trace-search",
+    "trace_file",
+    help="Write the best value over time: FILE.csv and FILE.svg.",
 )

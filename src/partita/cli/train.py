@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from partita.flows.training_model import ProfiledModel
 
 _USUAL_DEVICES = 2
-_STAGED = ("uniform", "uniform_floor", "uniform_transformer", "parameters")
+_STAGED = ("uniform", "uniform_floor", "uniform_transformer", "parameters", "autopipe")
 
 
 @click.command(
@@ -219,8 +219,7 @@ def _profile(
 def _problem_options(rest: dict[str, Any]) -> ProblemOptions:
     """Return what the options say of the step."""
     named = {field.name for field in dataclasses.fields(ProblemOptions)}
-    given = {name: rest[name] for name in named & rest.keys()}
-    return ProblemOptions(**{**dict.fromkeys(named), **given})
+    return ProblemOptions(**{name: rest[name] for name in named & rest.keys()})
 
 
 def _plan(problem: Problem, rest: dict[str, Any], stages: int, replicas: int) -> Solution:

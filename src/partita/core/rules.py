@@ -95,8 +95,9 @@ def name_matcher(names: Sequence[str]) -> Callable[[str], list[int]]:
             return [op for op, name in enumerate(names) if fnmatchcase(name, key)]
         same = bisect_left(ordered, key)
         own = by_name[same : same + 1] if ordered[same : same + 1] == [key] else []
-        # Names that begin with "key." lie before "key/", as "/" follows "." in Unicode.
-        inner = by_name[bisect_left(ordered, f"{key}.") : bisect_left(ordered, f"{key}/")]
+        # Modules inside begin with "key.", captured ops of the module itself with "key/": in
+        # Unicode "/" follows ".", and "0" follows "/".
+        inner = by_name[bisect_left(ordered, f"{key}.") : bisect_left(ordered, f"{key}0")]
         return sorted([*own, *inner])
 
     return claimed

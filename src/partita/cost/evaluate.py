@@ -102,17 +102,38 @@ def check_memory(problem: Problem, plan: Plan) -> None:
     Raises:
         InfeasibleError: It does not; names the device, by how much, and what would do.
     """
-    peak = peak_memory(problem, plan, lower(problem, plan))
     limit = problem.cluster.memory_bytes[cluster_devices(problem, plan.devices)]
     limit = limit * problem.objective.memory_factor
+    if bool(np.isinf(limit).all()):
+        return
+    peak = peak_memory(problem, plan, lower(problem, plan))
     over = peak - limit
     worst = int(np.argmax(over))
     if over[worst] > 0:
         raise InfeasibleError(
-            f"device {plan.devices[worst]!r} needs {format_bytes(peak[worst])}, "
-            f"{format_bytes(over[worst])} more than its limit of {format_bytes(limit[worst])}; "
-            "use more devices, smaller microbatches or recomputation"
+            f"device {plan.devices[worst]!r} needs {format_bytes(peak[worst])} for "
+            f"{_held_words(problem, plan, worst)}, {format_bytes(over[worst])} more than its limit "
+            f"of {format_bytes(limit[worst])}; use more devices, smaller microbatches or "
+            "recomputation"
         )
+
+
+def _held_words(problem: Problem, plan: Plan, device: int) -> str:
+    """Return the stages of a device and the op that takes the most memory there."""
+    stages = [
+        index
+        for index, stage in enumerate(plan.stages)
+        if any(device in group for group in stage.devices)
+    ]
+    graph = problem.graph
+    held = np.where(
+        np.isin(plan.stage_of, stages), graph.parameter_bytes + graph.ops.saved_bytes, -1.0
+    )
+    named = ", ".join(map(str, stages[:5])) + (", ..." if len(stages) > 5 else "")
+    return (
+        f"stage{'s' * (len(stages) > 1)} {named} (largest op "
+        f"{graph.ops.names[int(np.argmax(held))]!r})"
+    )
 
 
 def _step_value(timeline: Timeline, step_s: float) -> Value:

@@ -1,10 +1,12 @@
 """Hot loops over columns, interpreted on small inputs and compiled on large ones.
 
 A kernel is a plain function that only indexes its arguments, so that it runs on lists and, compiled
-by Numba with an on-disk cache, on arrays. Numba is imported only where the input is large enough
-to pay for it.
+by Numba with an on-disk cache, on arrays. Numba is imported only where it pays: for an input of
+``COMPILE_FROM`` rows, or once a kernel was interpreted on ``COMPILE_AFTER`` rows in all, as a
+search over many plans does.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
@@ -14,6 +16,9 @@ import numpy as np
 from partita.core.columns import Array
 
 COMPILE_FROM = 30_000
+COMPILE_AFTER = 3_000_000
+_interpreted: Counter[Callable[..., None]] = Counter()
+"""Rows that each kernel was interpreted on, which decides how it runs and not what it returns."""
 
 Column: TypeAlias = Any
 """What a kernel indexes: a list, or compiled an array."""
@@ -33,10 +38,11 @@ def run_kernel(
     inputs: Sequence[Array],
     outputs: Sequence[Array],
 ) -> None:
-    """Run a kernel on inputs, filling outputs; compiled from ``COMPILE_FROM`` rows on."""
-    if size >= COMPILE_FROM:
+    """Run a kernel on inputs, filling outputs, interpreted or compiled."""
+    if size >= COMPILE_FROM or _interpreted[kernel] >= COMPILE_AFTER:
         _compiled(kernel)(*inputs, *outputs)
         return
+    _interpreted[kernel] += size
     lists = [array.tolist() for array in outputs]
     kernel(*(array.tolist() for array in inputs), *lists)
     for array, values in zip(outputs, lists, strict=True):

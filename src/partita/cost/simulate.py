@@ -113,7 +113,8 @@ def steady_period_s(
             simulate(problem, _repeat_microbatches(plan, times), transfers=transfers)
             for times in (3, 6)
         )
-        return (many.makespan_s - few.makespan_s) / 3
+        # Six steps may still be filling the pipeline; no period is shorter than a device's work.
+        return max((many.makespan_s - few.makespan_s) / 3, float(many.busy_s.max()) / 6)
     program = program or lower(problem, plan)
     seconds = instruction_seconds(problem, plan, program)
     ends = []

@@ -16,16 +16,15 @@ from partita.core.cluster import Cluster
 from partita.core.graph import Graph
 from partita.core.plan import Shard
 from partita.core.problem import DEFAULT_MICROBATCHES, Mode, Objective, Problem
+from partita.core.rules import Rule
 from partita.core.solution import Solution
 from partita.cost.bounds import lower_bound
 from partita.cost.simulate import simulate
-from partita.errors import InvalidInputError
+from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.fit_plans import SHARDED, Trial, is_hopeless, shapes, try_shape
+from partita.flows.least import least_number
 from partita.plan.pipeline import main_devices_of
 from partita.profile.estimate_recompute import is_recomputed, with_recomputation
-
-LINEAR_STEPS = 12
-"""Numbers of devices that are tried one by one; more are halved first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +54,7 @@ class Question:
         objective: Mode, schedule, memory factor, optimizer; microbatches are set by the setting.
         start: What is asked for.
         batch_size: Samples of a step; None = as many microbatches as devices, 8 at the least.
+        rules: Where ops must and must not run.
     """
 
     graph_at: Callable[[int], Graph]
@@ -62,6 +62,7 @@ class Question:
     objective: Objective
     start: Setting
     batch_size: int | None = None
+    rules: tuple[Rule, ...] = ()
 
     def samples(self, cluster: Cluster) -> int:
         """Return the samples of a step on a cluster."""
@@ -154,7 +155,8 @@ def fit(question: Question, *, progress: Callable[[str], None] = lambda _: None)
     problem = problem_of(question, question.start)
     trials, refusals = try_all(problem, question.start.shard)
     if not trials:
-        raise InvalidInputError(f"no plan can be tried: {refusals[0]}")
+        error = InfeasibleError if problem.rules else InvalidInputError
+        raise error(f"no plan can be tried: {refusals[0]}")
     ranked = sorted((timed(trial) for trial in trials), key=_rank)
     report = FitReport(problem=problem, trials=tuple(ranked), refusals=tuple(refusals))
     if report.fits:
@@ -203,7 +205,7 @@ def problem_of(question: Question, setting: Setting, *, graph_size: int | None =
     if setting.recompute:
         graph = with_recomputation(graph)
     objective = replace(question.objective, microbatches=samples // size, microbatch_size=size)
-    return Problem(graph=graph, cluster=cluster, objective=objective)
+    return Problem(graph=graph, cluster=cluster, objective=objective, rules=question.rules)
 
 
 def try_all(problem: Problem, shard: Shard) -> tuple[list[Trial], list[str]]:
@@ -212,7 +214,7 @@ def try_all(problem: Problem, shard: Shard) -> tuple[list[Trial], list[str]]:
     for shape in shapes(problem, shard):
         try:
             trials.append(try_shape(problem, shape))
-        except InvalidInputError as exc:
+        except (InvalidInputError, InfeasibleError) as exc:
             refusals.append(f"{shape.title}: {exc}")
     return trials, refusals
 
@@ -315,26 +317,16 @@ class _Search:
         """Return the setting with the fewest more devices that fits.
 
         Clusters whose memory together is less than weights, gradients and optimizer state are not
-        looked at. The number doubles until it fits; then those in between are tried, one by one
-        where they are few, else by halves.
+        looked at.
         """
-        first = next((n for n in count(1) if self.has_room(n)), 0)
-        low, high = first - 1, first
-        while self.question.cluster_at(high) is not None:
-            if self.is_fit(replace(setting, growth=high)):
-                break
-            low, high = high, 2 * high
-        else:
+        found = least_number(
+            lambda growth: self.is_fit(replace(setting, growth=growth)),
+            lambda growth: self.question.cluster_at(growth) is not None,
+            first=next(growth for growth in count(1) if self.has_room(growth)),
+        )
+        if found is None or (below is not None and found >= below):
             return None
-        while high - low > LINEAR_STEPS:
-            middle = (low + high) // 2
-            if self.is_fit(replace(setting, growth=middle)):
-                high = middle
-            else:
-                low = middle
-        options = (replace(setting, growth=growth) for growth in range(low + 1, high + 1))
-        found = next(option for option in options if self.is_fit(option))
-        return found if below is None or found.growth < below else None
+        return replace(setting, growth=found)
 
     def has_room(self, growth: int) -> bool:
         """Return whether an enlarged cluster could hold once what does not depend on the plan.
@@ -369,8 +361,13 @@ class _Search:
         except InvalidInputError:
             return
         for shape in shapes(problem, setting.shard):
-            if problem.microbatches % shape.replicas == 0 and not is_hopeless(problem, shape):
-                yield try_shape(problem, shape)
+            if problem.microbatches % shape.replicas or is_hopeless(problem, shape):
+                continue
+            try:
+                trial = try_shape(problem, shape)
+            except InfeasibleError:
+                continue
+            yield trial
 
     def change(self, setting: Setting) -> Change | None:
         """Return a change with its fastest plan that fits."""

@@ -11,7 +11,8 @@ from partita.core.problem import Mode, Problem, Schedule
 from partita.cost.durations import cluster_devices
 from partita.cost.lower import lower
 from partita.cost.memory import peak_memory, static_memory
-from partita.errors import InvalidInputError
+from partita.cost.objectives.placed import placement_errors
+from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.summary import known
 from partita.plan.pipeline import (
     cut_layers,
@@ -195,6 +196,7 @@ def try_shape(problem: Problem, shape: Shape) -> Trial:
 
     Raises:
         InvalidInputError: The microbatches cannot be dealt to the replicas.
+        InfeasibleError: It would put an op where a rule forbids it.
     """
     if problem.microbatches % shape.replicas:
         raise InvalidInputError(
@@ -216,6 +218,10 @@ def try_shape(problem: Problem, shape: Shape) -> Trial:
 
 def _trial(problem: Problem, shape: Shape, coarse: list[int], boundaries: list[int]) -> Trial:
     plan = _plan(problem, shape, coarse, boundaries)
+    if problem.rules:
+        errors = placement_errors(problem, plan)
+        if errors:
+            raise InfeasibleError(errors[0])
     program = lower(problem, plan)
     static, peak = static_memory(problem, plan, program), peak_memory(problem, plan, program)
     limit = problem.cluster.memory_bytes[cluster_devices(problem, plan.devices)]

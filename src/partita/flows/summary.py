@@ -7,6 +7,7 @@ from typing import Any
 
 from partita.core.plan import Plan
 from partita.core.solution import Solution
+from partita.cost.bounds import CLEARLY, bound
 from partita.cost.evaluate import Evaluation, evaluate
 from partita.units import format_bytes
 
@@ -38,6 +39,16 @@ class Summary:
         )
 
     @property
+    def bound_term(self) -> str:
+        """What gives the lower bound, for people; empty where there is none."""
+        solution = self.solution
+        if solution.lower_bound <= 0:
+            return ""
+        known = bound(solution.problem)
+        is_own = solution.lower_bound > max(known.value, 0.0) * CLEARLY
+        return "proven by the planner" if is_own else known.term
+
+    @property
     def title(self) -> str:
         """The plan in a few words, such as ``"4 stages x 2, 1f1b"``."""
         return describe_plan(self.solution.plan)
@@ -67,6 +78,7 @@ class Summary:
             "value": solution.value,
             "unit": solution.unit,
             "lower_bound": solution.lower_bound,
+            "bound_term": self.bound_term or None,
             "gap": known(solution.gap),
             "proof": solution.proof.value,
             "step_s": evaluation.step_s,
@@ -79,6 +91,7 @@ class Summary:
             "bottleneck": evaluation.bottleneck,
             "assumptions": list(evaluation.assumptions),
             "overfull": self.overfull or None,
+            "rules": [str(rule) for rule in solution.problem.rules],
             "objectives": {
                 metric.value: known(value.value) for metric, value in evaluation.values.items()
             },

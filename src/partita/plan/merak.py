@@ -29,10 +29,10 @@ def plan_uniform_floor(problem: Problem, *, stages: int = 0, replicas: int = 1) 
         replicas: Replicas of every stage.
     """
     _, layers = layer_of_ops(problem.graph)
-    count = _stages(problem, stages, replicas, layers)
+    count = number_of_stages(problem, stages, replicas, layers)
     each = layers // count
     boundaries = [each * stage for stage in range(count)] + [layers]
-    return _solved(problem, boundaries, "uniform_floor", stages, replicas)
+    return solved_cut(problem, boundaries, "uniform_floor", stages, replicas)
 
 
 def plan_parameters(problem: Problem, *, stages: int = 0, replicas: int = 1) -> Solution:
@@ -47,9 +47,9 @@ def plan_parameters(problem: Problem, *, stages: int = 0, replicas: int = 1) -> 
         replicas: Replicas of every stage.
     """
     weights = _layer_parameters(problem.graph)
-    count = _stages(problem, stages, replicas, len(weights))
-    boundaries = _lightest_cut(weights, count)
-    return _solved(problem, boundaries, "parameters", stages, replicas)
+    count = number_of_stages(problem, stages, replicas, len(weights))
+    boundaries = lightest_cut(weights, count)
+    return solved_cut(problem, boundaries, "parameters", stages, replicas)
 
 
 def plan_uniform_transformer(problem: Problem, *, stages: int = 0, replicas: int = 1) -> Solution:
@@ -67,7 +67,7 @@ def plan_uniform_transformer(problem: Problem, *, stages: int = 0, replicas: int
         InvalidInputError: The graph has no blocks, or an odd number of stages for two stacks.
     """
     stacks, layers = _stacks(problem.graph)
-    count = _stages(problem, stages, replicas, sum(last - first for first, last in stacks))
+    count = number_of_stages(problem, stages, replicas, sum(last - first for first, last in stacks))
     if count % len(stacks):
         raise InvalidInputError(
             f"uniform_transformer gives an encoder and a decoder half of the stages each, "
@@ -81,10 +81,10 @@ def plan_uniform_transformer(problem: Problem, *, stages: int = 0, replicas: int
         end = layers if number == len(stacks) - 1 else last
         boundaries += [*inner, end]
     boundaries = sorted(set(boundaries))
-    return _solved(problem, boundaries, "uniform_transformer", stages, replicas)
+    return solved_cut(problem, boundaries, "uniform_transformer", stages, replicas)
 
 
-def _stages(problem: Problem, stages: int, replicas: int, units: int) -> int:
+def number_of_stages(problem: Problem, stages: int, replicas: int, units: int) -> int:
     """Return the number of stages to make of some units."""
     devices = len(main_devices(problem))
     if not 1 <= replicas <= devices:
@@ -97,9 +97,10 @@ def _stages(problem: Problem, stages: int, replicas: int, units: int) -> int:
     return min(stages or devices // replicas, units)
 
 
-def _solved(
+def solved_cut(
     problem: Problem, boundaries: list[int], planner: str, stages: int, replicas: int
 ) -> Solution:
+    """Return the solution of a rule that gives boundaries, moved to where a cut is allowed."""
     boundaries = legal_boundaries(problem.graph, boundaries)
     found = plan_custom(problem, boundaries=boundaries, replicas=replicas)
     options = {"stages": stages, "replicas": replicas}
@@ -118,7 +119,7 @@ def _layer_parameters(graph: Graph) -> Array:
     return np.bincount(first[held], weights=table.elements[held], minlength=count)
 
 
-def _lightest_cut(weights: Array, stages: int) -> list[int]:
+def lightest_cut(weights: Array, stages: int) -> list[int]:
     """Return the boundaries of a cut into non-empty parts whose heaviest part is lightest.
 
     The optimum is one of the sums of consecutive layers: they are bisected, and each candidate is

@@ -11,33 +11,59 @@ from typing import Any, TypeAlias
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, PartitaError, UnsupportedError
+from partita.plan.auto.planner import plan_auto
+from partita.plan.autopipe import plan_autopipe
+from partita.plan.baechi.m_etf import plan_m_etf
+from partita.plan.baechi.m_sct import plan_m_sct
+from partita.plan.baechi.m_topo import plan_m_topo
+from partita.plan.brute_force import plan_brute_force
 from partita.plan.custom import plan_custom
 from partita.plan.expert import plan_expert
+from partita.plan.hierarchical import plan_hierarchical
+from partita.plan.local_search import plan_local_search
 from partita.plan.manual import plan_manual
 from partita.plan.merak import (
     plan_parameters,
     plan_uniform_floor,
     plan_uniform_transformer,
 )
+from partita.plan.optimal_split import plan_optimal_split
+from partita.plan.pipedream.planner import plan_pipedream
+from partita.plan.piper.planner import plan_piper
 from partita.plan.scattered import plan_random
 from partita.plan.single import plan_single
+from partita.plan.sparse_pipedream import plan_sparse_pipedream
 from partita.plan.uniform import plan_uniform
 
 Planner: TypeAlias = Callable[..., Solution]
 
 PLANNERS: Mapping[str, Planner] = {
+    "auto": plan_auto,
     "single": plan_single,
     "uniform": plan_uniform,
     "uniform_floor": plan_uniform_floor,
     "uniform_transformer": plan_uniform_transformer,
     "parameters": plan_parameters,
+    "autopipe": plan_autopipe,
     "custom": plan_custom,
     "expert": plan_expert,
     "random": plan_random,
     "manual": plan_manual,
+    "m-topo": plan_m_topo,
+    "m-etf": plan_m_etf,
+    "m-sct": plan_m_sct,
+    "brute-force": plan_brute_force,
+    "local-search": plan_local_search,
+    "hierarchical": plan_hierarchical,
+    "piper": plan_piper,
+    "optimal-split": plan_optimal_split,
+    "pipedream": plan_pipedream,
+    "sparse-pipedream": plan_sparse_pipedream,
 }
-DEFAULT_PLANNER = "uniform"
+DEFAULT_PLANNER = "auto"
 ENTRY_POINTS = "partita.planners"
+TRACE = "trace"
+"""The keyword of planners that report progress: no option, as it never changes the result."""
 
 
 def planners() -> Mapping[str, Planner]:
@@ -84,7 +110,7 @@ def get_planner(name: str, **options: object) -> Callable[[Problem], Solution]:
     accepted = [
         parameter.name
         for parameter in inspect.signature(planner).parameters.values()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name != TRACE
     ]
     for option in options:
         if option not in accepted:

@@ -20,7 +20,7 @@ from partita.core.graph import (
 from partita.core.problem import Problem
 from partita.errors import InvalidInputError
 from partita.plan.merak import (
-    _lightest_cut,
+    lightest_cut,
     plan_parameters,
     plan_uniform_floor,
     plan_uniform_transformer,
@@ -110,7 +110,7 @@ def test_parameters_is_as_good_as_trying_every_cut(seed):
     best = min(
         heaviest((0, *inner, 9)) for inner in itertools.combinations(range(1, 9), stages - 1)
     )
-    found = _lightest_cut(weights, stages)
+    found = lightest_cut(weights, stages)
     assert len(found) == stages + 1
     assert heaviest(found) == best
 

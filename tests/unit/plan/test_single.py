@@ -53,7 +53,9 @@ def test_the_next_device_is_taken_where_the_fastest_is_too_small(problem_of):
         Device(name="slow", speed=1.0), Device(name="small", speed=9.0, memory_bytes=50.0)
     )
     assert plan_single(problem_of(graph, cluster)).plan.devices == ("slow",)
-    with pytest.raises(InfeasibleError, match=r"^device 'small' needs 800 B, 750 B more than"):
+    with pytest.raises(
+        InfeasibleError, match=r"^device 'small' needs 800 B for stage 0 .*, 750 B more than"
+    ):
         plan_single(problem_of(graph, cluster), device="small")
 
 

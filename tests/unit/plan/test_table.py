@@ -53,7 +53,8 @@ def test_the_table_is_what_it_says():
 
 def test_a_planner_is_called_by_name_with_its_options(problem_of):
     problem = problem_of(8)
-    assert len(solve(problem).plan.stages) == 4
+    assert solve(problem).planner == "auto"
+    assert len(solve(problem, "uniform").plan.stages) == 4
     assert len(solve(problem, "uniform", stages=2).plan.stages) == 2
     assert get_planner("single", device="d2")(problem).plan.devices == ("d2",)
 
@@ -63,8 +64,8 @@ def test_a_planner_is_called_by_name_with_its_options(problem_of):
     [
         ("unifrom", "there is no planner 'unifrom'; did you mean 'uniform'?"),
         ("Single", "there is no planner 'Single'; did you mean 'single'?"),
-        ("xyz", "there is no planner 'xyz'; there are single, uniform, uniform_floor,"),
-        ("", "there is no planner ''; there are single, uniform, uniform_floor,"),
+        ("xyz", "there is no planner 'xyz'; there are auto, single, uniform, uniform_floor,"),
+        ("", "there is no planner ''; there are auto, single, uniform, uniform_floor,"),
     ],
 )
 def test_a_misspelt_name_is_corrected(name, words):

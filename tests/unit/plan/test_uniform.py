@@ -114,7 +114,7 @@ def test_a_device_that_is_too_small_is_named_with_what_is_missing(problem_of):
     graph = chain(4, Figures(parameter_bytes=[1000.0, 1.0, 1.0, 1.0]))
     cluster = flat_cluster(2, memory_bytes=3000.0)
     with pytest.raises(
-        InfeasibleError, match=r"^device 'd0' needs 4\.00 kB, 1\.00 kB more than it"
+        InfeasibleError, match=r"^device 'd0' needs 4\.00 kB for stage 0 .*, 1\.00 kB more than it"
     ):
         plan_uniform(problem_of(graph, cluster))
 

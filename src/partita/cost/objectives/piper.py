@@ -146,8 +146,8 @@ def _stage_figures(
     crossing = np.flatnonzero(source >= 0)
     crossing = crossing[stage_of[source[crossing]] != stage_of[reader[crossing]]]
     size = graph.tensors.bytes[graph.edges.tensor[crossing]]
-    entering = size + _sync_bytes(graph, row_of, side="in")[crossing]
-    leaving = size + _sync_bytes(graph, row_of, side="out")[crossing]
+    entering = size + sync_bytes(graph, row_of, side="in")[crossing]
+    leaving = size + sync_bytes(graph, row_of, side="out")[crossing]
     edge = sum_by(stage_of[reader[crossing]], 2 * entering, count)
     edge += sum_by(stage_of[source[crossing]], 2 * leaving, count)
     rate = min(
@@ -157,7 +157,7 @@ def _stage_figures(
     return (edge / stages.data + reduced) / rate + seconds / stages.data, memory
 
 
-def _sync_bytes(graph: Graph, row_of: Ints, *, side: str) -> Floats:
+def sync_bytes(graph: Graph, row_of: Ints, *, side: str) -> Floats:
     """Return the bytes that each edge's reader (``in``) or source (``out``) exchanges for it."""
     variants = graph.variants
     if side == "in":

@@ -33,6 +33,7 @@ from partita.cost.objectives.placed import memory_errors, placement_errors, plan
 from partita.cost.objectives.servers import Servers, servers
 from partita.cost.objectives.sums import sum_by
 from partita.cost.objectives.value import Value, check_applies
+from partita.errors import InvalidInputError
 
 
 class _Sizes(NamedTuple):
@@ -52,7 +53,11 @@ def why_not_repaired(problem: Problem, plan: Plan) -> str | None:
 
 
 def pipedream_repaired_time(
-    problem: Problem, plan: Plan, *, allreduce_factor: float = 4.0
+    problem: Problem,
+    plan: Plan,
+    *,
+    allreduce_factor: float = 4.0,
+    compression: float | None = 1.0,
 ) -> Value:
     """Return the seconds per minibatch of the slowest stage or transfer.
 
@@ -60,11 +65,15 @@ def pipedream_repaired_time(
         problem: The problem; the cluster has one or two levels.
         plan: A pipeline, each device in one stage.
         allreduce_factor: 4 to compare with PipeDream, 2 for links of full duplex.
+        compression: Activation compression ratio; ``None`` = transfers cost nothing.
 
     Raises:
         InvalidInputError: The objective does not apply.
     """
     check_applies(Metric.PIPEDREAM_REPAIRED, why_not_repaired(problem, plan))
+    if compression is not None and not compression > 0:
+        raise InvalidInputError(f"compression is {compression}; expected more than 0, or None")
+    charged = 0.0 if compression is None else 1 / compression
     here = servers(problem, plan)
     sizes = _sizes(problem, plan)
     seconds = stage_seconds(problem, plan)
@@ -77,7 +86,7 @@ def pipedream_repaired_time(
         )
         terms.append((stage_s[-1], f"stage {index}"))
         if index + 1 < len(plan.stages):
-            cut = _cut_terms(plan, here, index, shares, float(sizes.cut[index]))
+            cut = _cut_terms(plan, here, index, shares, float(sizes.cut[index]) * charged)
             terms.append(max(cut, key=lambda term: term[0]))
             cut_s.append(terms[-1][0])
     value, bottleneck = max(terms, key=lambda term: term[0])

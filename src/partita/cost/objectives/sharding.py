@@ -22,8 +22,8 @@ from partita.cost.objectives.value import Value, check_applies
 
 def why_not_sharding(problem: Problem, plan: Plan) -> str | None:
     """Return why the sharding cost does not apply, or ``None``."""
-    if problem.cluster.matrix is None:
-        return "the cluster has levels; expected a matrix of links"
+    if problem.cluster.matrix is None and problem.objective.metric is not Metric.SHARDING_COST:
+        return "the cluster has levels; it compares placements on a matrix of links"
     return why_not_placed(plan)
 
 

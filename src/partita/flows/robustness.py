@@ -1,0 +1,263 @@
+"""How much worse a plan gets when costs are not what they were thought to be.
+
+Baechi's perturbation: every cost is multiplied by a draw of its own from uniform(1 - f, 1 + f),
+seconds of an op on each type of device, and transfers: the latency and the seconds per byte of a
+link (of a group of a level, or of an ordered pair of devices), and the seconds of a tensor where a
+file gives them. Memory is not perturbed. Draws hold for a whole step, unlike the noise of
+``Disturbance``, which differs from instruction to instruction.
+
+All plans are measured on the same draws. For some of the draws the problem is planned again, as if
+the true costs had been known: the regret of a plan is how much worse it is than the best that is
+known for the draw. Everything follows from the seed, if the planner does not look at the clock.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from partita.core.cluster import Cluster, Level, LinkMatrix
+from partita.core.columns import Array
+from partita.core.graph import Graph, OpCosts
+from partita.core.plan import Plan
+from partita.core.problem import Problem
+from partita.core.solution import Solution
+from partita.cost.evaluate import measure
+from partita.errors import InfeasibleError, InvalidInputError
+from partita.flows.alternatives import alternatives_of
+from partita.flows.summary import describe_plan
+
+_Links = TypeVar("_Links", Level, LinkMatrix)
+
+QUANTILES: Mapping[str, float] = {
+    "min": 0.0,
+    "p05": 0.05,
+    "median": 0.5,
+    "p95": 0.95,
+    "max": 1.0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """How costs are drawn.
+
+    Attributes:
+        perturb: Costs lie within 1 - perturb and 1 + perturb times what is thought.
+        samples: Number of draws.
+        replans: Number of draws for which the problem is planned again.
+        seed: Of the draws.
+    """
+
+    perturb: float = 0.2
+    samples: int = 50
+    replans: int = 5
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.perturb < 1:
+            raise InvalidInputError(f"perturb is {self.perturb}; expected 0 or more, below 1")
+        if self.samples < 1:
+            raise InvalidInputError(f"samples is {self.samples}; expected 1 or more")
+        if self.replans < 0 or self.seed < 0:
+            raise InvalidInputError("replans and seed must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contender:
+    """One plan under all draws.
+
+    Attributes:
+        name: What it is called.
+        words: The plan in a few words.
+        nominal: Its value with the costs as they are thought to be.
+        values: Its value for each draw.
+        wins: Share of the draws for which it is the best of the contenders; ties count for the
+            first.
+    """
+
+    name: str
+    words: str
+    nominal: float
+    values: Array
+    wins: float
+
+    @property
+    def ratios(self) -> Array:
+        """Its values relative to the nominal one."""
+        nominal = self.nominal if self.nominal > 0 else 1.0
+        return self.values / nominal
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures as JSON values."""
+        return {
+            "name": self.name,
+            "plan": self.words,
+            "nominal": self.nominal,
+            "relative": quantiles(self.ratios),
+            "wins": self.wins,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Robustness:
+    """A plan and its rivals when costs are not what they were thought to be.
+
+    Attributes:
+        solution: The plan in question.
+        doubt: How costs were drawn.
+        contenders: The plan in question first, then the others.
+        regret: For each draw that was planned again: how much worse the plan is than the best
+            that is known, relative.
+        rivals_regret: For every draw: how much worse the plan is than the best contender.
+    """
+
+    solution: Solution
+    doubt: Doubt
+    contenders: tuple[Contender, ...]
+    regret: Array
+    rivals_regret: Array
+
+    def figures(self) -> dict[str, Any]:
+        """Return everything as JSON values under stable keys."""
+        return {
+            "model": self.solution.problem.graph.name,
+            "cluster": self.solution.problem.cluster.name,
+            "planner": self.solution.planner,
+            "metric": self.solution.metric.value,
+            "unit": self.solution.unit,
+            "perturb": self.doubt.perturb,
+            "samples": self.doubt.samples,
+            "seed": self.doubt.seed,
+            "plans": [contender.figures() for contender in self.contenders],
+            "beaten_by_others": quantiles(self.rivals_regret),
+            "replanned": len(self.regret),
+            "regret": quantiles(self.regret) if len(self.regret) else None,
+        }
+
+
+def robustness(
+    solution: Solution,
+    doubt: Doubt,
+    *,
+    rivals: Sequence[tuple[str, Plan]] = (),
+    planner: Callable[[Problem], Solution] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Robustness:
+    """Return how a plan fares when costs are drawn around what they are thought to be.
+
+    Args:
+        solution: The plan; its alternatives are rivals.
+        doubt: How costs are drawn.
+        rivals: Names of other plans for the same problem, and these.
+        planner: Plans again for some draws; None = nothing is planned again.
+        progress: Told what is going on.
+    """
+    others = [
+        (f"alternative {rank}", each.plan, each.words)
+        for rank, each in enumerate(alternatives_of(solution), 1)
+    ]
+    others += [(name, plan, describe_plan(plan)) for name, plan in rivals]
+    plans = [("plan", solution.plan, describe_plan(solution.plan)), *others]
+    values = np.empty((len(plans), doubt.samples))
+    regret: list[float] = []
+    rng = np.random.default_rng(doubt.seed)
+    for draw in range(doubt.samples):
+        problem = perturbed(solution.problem, doubt.perturb, rng)
+        values[:, draw] = [measure(problem, plan).value for _, plan, _ in plans]
+        if planner is not None and draw < doubt.replans:
+            progress(f"planning draw {draw + 1} of {doubt.replans} again")
+            regret.append(_regret(problem, planner, values[:, draw]))
+    best = values.argmin(axis=0)
+    contenders = [
+        Contender(
+            name=name,
+            words=words,
+            nominal=measure(solution.problem, plan).value,
+            values=values[row],
+            wins=float((best == row).mean()),
+        )
+        for row, (name, plan, words) in enumerate(plans)
+    ]
+    return Robustness(
+        solution=solution,
+        doubt=doubt,
+        contenders=tuple(contenders),
+        regret=np.array(regret),
+        rivals_regret=_relative(values[0], values.min(axis=0)),
+    )
+
+
+def _regret(problem: Problem, planner: Callable[[Problem], Solution], known: Array) -> float:
+    """Return how much worse the first of some plans is than the best of them and a new one."""
+    best = float(known.min())
+    with suppress(InfeasibleError):
+        best = min(best, planner(problem).value)
+    return float(_relative(known[:1], np.array([best]))[0])
+
+
+def _relative(value: Array, best: Array) -> Array:
+    """Return how much larger values are than the best ones; 0 where these are 0."""
+    return np.divide(value, best, out=np.ones_like(value), where=best > 0) - 1.0
+
+
+def perturbed(problem: Problem, perturb: float, rng: np.random.Generator) -> Problem:
+    """Return a problem whose costs are drawn around those of another.
+
+    The plans of the one are plans of the other.
+    """
+
+    def draws(count: int) -> Array:
+        return rng.uniform(1 - perturb, 1 + perturb, count)
+
+    return replace(
+        problem,
+        graph=_perturbed_graph(problem.graph, draws),
+        cluster=_perturbed_links(problem.cluster, draws),
+    )
+
+
+def _perturbed_graph(graph: Graph, draws: Callable[[int], Array]) -> Graph:
+    costs = [_perturbed_costs(costs, draws(len(graph))) for costs in graph.costs]
+    factor = draws(len(graph.variants))
+    variants = replace(
+        graph.variants,
+        forward_s=graph.variants.forward_s * factor,
+        backward_s=graph.variants.backward_s * factor,
+    )
+    given_s = graph.tensors.transfer_s * draws(len(graph.tensors))
+    tensors = replace(graph.tensors, transfer_s=given_s)
+    return replace(graph, costs=tuple(costs), variants=variants, tensors=tensors)
+
+
+def _perturbed_costs(costs: OpCosts, factor: Array) -> OpCosts:
+    return replace(
+        costs,
+        forward_s=costs.forward_s * factor,
+        backward_s=costs.backward_s * factor,
+        backward_input_s=costs.backward_input_s * factor,
+    )
+
+
+def _perturbed_links(cluster: Cluster, draws: Callable[[int], Array]) -> Cluster:
+    matrix = cluster.matrix
+    if matrix is not None:
+        return replace(cluster, matrix=_perturbed_link(matrix, draws))
+    return replace(cluster, levels=tuple(_perturbed_link(each, draws) for each in cluster.levels))
+
+
+def _perturbed_link(links: _Links, draws: Callable[[int], Array]) -> _Links:
+    factor = draws(len(links.latency_s))
+    return replace(
+        links,
+        bandwidth_bytes_per_s=links.bandwidth_bytes_per_s / factor,
+        latency_s=links.latency_s * factor,
+    )
+
+
+def quantiles(values: Array) -> dict[str, float]:
+    """Return the mean and some quantiles of values."""
+    found = np.quantile(values, list(QUANTILES.values()))
+    return {"mean": float(values.mean()), **dict(zip(QUANTILES, found.tolist(), strict=True))}

@@ -1,0 +1,1 @@
+"""Assignments of ops to devices under DynamicMLTrainer's sharding cost, and by measured plans."""

@@ -1,0 +1,1 @@
+"""The planner ``auto``: a portfolio of starts, and local search on the simulator."""

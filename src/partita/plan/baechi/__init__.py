@@ -1,0 +1,1 @@
+"""Baechi's planners, and the search for placements with a short makespan."""

@@ -1,0 +1,1 @@
+"""The core that planners over contiguous splits share: contracted graphs, ideals, linear orders."""

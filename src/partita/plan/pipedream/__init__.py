@@ -1,0 +1,1 @@
+"""Pipelines of replicated stages: PipeDream's search over ideals, as it is and mended."""

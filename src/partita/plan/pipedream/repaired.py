@@ -1,0 +1,134 @@
+"""The best pipeline under the repaired objective, on whatever cluster.
+
+Which search depends on the cluster: equal devices with equal links are solved exactly (``flat``),
+one server with a few classes of devices too (``mixed``); else stages lie on consecutive devices of
+a row through the servers (``row``), and on copies of one server's pipeline (``flat`` with copies).
+Which ideals depends on the graph: all of them where there are few; else the prefixes of a portfolio
+of linear orders, then the ideals near the best pipeline found, again while that helps.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.core.problem import Problem
+from partita.plan.lattice.ideals import enumerate_ideals, window
+from partita.plan.lattice.orders import linear_orders
+from partita.plan.pipedream.bound import bound_of, relaxed_cluster
+from partita.plan.pipedream.build import free_microbatches
+from partita.plan.pipedream.family import Family, lattice_family, order_family
+from partita.plan.pipedream.flat import Cut, FlatSearch
+from partita.plan.pipedream.model import Model, model_of
+from partita.plan.pipedream.search import PRECISE, Best, minimise
+from partita.plan.pipedream.site import site_of
+from partita.plan.pipedream.solvers import NEARER, is_flat, solve
+from partita.plan.pipedream.state import Rules, Search
+from partita.plan.search_trace import SearchTrace
+
+ROW_STEPS = 4_000_000
+MIN_PREFIXES, MAX_PREFIXES = 200, 1500
+"""Prefixes of a linear order that are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much to search.
+
+    Attributes:
+        ideals: Ideals up to which all are looked at, and of one neighbourhood.
+        orders: Linear orders where there are more.
+        iterations: Rounds of looking near the best pipeline.
+        time_limit: Seconds after which no further ideals or devices are looked at.
+    """
+
+    ideals: int = 3000
+    orders: int = 32
+    iterations: int = 3
+    time_limit: float = math.inf
+
+
+def repaired_search(
+    problem: Problem, rules: Rules, effort: Effort, trace: SearchTrace | None = None
+) -> Search:
+    """Return a finished search for the pipeline of the least repaired period.
+
+    Memory that ops share counts for each of them; only where nothing fits so, it counts once, and
+    the plan has yet to be checked.
+    """
+    search = _searched(problem, rules, effort, model_of(problem), trace)
+    if search.best.found is None and search.model.overcounts and rules.memory:
+        return _searched(problem, rules, effort, model_of(problem, once=True), trace)
+    return search
+
+
+def _searched(
+    problem: Problem, rules: Rules, effort: Effort, model: Model, trace: SearchTrace | None
+) -> Search:
+    site = site_of(problem)
+    low, term = bound_of(model, site, factor=rules.factor, charge=rules.charge)
+    search = Search(
+        problem=problem,
+        rules=rules,
+        model=model,
+        site=site,
+        best=Best(trace=trace),
+        low=low,
+        term=term,
+        until=time.monotonic() + effort.time_limit,
+    )
+    ideals = enumerate_ideals(model.q, effort.ideals)
+    if ideals is not None:
+        family = lattice_family(model, ideals, charge=rules.charge)
+        search.exact = solve(search, family)
+        if not search.exact and search.best.found is not None and search.alike:
+            _refute(search, family)
+        return search
+    for family in _families(search, effort):
+        if search.is_late:
+            break
+        solve(search, family)
+    return search
+
+
+def _refute(search: Search, family: Family) -> None:
+    """Raise the bound by a relaxation over all ideals; it may prove the best to be the best."""
+    cluster = relaxed_cluster(search.model, search.site, search.rules.factor)
+    kind = int(search.model.class_of[search.site.devices[0]])
+    relaxed: Best[list[Cut]] = Best()
+    probe = FlatSearch(family, cluster, work_class=kind).probe
+    if probe(search.best.value * (1 - PRECISE)) is None:
+        search.exact = free_microbatches(search.problem)
+        search.low = search.best.value * (1 - PRECISE)
+    else:
+        minimise(probe, relaxed, search.low, precision=NEARER)
+        search.low = max(search.low, relaxed.value * (1 - NEARER))
+    search.term = "relaxed placement over all ideals"
+
+
+def _families(search: Search, effort: Effort) -> Iterator[Family]:
+    """Yield prefixes of linear orders, then the neighbourhoods of the best pipeline."""
+    model, charge = search.model, search.rules.charge
+    weight = model.seconds.min(axis=0)
+    # On a row the devices count too: fewer prefixes where there are many of them.
+    devices = 1 if is_flat(search) else len(search.site.devices)
+    limit = int(np.clip(math.sqrt(2 * ROW_STEPS / devices), MIN_PREFIXES, MAX_PREFIXES))
+    for order in linear_orders(
+        model.q, weight=weight, net_cost=model.net_bytes, count=effort.orders
+    ):
+        yield order_family(model, order, charge=charge, limit=limit)
+    for _ in range(effort.iterations):
+        found, value = search.best.found, search.best.value
+        if found is None or value <= search.low * (1 + NEARER):
+            return
+        tops = [stage.high for stage in found.stages]
+        stage = found.family.stage_of(tops, model.q.num_nodes)
+        order = np.lexsort((np.arange(len(stage)), stage))
+        near = window(model.q, order, effort.ideals)
+        if len(near) <= 2 * model.q.num_nodes and model.q.num_nodes > effort.ideals:
+            return
+        yield lattice_family(model, near, charge=charge)
+        if search.best.value > value * (1 - NEARER):
+            return

@@ -1,0 +1,1 @@
+"""Piper's planner: pipeline, data and tensor parallelism with recomputation under memory."""

@@ -1,0 +1,1 @@
+"""The parts of the optimal split: its objective by nodes, the DP over ideals, refinement."""
