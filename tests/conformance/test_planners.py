@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from partita.core.problem import Problem
+from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Proof, Solution
 from partita.errors import InfeasibleError
 from partita.flows.summary import thawed
@@ -14,7 +14,7 @@ from partita.plan.pipeline import allowed_boundaries, main_devices
 from partita.plan.scattered import plan_random
 from partita.plan.single import plan_single
 from partita.plan.table import PLANNERS, solve
-from partita.testing.builders import chain, flat_cluster
+from partita.testing.builders import Figures, chain, flat_cluster
 from partita.testing.planner_suite import PROBLEMS, BoundPlanner, PlannerSuite, all_placements
 
 
@@ -68,6 +68,15 @@ def test_a_solution_names_its_planner_and_options_so_that_it_can_be_found_again(
     solution = call(name, make())
     assert solution.planner == name
     assert solve(solution.problem, solution.planner, **thawed(solution.options)) == solution
+
+
+@pytest.mark.parametrize("metric", [Metric.THROUGHPUT, Metric.PIPEDREAM_REPAIRED, Metric.MAX_LOAD])
+@pytest.mark.parametrize("name", [name for name in GENERAL if name not in ("random", "manual")])
+def test_ops_that_take_no_time_are_planned(name, metric):
+    figures = Figures(forward_s=0.0, backward_s=0.0, tensor_bytes=10.0)
+    objective = Objective(metric=metric)
+    problem = Problem(graph=chain(4, figures), cluster=flat_cluster(2), objective=objective)
+    assert call(name, problem).value >= 0
 
 
 def claims(problem: Problem) -> Solution:

@@ -68,7 +68,13 @@ def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text
         title, justify = columns[index]
         # A narrow terminal takes its toll on names and words first, never on figures.
         fixed = justify == "right"
-        result.add_column(title, justify=justify, overflow="fold", no_wrap=fixed)  # type: ignore[arg-type]
+        result.add_column(
+            title,
+            justify=justify,  # type: ignore[arg-type]
+            overflow="fold",
+            no_wrap=fixed,
+            min_width=None if fixed else len(title),
+        )
     for row in rows:
         result.add_row(*(row[index] for index in kept))
     return result

@@ -32,8 +32,9 @@ from partita.core.rules import Rule, parse_rule
 from partita.core.solution import Solution
 from partita.cost.bounds import lower_bound
 from partita.cost.evaluate import measure
+from partita.cost.objectives.placed import placement_errors
 from partita.documents import load, read_text
-from partita.errors import FormatError, InvalidInputError
+from partita.errors import FormatError, InfeasibleError, InvalidInputError
 from partita.flows.summary import thawed
 from partita.plan.table import DEFAULT_PLANNER, planners
 from partita.profile.estimate_recompute import with_recomputation
@@ -209,7 +210,8 @@ def read_cluster(options: ProblemOptions) -> tuple[Cluster | None, Problem | Non
     if options.devices is not None:
         if options.cluster is not None:
             raise click.UsageError("--devices and --cluster exclude each other")
-        return local_cluster(options.devices), None
+        here = local_cluster(options.devices, read_catalogue(options))
+        return apply_overrides(here, bandwidth=options.bandwidth, latency=options.latency), None
     if options.cluster is None:
         return None, None
     spec, catalogue = options.cluster, read_catalogue(options)
@@ -312,6 +314,9 @@ def changed_solution(
     """
     problem = problem or _changed(found.problem, options)
     plan, *others = (_adapted(plan, problem, options) for plan in (found.plan, *found.alternatives))
+    broken = placement_errors(problem, plan) if read_rules(options) else []
+    if broken:
+        raise InfeasibleError(f"the plan breaks a rule: {broken[0]}; plan again with the rule")
     solution = evaluated(problem, plan, found)
     kept = tuple(other for other in others if _is_for(problem, other))
     return dataclasses.replace(solution, alternatives=kept)
@@ -356,6 +361,10 @@ def evaluated(problem: Problem, plan: Plan, found: Solution | None) -> Solution:
 def _changed(base: Problem, options: ProblemOptions) -> Problem:
     cluster = changed_cluster(base, read_cluster(options)[0], options)
     objective = read_objective(base.graph, base.objective, options)
+    if options.recompute:
+        raise click.UsageError(
+            "--recompute shapes an estimate; a saved plan says what it recomputes"
+        )
     rules = (*base.rules, *read_rules(options))
     return dataclasses.replace(base, cluster=cluster, objective=objective, rules=rules)
 

@@ -131,7 +131,7 @@ rule_options = _all(
 
 effort_options = _all(
     click.option(
-        "--time-limit", type=click.FloatRange(0, min_open=True), help="Seconds to search."
+        "--time-limit", type=click.FloatRange(0, 1e6, min_open=True), help="Seconds to search."
     ),
     click.option(
         "--iterations", type=click.IntRange(1), help="Steps to search: the same plan every time."

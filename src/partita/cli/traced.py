@@ -10,6 +10,7 @@ from partita.core.solution import Solution
 from partita.documents import write_text
 from partita.errors import InvalidInputError
 from partita.plan.search_trace import SearchTrace
+from partita.plan.table import PLANNERS
 from partita.report.search_trace import search_csv, search_svg
 
 
@@ -62,8 +63,9 @@ def traced_search(planner: str, file: str | None) -> TracedSearch:
     if not path.name or path.is_dir():
         raise InvalidInputError(f"--trace-search is {file!r}; expected the name of a file")
     if not takes(planner, "trace"):
+        searching = ", ".join(name for name in PLANNERS if takes(name, "trace"))
         raise InvalidInputError(
             f"planner {planner!r} does not search, so there is nothing to trace; "
-            "brute-force, local-search and hierarchical do"
+            f"these do: {searching}"
         )
     return TracedSearch(path.with_suffix("") if path.suffix in (".csv", ".svg") else path)

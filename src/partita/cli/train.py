@@ -37,7 +37,7 @@ from partita.core.problem import Objective, Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.flows.summary import Summary, summarise
-from partita.plan.table import DEFAULT_PLANNER, get_planner
+from partita.plan.table import get_planner
 from partita.processes import machine_cores
 from partita.run.baseline_names import BASELINES, TORCH_WAYS
 
@@ -225,8 +225,12 @@ def _problem_options(rest: dict[str, Any]) -> ProblemOptions:
 def _plan(problem: Problem, rest: dict[str, Any], stages: int, replicas: int) -> Solution:
     if rest["baseline"]:
         return _baseline(problem, rest)
-    name, options = read_planner(rest["planner"], rest["partition"], rest["options"], None)
-    if rest["pp"] is not None or rest["dp"] is not None:
+    degrees = rest["pp"] is not None or rest["dp"] is not None
+    planner = rest["planner"]
+    if degrees and planner is None and rest["partition"] is None:
+        planner = "uniform"
+    name, options = read_planner(planner, rest["partition"], rest["options"], None)
+    if degrees:
         if name in _STAGED:
             options.setdefault("stages", stages)
         elif name != "custom":
@@ -236,7 +240,7 @@ def _plan(problem: Problem, rest: dict[str, Any], stages: int, replicas: int) ->
         options.setdefault("replicas", replicas)
     if name == "random":
         options.setdefault("seed", rest["seed"])
-    solution = get_planner(name or DEFAULT_PLANNER, **options)(problem)
+    solution = get_planner(name, **options)(problem)
     if rest["pp"] is not None and len(solution.plan.stages) != stages:
         raise InvalidInputError(
             f"--pp {stages} does not match the {len(solution.plan.stages)} stages of {name}"

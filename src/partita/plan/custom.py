@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
@@ -20,6 +21,17 @@ def plan_custom(problem: Problem, *, boundaries: Sequence[int], replicas: int = 
         InfeasibleError: A device has too little memory.
         InvalidInputError: Wrong boundaries (says how many layers there are), or too few devices.
     """
+    plan = layered_plan(problem, boundaries, replicas)
+    options = {"boundaries": list(boundaries), "replicas": replicas}
+    return solution_of(problem, plan, "custom", options)
+
+
+def layered_plan(problem: Problem, boundaries: Sequence[int], replicas: int) -> Plan:
+    """Return the pipeline whose stages are layers between boundaries, on consecutive devices.
+
+    Raises:
+        InvalidInputError: Wrong boundaries, or too few devices.
+    """
     devices = main_devices(problem)
     count = len(boundaries) - 1
     stage_of = cut_layers(problem.graph, list(boundaries))
@@ -31,5 +43,4 @@ def plan_custom(problem: Problem, *, boundaries: Sequence[int], replicas: int = 
             f"there are {len(devices)}"
         )
     groups = [devices[stage * replicas : (stage + 1) * replicas] for stage in range(count)]
-    options = {"boundaries": list(boundaries), "replicas": replicas}
-    return solution_of(problem, pipeline_plan(problem, stage_of, groups), "custom", options)
+    return pipeline_plan(problem, stage_of, groups)

@@ -7,7 +7,6 @@ and blocks and embeddings are found by the graph's block labels instead of by cl
 """
 
 import re
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,8 +15,8 @@ from partita.core.graph import Graph
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
-from partita.plan.custom import plan_custom
-from partita.plan.pipeline import layer_of_ops, legal_boundaries, main_devices
+from partita.plan.custom import layered_plan
+from partita.plan.pipeline import layer_of_ops, legal_boundaries, main_devices, solution_of
 
 
 def plan_uniform_floor(problem: Problem, *, stages: int = 0, replicas: int = 1) -> Solution:
@@ -102,9 +101,9 @@ def solved_cut(
 ) -> Solution:
     """Return the solution of a rule that gives boundaries, moved to where a cut is allowed."""
     boundaries = legal_boundaries(problem.graph, boundaries)
-    found = plan_custom(problem, boundaries=boundaries, replicas=replicas)
     options = {"stages": stages, "replicas": replicas}
-    return replace(found, planner=planner, options=options, stats={"boundaries": boundaries})
+    plan = layered_plan(problem, boundaries, replicas)
+    return solution_of(problem, plan, planner, options, stats={"boundaries": boundaries})
 
 
 def _layer_parameters(graph: Graph) -> Array:

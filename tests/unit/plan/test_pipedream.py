@@ -1,6 +1,7 @@
 """PipeDream's planner against all pipelines of small problems; its repaired faults by number."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -10,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.plan.pipelines import compositions, cuts, rows
 
-from partita.core.graph import Graph
+from partita.core.cluster import Cluster, Device, Level
+from partita.core.graph import DeviceKind, Graph
 from partita.core.plan import Plan
-from partita.core.problem import Metric, Objective, Problem
+from partita.core.problem import Metric, Objective, Problem, Schedule
 from partita.core.rules import Rule
 from partita.core.solution import Proof
 from partita.cost.objectives.pipedream import pipedream_time, why_not_pipedream
@@ -24,7 +26,9 @@ from partita.plan.pipedream.build import plan_on, whole_shares
 from partita.plan.pipedream.model import model_of
 from partita.plan.pipedream.planner import plan_pipedream
 from partita.plan.pipedream.released import Options, released_plan
+from partita.plan.pipedream.search import Best, minimise
 from partita.plan.search_trace import SearchTrace
+from partita.plan.table import solve
 from partita.testing.builders import (
     Figures,
     Traits,
@@ -449,6 +453,66 @@ def test_time_is_kept_between_rows_of_devices() -> None:
     assert patient.lower_bound <= patient.value <= hasty.value
 
 
+def three_level_problem(graph: Graph, speeds: Sequence[float]) -> Problem:
+    """Return a throughput problem on hosts of two devices, two hosts a rack."""
+    cluster = flat_cluster(len(speeds), speeds=speeds)
+    levels = tuple(
+        Level(
+            name=name,
+            group_of=np.arange(len(speeds), dtype=np.int32) // size,
+            bandwidth_bytes_per_s=np.full(-(-len(speeds) // size), rate),
+        )
+        for name, size, rate in (
+            ("host", 2, 100.0),
+            ("rack", 4, 40.0),
+            ("network", len(speeds), 10.0),
+        )
+    )
+    objective = Objective(metric=Metric.THROUGHPUT, microbatches=8, microbatch_size=1)
+    return Problem(graph=graph, cluster=replace(cluster, levels=levels), objective=objective)
+
+
+def test_servers_with_too_many_choices_are_solved_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of unequal devices, none small enough for all choices: by rows, each once."""
+    problem = three_level_problem(some_graph(3, 8), [1.0, 2.0, 2.0, 3.5])
+    small = plan_pipedream(problem).stats["predicted_s"]
+    monkeypatch.setattr("partita.plan.pipedream.mixed.MAX_STEPS", 0)
+    solution = plan_pipedream(problem)
+    assert small <= solution.stats["predicted_s"] * SLACK <= small * 1.5
+    assert solution.lower_bound <= solution.value
+
+
+def test_periods_without_a_value_of_their_own_are_bisected() -> None:
+    """Where a solution's value is the period that was asked for, steps must not be tiny."""
+    best: Best[float] = Best()
+    minimise(lambda period: (period, period) if period >= 7 else None, best, 1.0)
+    assert best.value == pytest.approx(7.0, rel=1e-8)
+    assert best.probes < 60
+
+
+def test_a_test_that_no_period_passes_is_given_up_soon() -> None:
+    tried: list[float] = []
+    best: Best[float] = Best()
+    minimise(tried.append, best, 1.0)
+    assert best.found is None
+    assert len(tried) < 10
+    assert max(tried) > 1e20
+
+
+def test_unequal_devices_get_a_fixed_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer steps give a plan that is no better, always the same; a time limit replaces them."""
+    graph = random_dag(16, random.Random(3), tied=0, window=8)
+    problem = three_level_problem(graph, [1.0, 2.0, 3.5, 1.0, 2.0, 2.0])
+    full = plan_pipedream(problem, ideals=300, orders=4)
+    monkeypatch.setattr("partita.plan.pipedream.repaired.MOST_STEPS", 1)
+    few = [plan_pipedream(problem, ideals=300, orders=4) for _ in range(2)]
+    timed = plan_pipedream(problem, ideals=300, orders=4, time_limit=1e6)
+    periods = [solution.stats["predicted_s"] for solution in (timed, full, few[0])]
+    assert periods[0] <= periods[1] * SLACK
+    assert periods[1] <= periods[2] * SLACK
+    assert few[0].plan == few[1].plan
+
+
 def test_compression_divides_the_cuts_of_the_repaired_objective() -> None:
     figures = Figures(forward_s=1.0, backward_s=0.0, tensor_bytes=30.0, parameter_bytes=0.0)
     cluster = flat_cluster(2, bandwidth_bytes_per_s=10.0)
@@ -533,3 +597,25 @@ def test_bounds_name_their_argument() -> None:
     assert term == "sync or cut"
     assert 3.0 < value <= plan_pipedream(replace(problem, graph=chain(4, joined))).value
     assert pipedream_bound(replace(problem, objective=RELEASED)) == (0.0, "none")
+
+
+def test_a_device_that_was_not_searched_takes_the_proof_away():
+    devices = (Device(name="gpu0"), Device(name="cpu0", kind=DeviceKind.CPU, speed=0.9))
+    level = Level(
+        name="host", group_of=np.zeros(2, np.int32), bandwidth_bytes_per_s=np.full(1, 1e9)
+    )
+    cluster = Cluster(devices=devices, levels=(level,))
+    objective = Objective(metric=Metric.PIPEDREAM_REPAIRED)
+    problem = Problem(graph=chain(4), cluster=cluster, objective=objective)
+    found = plan_pipedream(problem)
+    assert found.proof is Proof.FEASIBLE
+    assert found.lower_bound < solve(problem, "brute-force", iterations=100).value * (1 + 1e-9)
+
+
+def test_stages_that_share_a_parameter_do_not_stash_weights():
+    graph = chain(4, traits=Traits(tied=[(0, 3)]))
+    objective = Objective(metric=Metric.PIPEDREAM_REPAIRED)
+    problem = Problem(graph=graph, cluster=flat_cluster(4), objective=objective)
+    apart = plan_on(problem, np.array([0, 0, 1, 1]), [[0], [1]])
+    assert apart.schedule is Schedule.ONE_F_ONE_B
+    assert plan_on(problem, np.array([0, 0, 0, 0]), [[0]]).schedule is Schedule.PIPEDREAM

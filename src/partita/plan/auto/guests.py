@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution
-from partita.errors import InfeasibleError, InvalidInputError
+from partita.errors import PartitaError
 from partita.plan.assignment.portfolio import best_assignment
 from partita.plan.auto.judge import Budget
 from partita.plan.autopipe import plan_autopipe
@@ -194,7 +194,7 @@ class Answers:
             return None
         try:
             solution = guest.planner(problem, **guest.effort(budget))
-        except (InfeasibleError, InvalidInputError) as exc:
+        except PartitaError as exc:
             self.tried[guest.name] = str(exc)
             return None
         self.tried[guest.name] = solution.value

@@ -100,18 +100,30 @@ def plan_on(
             Stage(devices=tuple((index[device],) for device in group), shares=tuple(own))
             for group, own in zip(groups, dealt, strict=True)
         ),
-        schedule=_schedule(problem),
+        schedule=_schedule(problem, stage_of),
         microbatch_sizes=equal_microbatches(count, problem.microbatch_size),
     )
 
 
-def _schedule(problem: Problem) -> Schedule:
-    """Return the schedule asked for, else PipeDream's own where its time is what counts."""
+def _schedule(problem: Problem, stage_of: Array) -> Schedule:
+    """Return the schedule asked for, else PipeDream's own where its time is what counts.
+
+    It keeps versions of weights stage by stage, so not where stages share a parameter.
+    """
     objective = problem.objective
     stashes = objective.metric in PER_MICROBATCH and objective.mode is Mode.TRAINING
-    if objective.schedule is None and stashes:
+    if objective.schedule is None and stashes and not _ties_stages(problem, stage_of):
         return Schedule.PIPEDREAM
     return default_schedule(problem)
+
+
+def _ties_stages(problem: Problem, stage_of: Array) -> bool:
+    """Return whether two stages use one parameter."""
+    table = problem.graph.parameters
+    stage = stage_of[table.use_op]
+    first = np.full(len(table), -1)
+    first[table.use_parameter] = stage
+    return bool((first[table.use_parameter] != stage).any())
 
 
 def whole_shares(seconds: Array, dealt: int | None = None) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from partita.core.columns import Array
 from partita.cost.kernels import run_kernel
 from partita.plan.pipedream.family import Family
 from partita.plan.pipedream.kernels import fewest_devices, least_replicas
+from partita.plan.pipedream.search import SHORTEST_S
 
 UNLIMITED = 2**40
 PROBES = 16
@@ -80,6 +81,7 @@ class FlatSearch:
 
     def probe(self, period: float) -> tuple[float, list[Cut]] | None:
         """Return the pipeline with fewest devices within a period, and its own period."""
+        period = max(period, SHORTEST_S)
         family, cluster = self._family, self._cluster
         most = len(cluster.sync) - 1
         size = (PROBES + 4 * most) * family.num_pairs

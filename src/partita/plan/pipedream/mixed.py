@@ -19,6 +19,7 @@ from partita.cost.kernels import run_kernel
 from partita.plan.pipedream.family import Family
 from partita.plan.pipedream.flat import PROBES
 from partita.plan.pipedream.mixed_kernel import choose_devices
+from partita.plan.pipedream.search import SHORTEST_S
 
 MAX_STEPS = 5_000_000
 """Steps of one test up to which all choices are gone through."""
@@ -89,6 +90,7 @@ class MixedSearch:
 
     def probe(self, period: float) -> tuple[float, list[Chosen]] | None:
         """Return a pipeline within a period with its value, or ``None``."""
+        period = max(period, SHORTEST_S)
         family, server = self._family, self._server
         choices = len(self._digits)
         total = self._digits.sum(axis=1)

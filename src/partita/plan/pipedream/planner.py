@@ -34,6 +34,8 @@ Departures from the released optimizer (numbers of its known faults):
 import math
 from typing import Any
 
+import numpy as np
+
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
 from partita.errors import InfeasibleError
@@ -89,7 +91,8 @@ def plan_pipedream(  # noqa: PLR0913 (the options of the released optimizer, and
         ideals: Ideals up to which all are looked at.
         orders: Linear orders to look at where there are more.
         iterations: Rounds of looking near the best pipeline where there are more.
-        time_limit: Seconds after which nothing further is looked at, once there is a plan.
+        time_limit: Seconds after which nothing further is looked at, once there is a plan; by
+            default where devices differ a fixed number of steps, a few seconds.
         trace: Told of every new best period.
 
     Raises:
@@ -140,7 +143,7 @@ def repaired_solution(search: Search, planner: str, options: dict[str, Any]) -> 
     # What is charged less than the objective charges bounds it all the same.
     comparable = rules.factor <= FACTOR and rules.charge <= 1
     bound = search.best.value * (1 - 1e-9) if proven else search.low if comparable else 0.0
-    ours = problem.objective.metric is Metric.PIPEDREAM_REPAIRED
+    ours = problem.objective.metric is Metric.PIPEDREAM_REPAIRED and _uses_all_places(search)
     stats = {
         "predicted_s": float(search.best.value),
         "bound_s": float(bound),
@@ -156,6 +159,12 @@ def repaired_solution(search: Search, planner: str, options: dict[str, Any]) -> 
         bound=bound if ours else 0.0,
         stats=stats,
     )
+
+
+def _uses_all_places(search: Search) -> bool:
+    """Return whether no op may run beside the devices that were searched (on a CPU, say)."""
+    _, matrix = search.problem.allowed
+    return not bool(np.delete(matrix, search.site.devices, axis=1).any())
 
 
 def why_nothing(search: Search) -> str:

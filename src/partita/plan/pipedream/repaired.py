@@ -28,6 +28,10 @@ from partita.plan.pipedream.solvers import NEARER, is_flat, solve
 from partita.plan.pipedream.state import Rules, Search
 from partita.plan.search_trace import SearchTrace
 
+MOST_STEPS = 800_000_000
+"""Steps on rows of unequal devices, about three seconds, unless a time limit is given."""
+ROW_TESTS = 40
+"""Tests of periods that one row takes."""
 ROW_STEPS = 4_000_000
 MIN_PREFIXES, MAX_PREFIXES = 200, 1500
 """Prefixes of a linear order that are looked at."""
@@ -41,7 +45,8 @@ class Effort:
         ideals: Ideals up to which all are looked at, and of one neighbourhood.
         orders: Linear orders where there are more.
         iterations: Rounds of looking near the best pipeline.
-        time_limit: Seconds after which no further ideals or devices are looked at.
+        time_limit: Seconds after which no further ideals or devices are looked at; ``inf`` = a
+            fixed number of steps where devices differ, so that the result is always the same.
     """
 
     ideals: int = 3000
@@ -78,17 +83,21 @@ def _searched(
         low=low,
         term=term,
         until=time.monotonic() + effort.time_limit,
+        most_steps=MOST_STEPS if math.isinf(effort.time_limit) else math.inf,
     )
-    ideals = enumerate_ideals(model.q, effort.ideals)
+    most = _most_ideals(search, effort)
+    ideals = enumerate_ideals(model.q, most)
     if ideals is not None:
         family = lattice_family(model, ideals, charge=rules.charge)
         search.exact = solve(search, family)
         if not search.exact and search.best.found is not None and search.alike:
             _refute(search, family)
         return search
-    for family in _families(search, effort):
+    families = effort.orders + effort.iterations
+    for number, family in enumerate(_families(search, effort, most)):
         if search.is_late:
             break
+        search.ration = search.spent + (search.most_steps - search.spent) / (families - number)
         solve(search, family)
     return search
 
@@ -108,13 +117,23 @@ def _refute(search: Search, family: Family) -> None:
     search.term = "relaxed placement over all ideals"
 
 
-def _families(search: Search, effort: Effort) -> Iterator[Family]:
+def _most_ideals(search: Search, effort: Effort) -> int:
+    """Return how many ideals to look at, so that one row of unequal devices takes no more steps."""
+    if (search.alike and search.free) or math.isinf(search.most_steps):
+        return effort.ideals
+    pairs = search.most_steps / ROW_TESTS / (len(search.site.devices) ** 2 / 4)
+    return min(effort.ideals, max(MIN_PREFIXES, int(math.sqrt(2 * pairs))))
+
+
+def _families(search: Search, effort: Effort, most: int) -> Iterator[Family]:
     """Yield prefixes of linear orders, then the neighbourhoods of the best pipeline."""
     model, charge = search.model, search.rules.charge
     weight = model.seconds.min(axis=0)
     # On a row the devices count too: fewer prefixes where there are many of them.
     devices = 1 if is_flat(search) else len(search.site.devices)
     limit = int(np.clip(math.sqrt(2 * ROW_STEPS / devices), MIN_PREFIXES, MAX_PREFIXES))
+    if most < effort.ideals:
+        limit = min(limit, most)
     for order in linear_orders(
         model.q, weight=weight, net_cost=model.net_bytes, count=effort.orders
     ):
@@ -126,8 +145,8 @@ def _families(search: Search, effort: Effort) -> Iterator[Family]:
         tops = [stage.high for stage in found.stages]
         stage = found.family.stage_of(tops, model.q.num_nodes)
         order = np.lexsort((np.arange(len(stage)), stage))
-        near = window(model.q, order, effort.ideals)
-        if len(near) <= 2 * model.q.num_nodes and model.q.num_nodes > effort.ideals:
+        near = window(model.q, order, most)
+        if len(near) <= 2 * model.q.num_nodes and model.q.num_nodes > most:
             return
         yield lattice_family(model, near, charge=charge)
         if search.best.value > value * (1 - NEARER):

@@ -25,6 +25,7 @@ from partita.cost.kernels import run_kernel
 from partita.plan.pipedream.family import Family
 from partita.plan.pipedream.flat import PROBES
 from partita.plan.pipedream.row_kernel import place_stages
+from partita.plan.pipedream.search import SHORTEST_S
 
 WIDE_STEPS = 2_000_000
 """Steps of one test up to which all sizes of stages are kept."""
@@ -74,6 +75,7 @@ class RowSearch:
     """Tests of periods for one family of ideals on one row of devices.
 
     Attributes:
+        steps: Steps of one test, at most.
         wide: Whether all sizes of stages are kept, so that a failed test is a proof for the row.
     """
 
@@ -84,13 +86,14 @@ class RowSearch:
         self._row = row
         self._value_of = value_of
         places = len(row.server)
-        self._steps = family.num_pairs * places * places // 4
-        self.wide = self._steps <= WIDE_STEPS
+        self.steps = family.num_pairs * places * places // 4
+        self.wide = self.steps <= WIDE_STEPS
         self._keep = places if self.wide else KEEP
         self._tables = _tables(row)
 
     def probe(self, period: float) -> tuple[float, list[Placed]] | None:
         """Return a pipeline within a period with its value, or ``None``."""
+        period = max(period, SHORTEST_S)
         family, row, keep = self._family, self._row, self._keep
         flags = (self.wide, keep, row.weighted, row.straight, row.exact)
         states = len(family) * (len(row.server) + 1)

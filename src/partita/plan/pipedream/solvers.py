@@ -26,6 +26,8 @@ MAX_ROWS = 150
 """Orders of the devices that are tried where devices differ."""
 MAX_CLASS_ORDERS = 8
 """Orders of the classes in a server, and its devices, up to which all orders are tried."""
+PROBE_STEPS = 100_000
+"""Steps of a row's test that take as long as all that is done once a test."""
 NEARER = 1e-6
 """Relative gain that makes another family of ideals worth a search."""
 LONG_ROUND = 100
@@ -43,11 +45,13 @@ def solve(search: Search, family: Family) -> bool:
     """Find the best pipeline of a family; return whether it is the best, if the family is all."""
     if is_flat(search):
         return _solve_flat(search, family)
-    if search.free and search.site.num_servers == 1:
-        return _solve_server(search, family, search.site)
     if search.alike and search.free and not search.rules.exact:
-        return _solve_servers(search, family)
-    return _solve_rows(search, family)
+        _solve_servers(search, family)
+    elif not (search.free and search.site.num_servers == 1) or (
+        not _solve_server(search, family, search.site)
+    ):
+        _solve_rows(search, family)
+    return False
 
 
 def _solve_flat(search: Search, family: Family) -> bool:
@@ -82,6 +86,7 @@ def _solve_flat(search: Search, family: Family) -> bool:
 def _improve(probe: Callable[[float], Any], found: Best[Any], search: Search) -> None:
     """Lower ``found``; where it has a value from another family, first look if that is beaten."""
     if math.isfinite(found.value):
+        found.probes += 1
         answer = probe(found.value * (1 - NEARER))
         if answer is None:
             return
@@ -134,7 +139,7 @@ def _consecutive(site: Site, cuts: Sequence[Cut], copies: int = 1) -> list[Stage
 
 
 def _solve_server(search: Search, family: Family, site: Site) -> bool:
-    """Solve one server whose devices differ, or must all be used."""
+    """Solve one server whose devices differ, or must all be used; return whether it is small."""
     rules = search.rules
     kind = search.model.class_of[site.devices] * len(site.devices)
     limits = search.limits(site.memory_bytes)
@@ -152,7 +157,7 @@ def _solve_server(search: Search, family: Family, site: Site) -> bool:
         allowed=permitted_replicas(search.problem, len(site.devices)),
     )
     if not is_small(family, server):
-        return _solve_rows(search, family)
+        return False
 
     def stages_of(chosen: Sequence[Chosen]) -> list[StageOn]:
         left = [site.devices[group == index].tolist() for index in range(len(first))]
@@ -172,7 +177,7 @@ def _solve_server(search: Search, family: Family, site: Site) -> bool:
 
     found: Best[list[Chosen]] = Best(value=search.best.value)
     _improve(MixedSearch(family, server, value_of).probe, found, search)
-    return False
+    return True
 
 
 def _on(
@@ -188,7 +193,7 @@ def _on(
     return StageOn(cut.low, cut.high, tuple(devices), shares)
 
 
-def _solve_servers(search: Search, family: Family) -> bool:
+def _solve_servers(search: Search, family: Family) -> None:
     """Solve equal servers of equal devices: copies of one server's pipeline, then the row."""
     rules, site = search.rules, search.site
     each = int(np.bincount(site.server).min())
@@ -216,31 +221,35 @@ def _solve_servers(search: Search, family: Family) -> bool:
         _improve(FlatSearch(family, cluster, work_class=kind).probe, found, search)
         if found.found is not None:
             search.offer(family, _consecutive(site, found.found, copies), found.value)
-    return _solve_row(search, family, site)
+    _solve_row(search, family, site)
 
 
-def _solve_rows(search: Search, family: Family) -> bool:
-    """Solve devices that differ: servers by themselves, then rows in several orders."""
-    site = search.site
-    if search.free and not search.rules.exact and site.num_servers > 1:
-        for server in range(site.num_servers):
-            _solve_server(search, family, site.only(server))
-    for order in _row_orders(search):
-        if search.is_late:
-            break
-        row = site.reordered(order)
-        _solve_row(search, family, row)
-        if search.rules.weighted:
-            _solve_row(search, family, row, weighted=True)
-    return False
+def _solve_rows(search: Search, family: Family) -> None:
+    """Solve devices that differ: small servers by themselves, then rows in several orders.
+
+    Rows through all servers come first, then those of each server that is not small.
+    """
+    sites = [search.site]
+    if search.free and not search.rules.exact and search.site.num_servers > 1:
+        servers = [search.site.only(server) for server in range(search.site.num_servers)]
+        sites += [server for server in servers if not _solve_server(search, family, server)]
+    for site in sites:
+        for order in _row_orders(search, site):
+            if search.is_late:
+                return
+            row = site.reordered(order)
+            search.spent += _solve_row(search, family, row)
+            if search.rules.weighted:
+                search.spent += _solve_row(search, family, row, weighted=True)
+            if search.spent > search.ration:
+                return
 
 
-def _row_orders(search: Search) -> list[Longs]:
+def _row_orders(search: Search, site: Site) -> list[Longs]:
     """Return orders of the devices: of servers, and of the classes inside each.
 
     Devices of one class are equally fast and may run the same ops.
     """
-    site = search.site
     _, matrix = search.problem.allowed
     traits = np.vstack([search.model.class_of[site.devices], matrix[:, site.devices]])
     kinds = np.unique(traits, axis=1, return_inverse=True)[1].ravel()
@@ -277,8 +286,8 @@ def _class_orders(places: Longs, kinds: Array) -> list[Longs]:
     return result
 
 
-def _solve_row(search: Search, family: Family, site: Site, *, weighted: bool = False) -> bool:
-    """Lower the best by pipelines on consecutive devices of a row; never a proof for all plans."""
+def _solve_row(search: Search, family: Family, site: Site, *, weighted: bool = False) -> int:
+    """Lower the best by pipelines on consecutive devices of a row; return the steps that took."""
     rules, problem = search.rules, search.problem
     row = Row(
         server=site.server,
@@ -312,10 +321,11 @@ def _solve_row(search: Search, family: Family, site: Site, *, weighted: bool = F
         return RowSearch(family, row._replace(allowed=allowed), value_of).probe
 
     found: Best[list[Placed]] = Best(value=search.best.value)
-    _improve(RowSearch(family, row, value_of).probe, found, search)
+    tests = RowSearch(family, row, value_of)
+    _improve(tests.probe, found, search)
     if not weighted and (found.found is not None or search.best.found is None):
         _deal_evenly(search, at, value_of)
-    return False
+    return found.probes * (tests.steps + PROBE_STEPS)
 
 
 def _banned(search: Search, family: Family, site: Site) -> Array:

@@ -21,6 +21,9 @@ from partita.plan.pipedream.model import Model
 from partita.plan.pipedream.search import PRECISE, Best
 from partita.plan.pipedream.site import Site
 
+PATIENCE = 3
+"""Times as many steps are made while nothing is found."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
@@ -65,6 +68,9 @@ class Search:
         term: The argument behind ``low``.
         exact: Whether the best is the best of all pipelines.
         until: When to stop looking further, on the monotonic clock.
+        most_steps: Steps of tests on rows of unequal devices after which to stop as well.
+        spent: Steps made.
+        ration: Steps after which to leave the rest to other ideals.
     """
 
     problem: Problem
@@ -76,6 +82,9 @@ class Search:
     term: str
     exact: bool = False
     until: float = math.inf
+    most_steps: float = math.inf
+    spent: int = 0
+    ration: float = math.inf
 
     def value_of(self, plan: Plan, otherwise: float) -> float:
         """Return the period of a plan as the cost model has it, or a number where it cannot say."""
@@ -108,8 +117,10 @@ class Search:
 
     @property
     def is_late(self) -> bool:
-        """Whether something is found and time is over."""
-        return self.best.found is not None and time.monotonic() > self.until
+        """Whether something is found and time is over, or even more was done for nothing."""
+        if self.best.found is None:
+            return self.spent > PATIENCE * self.most_steps
+        return self.spent > self.most_steps or time.monotonic() > self.until
 
     def offer(self, family: Family, stages: Sequence[StageOn], period: float) -> float:
         """Note a pipeline; return its value, ``inf`` where it cannot be a plan.

@@ -270,7 +270,7 @@ def _growing(model: SplitModel, ideals: Ideals, states: States) -> Chain | None:
     most = float(np.where(np.isfinite(model.seconds), model.seconds, 0.0).sum(axis=1).max())
     most += float(model.net_s.sum())
     guess = liquid_bound(model) * 1.02
-    while guess < most:
+    while 0 < guess < most:
         found, _ = best_chain(model, ideals, states, guess)
         if found is not None:
             return found
