@@ -37,6 +37,8 @@ Effort: TypeAlias = Callable[[Budget], dict[str, Any]]
 
 SHARE = 0.4
 """Share of the budget that starts may take."""
+SPECIALIST_SHARE = 0.9
+"""Share of the budget for a search by the very metric that is asked."""
 MOVES_PER_ITERATION = 200
 
 
@@ -56,13 +58,22 @@ def _moving(budget: Budget) -> dict[str, Any]:
     return {"time_limit": SHARE * budget.left_s()}
 
 
+def _placing(budget: Budget) -> dict[str, Any]:
+    """Return moves or time for the search that minimises what is asked."""
+    if budget.is_counted:
+        return _moving(budget)
+    return {"time_limit": max(SPECIALIST_SHARE * budget.left_s(), 0.01)}
+
+
 def _few_ideals(_: Budget) -> dict[str, Any]:
     return {"ideals": 1000}
 
 
 def _apart(budget: Budget) -> dict[str, Any]:
     """Return the options of a split whose parts need not follow one another."""
-    limit = {} if budget.is_counted else {"time_limit": max(SHARE * budget.left_s(), 0.01)}
+    limit = (
+        {} if budget.is_counted else {"time_limit": max(SPECIALIST_SHARE * budget.left_s(), 0.01)}
+    )
     return {"contiguous": False, **limit}
 
 
@@ -133,7 +144,7 @@ GUESTS: Sequence[Guest] = (
 )
 """Asked in this order while less than ``SHARE`` of the budget is used."""
 
-_PLACING = (Guest("best_placement", best_placement, _moving),)
+_PLACING = (Guest("best_placement", best_placement, _placing),)
 _SPLITTING = (
     Guest("contiguous optimal-split", plan_optimal_split),
     Guest("optimal-split", plan_optimal_split, _apart),

@@ -31,6 +31,8 @@ _WORTH_IMPROVING = 1.3
 _SHARE = 0.6
 """Share of the time that is left for the local search."""
 _STEPS, _FEWEST_MOVES, _MOST_MOVES = 6e7, 1_000, 100_000
+_SURE = 3
+"""Further starts of small graphs that are made however long they take: m-SCT both ways."""
 _MOST_EDGES = 4_000
 """Edges up to which the linear program takes a small part of a second."""
 
@@ -77,12 +79,13 @@ def best_placement(
 
 
 def _starts(g: Instance, budget: Budget, time_limit: float | None) -> list[Placed]:
-    """Return the complete placements of the portfolio; m-ETF is asked however long it takes."""
+    """Return the complete placements of the portfolio; the first are asked for in any case."""
     schedules = [event_schedule(g), *etf_schedules(g)]
     starts = complete(schedules)
-    for schedule in _further(g, stranded=len(starts) < len(schedules)):
+    for number, schedule in enumerate(_further(g, stranded=len(starts) < len(schedules))):
         starts += complete([schedule])
-        if starts and budget.seconds_left < _SHARE * (time_limit or 0.0):
+        late = budget.seconds_left < _SHARE * (time_limit or 0.0)
+        if starts and late and (number >= _SURE or len(g.succ) > _MOST_EDGES):
             break
     return starts
 
