@@ -80,7 +80,7 @@ def write_plan(name: str, folder: Path) -> Path:
     captured = capture_at(load_source(name, origin.options), SAMPLES, origin)
     graph, plan = folder / f"{name}.graph.json", folder / f"{name}.plan.json"
     save(origin.recorded_in(captured.graph), graph)
-    assert call("plan", str(graph), "--devices", "3", "-o", str(plan), "-q") == 0
+    assert call("plan", str(graph), "--devices", "3", "-p", "uniform", "-o", str(plan), "-q") == 0
     return plan
 
 
