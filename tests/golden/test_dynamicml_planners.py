@@ -9,9 +9,9 @@ import json
 import pytest
 
 from partita.core.solution import Proof
+from partita.cost.bounds import lower_bound
 from partita.cost.objectives.sharding import sharding_cost
 from partita.formats.dynamicml import read_assignment, read_dynamicml, write_assignment
-from partita.plan.assignment.bound import sharding_bound
 from partita.plan.assignment.portfolio import best_assignment
 from partita.plan.brute_force import plan_brute_force
 from partita.plan.hierarchical import plan_hierarchical
@@ -65,4 +65,4 @@ def test_no_recorded_plan_is_better(folder, planner, name):
 
 @pytest.mark.parametrize("name", [*SMALL, *OTHERS])
 def test_the_bound_is_below_every_recorded_plan(folder, name):
-    assert sharding_bound(problem_of(folder, name)).value <= recorded_best(folder, name)
+    assert lower_bound(problem_of(folder, name)) <= recorded_best(folder, name)

@@ -3,7 +3,7 @@
 On the sharding cost: branch and bound (``assignment/tree.py``) from a placement that a short
 annealing has found. It ends with a proof; the published script enumerates set partitions times
 labels, Stirling{n, k} k!, without a bound, and starts from singletons, so that under a time limit
-it sees terrible ones only. Values that reach the bound of ``assignment/bound.py`` are proven at
+it sees terrible ones only. Values that reach the bound of ``cost.bounds`` are proven at
 once.
 
 On any other metric: every way to put each node (ops that must share a device) on one device, those

@@ -12,10 +12,12 @@ from partita.core.cluster import Cluster, Device, LinkMatrix
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.rules import Rule
 from partita.core.solution import Proof
+from partita.cost.bounds import bound
+from partita.cost.bounds.bound import Bound
+from partita.cost.bounds.sharding import common_step, least_spread
 from partita.cost.evaluate import measure
 from partita.errors import InfeasibleError
 from partita.plan.assignment.anneal import Annealer
-from partita.plan.assignment.bound import common_unit, least_spread, sharding_bound
 from partita.plan.assignment.descent import improved
 from partita.plan.assignment.effort import Effort
 from partita.plan.assignment.instance import instance_of
@@ -269,7 +271,7 @@ class TestBruteForce:
         assert solution.value == pytest.approx(best, rel=1e-8)
         assert solution.proof is Proof.OPTIMAL
         assert solution.lower_bound == pytest.approx(solution.value)
-        assert sharding_bound(problem).value <= best * (1 + 1e-9) + 1e-9
+        assert bound(problem).value <= best * (1 + 1e-9) + 1e-9
 
     @given(small_instances())
     @settings(max_examples=15)
@@ -326,21 +328,23 @@ class TestHierarchical:
 class TestBound:
     def test_the_published_chains_have_their_proven_values(self):
         edges = [(i, i + 1) for i in range(200)]
-        assert sharding_bound(sharding_problem([2.0] * 201, edges, 1.0 - np.eye(3))) == (2.0, "cut")
+        assert bound(sharding_problem([2.0] * 201, edges, 1.0 - np.eye(3))) == Bound(2.0, "cut")
         device = np.arange(96)
         pairs = np.where(device[:, None] // 2 == device // 2, 0.0, 0.5)
-        assert sharding_bound(sharding_problem([2.0] * 201, edges, pairs)) == (56.125, "spread")
+        assert bound(sharding_problem([2.0] * 201, edges, pairs)) == Bound(
+            56.125, "spread of weights"
+        )
 
     def test_parts_that_no_edge_joins_need_no_link(self):
         problem = sharding_problem([1.0] * 4, [(0, 1), (2, 3)], 1.0 - np.eye(2))
-        assert sharding_bound(problem).value == 0.0
+        assert bound(problem).value == 0.0
 
     @pytest.mark.parametrize(
         ("weights", "unit"),
         [([2.0, 4.0, 6.0], 2.0), ([0.131, 0.454], 0.001), ([1 / 3, 0.1], 0.0), ([0.0, 0.0], 0.0)],
     )
     def test_the_unit_of_weights(self, weights, unit):
-        assert common_unit(np.array(weights)) == pytest.approx(unit)
+        assert common_step(np.array(weights)) == pytest.approx(unit)
 
     @given(st.lists(st.integers(0, 12), min_size=1, max_size=6), st.integers(1, 3))
     @settings(max_examples=80)

@@ -12,8 +12,8 @@ import numpy as np
 
 from partita.core.columns import Array
 from partita.core.problem import Problem
+from partita.cost.bounds.sharding import tree_links
 from partita.errors import InvalidInputError
-from partita.plan.assignment.bound import tree_links
 from partita.plan.assignment.descent import improved
 from partita.plan.assignment.effort import Effort
 from partita.plan.assignment.instance import Instance, part_of

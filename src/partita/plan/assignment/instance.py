@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from partita.core.columns import Array
 from partita.core.problem import Mode, Problem
+from partita.cost.bounds.sharding import link_latencies
 from partita.errors import InfeasibleError
 
 
@@ -82,10 +83,6 @@ def instance_of(problem: Problem) -> Instance:
     training = problem.objective.mode is Mode.TRAINING
     seconds = graph.forward_s + graph.backward_s if training else graph.forward_s
     node_of, count = joined(graph.ops.colocation)
-    source, target = np.divmod(np.arange(size * size), size)
-    matrix = np.zeros(size * size)
-    apart = source != target
-    matrix[apart] = problem.cluster.links(source[apart], target[apart]).latency_s
     inner = graph.edge_source >= 0
     ends = node_of[graph.edge_source[inner]], node_of[graph.edges.reader[inner]]
     between = ends[0] != ends[1]
@@ -95,7 +92,7 @@ def instance_of(problem: Problem) -> Instance:
         weight=weight,
         source=ends[0][between],
         target=ends[1][between],
-        matrix=matrix.reshape(size, size),
+        matrix=link_latencies(problem.cluster),
         share=np.full(size, weight.sum() / size),
         factor=np.ones(size),
         least=np.ones(size, dtype=np.int64),

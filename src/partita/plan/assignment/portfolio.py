@@ -12,7 +12,7 @@ from partita.core.placement import placement_plan
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Mode, Problem, Schedule
 from partita.core.solution import Proof, Solution
-from partita.plan.assignment.bound import instance_bound
+from partita.cost.bounds import lower_bound
 from partita.plan.assignment.descent import ITERATIONS, RESTARTS, improved
 from partita.plan.assignment.effort import Effort
 from partita.plan.assignment.groups import group_levels, placed_by_groups
@@ -49,7 +49,7 @@ def start_sharding(
     """
     instance = instance_of(problem)
     check_enough(problem, instance)
-    goal = instance_bound(instance).value
+    goal = lower_bound(problem)
     return instance, Effort(time_limit=time_limit, goal=goal, trace=trace)
 
 
