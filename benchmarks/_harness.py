@@ -1,12 +1,15 @@
 """What the benchmarks share: arguments, public data, CPU time, the last line with the figures."""
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,6 +22,17 @@ def shared_data() -> Path:
         print(f"no public data at {folder}; set PARTITA_SHARED", file=sys.stderr)
         raise SystemExit(4)
     return folder
+
+
+@cache
+def load_script(data: Path, name: str) -> ModuleType:
+    """Return a script of the data folder as a module, such as its scorer ``evaluate``."""
+    spec = importlib.util.spec_from_file_location(name, data / f"{name}.py")
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(data / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def cpu_s(work: Callable[[], object], *, repeats: int = 1) -> float:

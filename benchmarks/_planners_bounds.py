@@ -326,7 +326,8 @@ def measure_group(data: Path, scale: float) -> Group:
         group.misses.append(f"{plain} of {PROBLEMS} bounds are plain {PLAIN}; at most half may be")
     compared, wrong = tiny_check()
     group.misses += wrong
-    group.title += f"; none above the best of 40 drawn plans on {compared} tiny ones" if not wrong else ""
+    if not wrong:
+        group.title += f"; none above the best of 40 drawn plans on {compared} tiny ones"
     group.figures = {
         "plain": plain,
         "median_gap_percent": float(np.median(gaps)),

@@ -5,7 +5,6 @@ The two published examples must be proven optima in under a CPU second, ``small*
 of the data folder, too.
 """
 
-import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from _harness import load_script
 from _planners_common import Group, timed
 
 from partita.core.problem import Problem
@@ -53,7 +53,7 @@ def measure_group(data: Path, scale: float) -> Group:
         title="DynamicMLTrainer: sharding cost",
         headers=["instance", "recorded", "planner", "ours", "proof", "bound", "CPU s"],
     )
-    scorer = _scorer(data)
+    scorer = load_script(data, "evaluate")
     _warm_up(folder)
     for name in sorted(recorded):
         for planner in REQUIRED[name[:5]]:
@@ -66,15 +66,6 @@ def measure_group(data: Path, scale: float) -> Group:
         "max_cpu_s": max(row[6] for row in group.rows),
     }
     return group
-
-
-def _scorer(data: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("evaluate", data / "evaluate.py")
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError(data / "evaluate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _warm_up(folder: Path) -> None:

@@ -9,17 +9,14 @@ inputs; none named = all.
 """
 
 import gzip
-import importlib.util
 import json
 import math
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-from _harness import run_benchmark, shared_data
+from _harness import load_script, run_benchmark, shared_data
 
 from partita.core.cluster import Cluster, Device, Host, Level
 from partita.core.graph import Graph
@@ -116,17 +113,6 @@ def read_json(path: Path) -> Any:
     if path.suffix == ".gz":
         return json.loads(gzip.decompress(path.read_bytes()))
     return json.loads(path.read_text())
-
-
-@cache
-def load_scorer(data: Path) -> ModuleType:
-    """Return the independent scorer of the data folder."""
-    spec = importlib.util.spec_from_file_location("evaluate", data / "evaluate.py")
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError(data / "evaluate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class PipeDreamRun(NamedTuple):
@@ -262,7 +248,7 @@ def exact_optima(data: Path) -> dict[str, float]:
 
 def split_rows(data: Path, cases: Sequence[str] = ()) -> Iterator[Row]:
     """Yield max-load and latency of the splits, against the scorer and against the records."""
-    scorer = load_scorer(data)
+    scorer = load_script(data, "evaluate")
     folder = data / "dnn-partitioning"
     for answer in read_json(folder / "answers.json"):
         case = answer["case"]

@@ -10,7 +10,6 @@ number is missed, with 4 when the data is absent. ``--group`` runs some groups o
 
 import argparse
 import importlib
-import importlib.util
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _harness import shared_data
+from _harness import load_script, shared_data
 from _planners_common import Group
 
 RECORDED_LOOP_S = 0.096
@@ -38,12 +37,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
 
 def calibration_loop_s(data: Path) -> float:
     """Return the CPU seconds of the calibration loop on this machine."""
-    spec = importlib.util.spec_from_file_location("calibrate", data / "calibrate.py")
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError(data / "calibrate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return float(module.calibrate())
+    return float(load_script(data, "calibrate").calibrate())
 
 
 def measure(names: list[str]) -> tuple[dict[str, Any], list[str]]:
