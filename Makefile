@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-EXTRAS ?= torch,models,dev,bench
+EXTRAS ?= torch,models,serve,energy,dev,bench
 
 # Debian packages that the tests need besides Python: network namespaces for the emulated link.
 APT_PACKAGES ?= iproute2
@@ -29,7 +29,7 @@ demo: $(DEMO) ## measure a small GPT here, plan it here and over a mixed cluster
 	$(BIN)/partita demo
 
 test: system $(FULL) ## run the whole test suite
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 check: $(FULL) ## format, lint, types, architecture and the fast tests
 	$(BIN)/ruff format --check .

@@ -1,12 +1,14 @@
 """What the benchmarks share: arguments, public data, CPU time, the last line with the figures."""
 
 import argparse
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -53,15 +55,31 @@ def run_benchmark(description: str, measure: Callable[[], Measured]) -> None:
 
     With ``--check`` the exit code is 1 when something is missed; the last line holds the figures.
     """
+    _run(_parser(description).parse_args(), measure)
+
+
+def run_groups(
+    description: str, groups: Iterable[str], measure: Callable[[list[str]], Measured]
+) -> None:
+    """Run a benchmark of several groups, all or those that ``--group`` names."""
+    names = list(groups)
+    parser = _parser(description)
+    parser.add_argument("--group", action="append", choices=names, help="only these groups")
+    options = parser.parse_args()
+    _run(options, lambda: measure(options.group or names))
+
+
+def _parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="exit 1 when a number is missed")
     parser.add_argument("--json", action="store_true", help="print only the figures, as JSON")
-    options = parser.parse_args()
+    return parser
+
+
+def _run(options: argparse.Namespace, measure: Callable[[], Measured]) -> None:
+    with contextlib.redirect_stdout(io.StringIO()) if options.json else contextlib.nullcontext():
+        figures, missed = measure()
     if options.json:
-        sys.stdout, shown = open(os.devnull, "w"), sys.stdout  # noqa: PTH123, SIM115
-    figures, missed = measure()
-    if options.json:
-        sys.stdout = shown
         print(json.dumps({"figures": figures, "missed": missed}))
     else:
         for line in missed:

@@ -8,16 +8,12 @@ same call in a warm process, against recorded seconds scaled by the plain-Python
 number is missed, with 4 when the data is absent. ``--group`` runs some groups only.
 """
 
-import argparse
 import importlib
-import json
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _harness import load_script, shared_data
+from _harness import load_script, run_groups, shared_data
 from _planners_common import Group
 
 RECORDED_LOOP_S = 0.096
@@ -51,32 +47,10 @@ def measure(names: list[str]) -> tuple[dict[str, Any], list[str]]:
         found: Group | list[Group] = getattr(importlib.import_module(module), function)(data, scale)
         for group in [found] if isinstance(found, Group) else found:
             group.show()
-            for line in group.misses:
-                print(f"missed: {line}")
             missed += [f"{name}: {line}" for line in group.misses]
             figures |= {f"{name}.{key}": value for key, value in group.figures.items()}
     return figures, missed
 
 
-def main() -> None:
-    """Parse the arguments, measure, and print the last line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit 1 when a number is missed")
-    parser.add_argument("--json", action="store_true", help="print only the figures, as JSON")
-    parser.add_argument("--group", action="append", choices=list(GROUPS), help="only these groups")
-    options = parser.parse_args()
-    shown = sys.stdout
-    if options.json:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-    figures, missed = measure(options.group or list(GROUPS))
-    sys.stdout = shown
-    if options.json:
-        print(json.dumps({"figures": figures, "missed": missed}))
-    else:
-        parts = (f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in figures.items())
-        print(f"\n{'FAIL' if missed else 'ok'} " + " ".join(parts))
-    raise SystemExit(1 if options.check and missed else 0)
-
-
 if __name__ == "__main__":
-    main()
+    run_groups((__doc__ or "").splitlines()[0], GROUPS, measure)

@@ -18,8 +18,8 @@ MAY_IMPORT = {
     "formats": {"core"},
     "cost": {"core"},
     "plan": {"core", "cost"},
-    "energy": {"core", "cost"},
-    "fleet": {"core", "cost"},
+    "energy": {"core", "cost", "catalogue", "formats"},
+    "fleet": {"core", "cost", "catalogue", "processes"},
     "models": {"core", "cost", "catalogue"},
     "processes": set(),
     "ranks": {"processes"},
@@ -31,6 +31,8 @@ MAY_IMPORT = {
     | {"formats", "documents", "ranks"},
     "testing": {"core", "cost", "plan", "run"},
     "report": {"core", "cost", "plan", "flows"},
+    "service": {"core", "cost", "plan", "energy", "fleet", "models", "profile", "run", "catalogue"}
+    | {"formats", "documents", "flows", "report", "processes", "ranks", "export"},
 }
 THIRD_PARTY = {
     "core": {"numpy"},
@@ -48,6 +50,7 @@ THIRD_PARTY = {
     "flows": {"numpy"},
     "testing": {"numpy", "pytest"},
     "report": {"numpy", "rich"},
+    "service": {"fastapi", "starlette", "pydantic", "pydantic_core", "uvicorn", "numpy"},
     "cli": {"click", "rich", "numpy", "yaml"},
 }
 

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
-from partita.errors import WorkerError
+from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 
 _PDEATHSIG = 1
 _TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -74,6 +75,32 @@ def clock_identity() -> str:
         return f"{boot}/{Path('/proc/self/ns/time').stat().st_ino}"
     except OSError:
         return ""
+
+
+def lock_beside(path: Path, holder: str) -> TextIO:
+    """Return the open lock beside a file that one process at a time may have; closing frees it.
+
+    Args:
+        path: The file, such as a database; it need not be there.
+        holder: What the other process is called where there is one.
+
+    Raises:
+        InvalidInputError: The lock cannot be made there.
+        UnsupportedError: Another process has the file.
+    """
+    try:
+        lock = path.with_name(f"{path.name}.lock").open("w", encoding="utf-8")
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
+        raise InvalidInputError(f"{path} cannot be used as a database: {reason}") from exc
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise UnsupportedError(
+            f"{path} is in use by another {holder}; stop that one or give another --state"
+        ) from None
+    return lock
 
 
 def how_it_ended(exit_code: int | None) -> str:

@@ -103,6 +103,24 @@ def format_count(value: float) -> str:
     return _scaled(value, ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")), "").strip()
 
 
+def format_joules(value: float) -> str:
+    """Return an energy for people, with four significant digits or so.
+
+    >>> format_joules(245100)
+    '245.1 kJ'
+    """
+    if not math.isfinite(value):
+        return "-"
+    scale, unit = joule_unit(value)
+    return f"{value / scale:.{_decimals(value / scale) + 1}f} {unit}"
+
+
+def joule_unit(value: float) -> tuple[float, str]:
+    """Return how many joules a unit that suits a value has, and its name."""
+    units = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"))
+    return next((pair for pair in units if abs(value) >= pair[0]), (1.0, "J"))
+
+
 def format_seconds(value: float) -> str:
     """Return a time for people, with three significant digits or so.
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from partita.core.cluster import Cluster, Device, Host, Level, LinkMatrix
 from partita.core.codec import decode, encode, read_json, write_json
+from partita.core.dvfs import Dvfs
 from partita.core.graph import (
     DTYPE_BYTES,
     CostOrigin,
@@ -206,6 +207,7 @@ def devices(draw: st.DrawFn, name: str, num_hosts: int) -> Device:
         clocks_mhz=sorted(draw(st.sets(RATES, max_size=3))),
         idle_w=draw(st.floats(0, 1e4)),
         max_w=draw(st.floats(0, 1e4)),
+        dvfs=Dvfs(full_w=draw(st.floats(0, 1e4)), knee=draw(st.floats(0, 0.9))),
         price_per_hour=draw(st.floats(0, 1e3) | st.just(float("nan"))),
     )
 

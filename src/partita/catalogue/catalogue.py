@@ -7,7 +7,7 @@ the same name as a whole.
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
 from itertools import pairwise
@@ -28,6 +28,7 @@ from partita.catalogue.yaml_nodes import (
     refuse,
 )
 from partita.core.cluster import Device
+from partita.core.dvfs import Dvfs
 from partita.core.graph import DeviceKind
 from partita.errors import FormatError, InvalidInputError
 from partita.units import parse_bandwidth, parse_bytes, parse_seconds
@@ -36,7 +37,7 @@ MAX_CLOCKS = 10_000
 MAX_COUNT = 2**31
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789._-")
 _DEVICE_FIGURES = (
-    *("memory_bytes", "peak_flop_per_s", "memory_bytes_per_s", "clocks_mhz", "power_w"),
+    *("memory_bytes", "peak_flop_per_s", "memory_bytes_per_s", "clocks_mhz", "power_w", "dvfs"),
     *("price_per_hour", "link", "host"),
 )
 _LINK_FIGURES = ("bandwidth_bytes_per_s", "latency_s")
@@ -75,6 +76,7 @@ class DeviceType:
         clocks_mhz: Clocks it can be set to, ascending; empty = not known.
         idle_w: Power while idle; 0 = not known.
         max_w: Power limit; 0 = not known.
+        dvfs: How time and power depend on the clock.
         price_per_hour: Money for an hour; NaN = not known.
         link: Name of the link between two devices of one host.
         host_cpus: Cores of a usual host; 0 = not known.
@@ -92,6 +94,7 @@ class DeviceType:
     clocks_mhz: tuple[float, ...] = ()
     idle_w: float = 0.0
     max_w: float = 0.0
+    dvfs: Dvfs = field(default_factory=Dvfs)
     price_per_hour: float = math.nan
     link: str
     host_cpus: int = 0
@@ -174,6 +177,7 @@ def make_device(
         clocks_mhz=device_type.clocks_mhz,
         idle_w=device_type.idle_w,
         max_w=device_type.max_w,
+        dvfs=device_type.dvfs,
         price_per_hour=device_type.price_per_hour if price_per_hour is None else price_per_hour,
     )
 
@@ -275,6 +279,7 @@ def _read_device_type(name: str, table: Table) -> DeviceType:
         clocks_mhz=read_clocks(clocks, f"{what}: clocks_mhz") if clocks else (),
         idle_w=idle_w,
         max_w=max_w,
+        dvfs=read_dvfs(found["dvfs"], f"{what}: dvfs") if "dvfs" in found else Dvfs(),
         price_per_hour=read_number(price, f"{what}: price_per_hour") if price else math.nan,
         link=read_text(found["link"], f"{what}: link").lower(),
         host_cpus=cpus,
@@ -380,6 +385,15 @@ def read_clocks(node: Node, what: str) -> tuple[float, ...]:
     )
     with at_line(node.line):
         return clock_range(low, high, step)
+
+
+def read_dvfs(node: Node, what: str) -> Dvfs:
+    """Return the constants of the DVFS model; those that are not given keep their defaults."""
+    names = tuple(part.name for part in fields(Dvfs))
+    found = read_table(node, what, names).entries
+    given = {key: read_number(value, f"{what}.{key}") for key, value in found.items()}
+    with at_line(node.line):
+        return Dvfs(**given)
 
 
 def clock_range(low_mhz: float, high_mhz: float, step_mhz: float) -> tuple[float, ...]:

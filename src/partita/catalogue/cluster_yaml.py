@@ -14,6 +14,7 @@ from partita.catalogue.catalogue import (
     LinkType,
     make_device,
     read_clocks,
+    read_dvfs,
     read_kind,
     read_memory,
     read_peaks,
@@ -57,6 +58,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[Node, str], Any]]] = {
     "clocks_mhz": ("clocks_mhz", read_clocks),
     "idle_w": ("idle_w", read_number),
     "max_w": ("max_w", read_number),
+    "dvfs": ("dvfs", read_dvfs),
 }
 """Field of a device, and how it is read, by key."""
 

@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import groupby
 
 import numpy as np
@@ -135,6 +135,9 @@ _WRITERS: Mapping[str, Callable[[Device], str]] = {
     "clocks_mhz": lambda device: _clocks(device.clocks_mhz),
     "idle_w": lambda device: _number(device.idle_w),
     "max_w": lambda device: _number(device.max_w),
+    "dvfs": lambda device: _table(
+        {key: _number(value) for key, value in asdict(device.dvfs).items()}
+    ),
 }
 assert _WRITERS.keys() == FIGURES.keys()
 

@@ -1,7 +1,7 @@
 """``partita compare``: several planners, one ranked table."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,7 @@ from partita.cli.console import (
     step_line,
     summary_row,
     summary_table,
+    table,
 )
 from partita.cli.inputs import (
     read_asked,
@@ -33,10 +34,14 @@ from partita.cli.options import (
     rule_options,
     shape_options,
 )
+from partita.core.problem import Metric
 from partita.documents import save
 from partita.errors import InfeasibleError
 from partita.flows.compare import Candidate, compare
 from partita.plan.table import DEFAULT_PLANNER
+
+if TYPE_CHECKING:
+    from partita.flows.energy_plan import EnergyColumns
 
 DEFAULTS = tuple(dict.fromkeys((DEFAULT_PLANNER, "single", "uniform", "random")))
 
@@ -60,6 +65,9 @@ DEFAULTS = tuple(dict.fromkeys((DEFAULT_PLANNER, "single", "uniform", "random"))
 )
 @click.option("--option", "-O", "options", multiple=True, help="Option k=v of all planners.")
 @effort_options
+@click.option(
+    "--energy", is_flag=True, help="Also T_min, T* and joules a sample, by a model of the devices."
+)
 @click.option("-o", "--output", help="Where to write the best plan.")
 @output_options
 def command(
@@ -82,12 +90,18 @@ def command(
     problem = asked.problem
     with progress("comparing", quiet=quiet or as_json) as tell:
         found = compare(problem, chosen, progress=tell)
+        wanted = rest["energy"] or problem.objective.metric is Metric.ENERGY
+        energy = _energy(found, tell) if wanted else {}
     best = next((candidate.summary for candidate in found if candidate.summary), None)
     if best is not None and output is not None:
         save(best.solution, output)
     if as_json:
         print_json(
-            {"model": problem.graph.name, "cluster": problem.cluster.name, "plans": _rows(found)}
+            {
+                "model": problem.graph.name,
+                "cluster": problem.cluster.name,
+                "plans": _rows(found, energy),
+            }
         )
     else:
         console = stdout_console()
@@ -99,6 +113,9 @@ def command(
         rows = [summary_row(r + 1, c.summary, c.name) for r, c in enumerate(ranked) if c.summary]
         if rows:
             console.print(summary_table(rows))
+        if energy:
+            console.print("energy is modelled:")
+            console.print(table(_ENERGY_COLUMNS, [_energy_row(*pair) for pair in energy.items()]))
         for candidate in found:
             if candidate.summary is None:
                 console.print(f"{candidate.name}: {candidate.refusal}", style="yellow")
@@ -128,8 +145,43 @@ def _chosen(
     ]
 
 
-def _rows(found: list[Candidate]) -> list[dict[str, Any]]:
+def _energy(found: Sequence[Candidate], tell: Callable[[str], None]) -> "dict[str, EnergyColumns]":
+    """Return what the devices' model says of the energy of each plan."""
+    from partita.flows.energy_plan import energy_columns  # noqa: PLC0415 (numba)
+
+    result = {}
+    for candidate in found:
+        if candidate.summary is not None:
+            tell(f"energy of {candidate.name}")
+            result[candidate.name] = energy_columns(candidate.summary.solution)
+    return result
+
+
+_ENERGY_COLUMNS = (
+    *(("planner", "left"), ("T_min", "right"), ("T*", "right"), ("J/sample, all-max", "right")),
+    *(("in T_min", "right"), ("in T*", "right"), ("gap to bound", "right")),
+)
+
+
+def _energy_row(name: str, energy: "EnergyColumns") -> list[str]:
     return [
-        {"name": c.name, "refusal": c.refusal or None, **(c.summary.figures() if c.summary else {})}
+        name,
+        f"{energy.fastest_s:.5g} s",
+        f"{energy.best_s:.5g} s",
+        f"{energy.all_max_j:.5g}",
+        f"{energy.fastest_j:.5g}",
+        f"{energy.best_j:.5g}",
+        f"{100 * energy.gap:.2f} %",
+    ]
+
+
+def _rows(found: list[Candidate], energy: "dict[str, EnergyColumns]") -> list[dict[str, Any]]:
+    return [
+        {
+            "name": c.name,
+            "refusal": c.refusal or None,
+            **(c.summary.figures() if c.summary else {}),
+            **({"energy": energy[c.name].figures()} if c.name in energy else {}),
+        }
         for c in found
     ]

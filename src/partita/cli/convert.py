@@ -10,24 +10,27 @@ from partita.catalogue.examples import EXAMPLES
 from partita.cli.inputs import read_problem, take_problem_options
 from partita.cli.options import cluster_options, output_options, problem_options
 from partita.core.cluster import Cluster
+from partita.core.codec import format_of
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.documents import load, write_bytes, write_text
 from partita.errors import InvalidInputError
-from partita.formats.detect import FORMATS, format_for, problem_of, write_as
+from partita.formats.detect import ENERGY_FORMATS, FORMATS, format_for, problem_of, write_as
+from partita.formats.fleet_formats import FLEET_FORMATS
 from partita.formats.server_file import server_profiles
 from partita.plan.pipeline import solution_of
 
 
 @click.command(
     epilog="Example: partita convert gpt-small.plan.json gpus=4.txt\n\n"
-    f"Formats: {', '.join(FORMATS)}, cluster-yaml"
+    f"Formats: {', '.join((*FORMATS, *ENERGY_FORMATS, *FLEET_FORMATS))}, cluster-yaml"
 )
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT")
 @click.option(
-    "--to", help="Format to write; default by OUT's ending: .txt, .npy, .yaml, else ours."
+    "--to",
+    help="Format to write; default by OUT's ending: .txt, .npy, .csv, .ini, .yaml, else ours.",
 )
 @click.option("--graph", help="The graph (or problem) that IN is a plan for.")
 @cluster_options
@@ -53,7 +56,7 @@ def command(source: str, target: str, to: str | None, graph: str | None, **rest:
         if name == "server-file" and target != "-":
             _write_profiles(found, target)
         write_text(target, text)
-    kind = type(found).__name__.lower()
+    kind = format_of(type(found)).removeprefix("partita.")
     if rest["as_json"] and target != "-":
         from partita.cli.console import print_json  # noqa: PLC0415 (rich only where it prints)
 

@@ -4,11 +4,11 @@ import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 
 import click
 
 from partita import __version__
+from partita.cli.lazy import LazyGroup
 from partita.errors import PartitaError, WorkerError
 
 COMMANDS: Mapping[str, str] = {
@@ -23,6 +23,8 @@ COMMANDS: Mapping[str, str] = {
     "run": "Run a plan for real, over processes.",
     "train": "Profile, plan, check and run a model in one command.",
     "results": "List and compare past runs.",
+    "energy": "Trade time for energy: frontiers, clock plans, the server.",
+    "fleet": "Share a cluster among many jobs, knowing what each really needs.",
     "calibrate": "Measure devices and links and write them as a cluster.",
     "models": "List the models that can be built by name.",
     "convert": "Translate between Partita's documents and its ancestors' formats.",
@@ -34,43 +36,17 @@ COMMANDS: Mapping[str, str] = {
 _FORKING = ("demo", "run", "train")
 
 
-class LazyGroup(click.Group):
-    """A group whose commands live in one module each."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order of the flow."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of a command."""
-        if cmd_name not in COMMANDS:
-            return None
-        if cmd_name in _FORKING:
-            # Ranks are forked from a process with one thread; numpy's library would start more.
-            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        command: click.Command = import_module(f"partita.cli.{cmd_name}").command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest a near name for a command that does not exist."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib  # noqa: PLC0415 (only for a mistyped command)
-
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
-            raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+def _prepare(name: str) -> None:
+    if name in _FORKING:
+        # Ranks are forked from a process with one thread; numpy's library would start more.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @click.command(
     cls=LazyGroup,
+    table=COMMANDS,
+    module_of="partita.cli.{}".format,
+    prepare=_prepare,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command has --help with an example, and --json.",
 )

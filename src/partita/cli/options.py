@@ -14,6 +14,7 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 METRICS = (
     "throughput",
     "latency",
+    "energy",
     "pipedream",
     "pipedream-repaired",
     "max-load",

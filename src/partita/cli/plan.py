@@ -3,9 +3,10 @@
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -47,6 +48,7 @@ from partita.cli.options import (
     shape_options,
     trace_option,
 )
+from partita.cli.slowdown import read_slowdown
 from partita.cli.traced import traced_search
 from partita.core.codec import encode
 from partita.core.problem import Problem
@@ -56,6 +58,9 @@ from partita.errors import InfeasibleError
 from partita.flows.answer import Answer, answer_of
 from partita.flows.relax import PRECISION, Relaxation, Ways, relaxations
 from partita.plan.table import get_planner
+
+if TYPE_CHECKING:
+    from partita.flows.energy_plan import EnergyAnswer
 
 MOST_CHANGES = 3
 """Changes that are searched where nothing fits."""
@@ -69,7 +74,8 @@ SEARCHED_PRECISION = 1e-2
 
 @click.command(
     epilog="Example: partita plan gpt-small --cluster 2x4xa100+1x2xv100 --microbatches 32\n\n"
-    "partita plan gpt3-xl --cluster 2x4xa100+4xv100 --pin 'blocks.0=host0/*'"
+    "partita plan gpt3-xl --cluster 2x4xa100+4xv100 --pin 'blocks.0=host0/*'\n\n"
+    "partita plan resnet50 --cluster 6xa40+2xa100 --microbatches 16 --objective energy"
 )
 @click.argument("model", required=False)
 @cluster_options
@@ -79,6 +85,11 @@ SEARCHED_PRECISION = 1e-2
 @rule_options
 @shape_options
 @estimate_options
+@click.option(
+    "--slowdown",
+    type=click.FloatRange(0),
+    help="With --objective energy: slower than the fastest plan by at most that. [0.02]",
+)
 @click.option("-o", "--output", help="Where to write the plan; - is stdout. [NAME.plan.json]")
 @trace_option
 @output_options
@@ -91,6 +102,9 @@ def command(model: str | None, output: str | None, as_json: bool, quiet: bool, *
     cluster. MODEL may be left out where the cluster file names its profiles. With --json no file is
     written unless -o names one.
 
+    With --objective energy the plan and the clocks of least joules a sample are searched, by a
+    model of the devices, among plans that are at most --slowdown slower than the fastest.
+
     Where no plan fits it exits with 3, and says what is the least that makes it fit.
     """
     rest.pop("debug")
@@ -100,10 +114,24 @@ def command(model: str | None, output: str | None, as_json: bool, quiet: bool, *
     traced = traced_search(name, rest.pop("trace_file"))
     asked_options = take_problem_options(rest)
     asked = read_asked(model, asked_options)
+    slowdown = read_slowdown(asked.problem, rest.pop("slowdown"))
+    powered: EnergyAnswer | None = None
     with progress("planning", quiet=quiet or as_json) as tell:
         tell(f"{asked.problem.graph.name} with {name}")
         try:
-            answer = answer_of(traced.run(planner, asked.problem))
+            if slowdown is not None:
+                from partita.flows.energy_plan import plan_for_energy  # noqa: PLC0415 (numba)
+
+                powered = plan_for_energy(
+                    asked.problem,
+                    partial(traced.run, planner),
+                    quick=_hasty(name, options),
+                    slowdown=slowdown,
+                    progress=tell,
+                )
+                answer = answer_of(powered.solution)
+            else:
+                answer = answer_of(traced.run(planner, asked.problem))
         except InfeasibleError as exc:
             tell("nothing fits; looking for the least change with which it would")
             changes = _changes(asked, (name, options), read_catalogue(asked_options))
@@ -115,14 +143,15 @@ def command(model: str | None, output: str | None, as_json: bool, quiet: bool, *
     target = output or (None if as_json else str(unused_path(Path(f"{stem}.plan.json"))))
     if target is not None and target != "-":
         save(solution, target)
-    drawn = traced.write(solution)
+    drawn = traced.write(solution if powered is None else powered.best.solution)
     if as_json:
         written = {"written": target, "traced": drawn}
-        print_json({**answer.figures(), **written, "solution": encode(solution)})
+        energy = {} if powered is None else {"energy": powered.figures()}
+        print_json({**answer.figures(), **energy, **written, "solution": encode(solution)})
     elif target == "-":
         save(solution, "-")
     else:
-        _show(asked, answer, name, str(target))
+        _show(asked, answer, name, str(target), powered)
         if drawn:
             stdout_console().print(f"search traced in {' and '.join(drawn)}")
 
@@ -176,7 +205,9 @@ def _refusal(name: str, why: InfeasibleError, changes: Sequence[Relaxation]) -> 
     }
 
 
-def _show(asked: Asked, answer: Answer, name: str, target: str) -> None:
+def _show(
+    asked: Asked, answer: Answer, name: str, target: str, powered: "EnergyAnswer | None"
+) -> None:
     console, summary = stdout_console(), answer.summary
     problem = asked.problem
     console.print(model_line(problem.graph))
@@ -192,9 +223,14 @@ def _show(asked: Asked, answer: Answer, name: str, target: str) -> None:
     for line in (unused_line(summary), effort_line(answer), rules_line(problem)):
         if line:
             console.print(line)
-    if answer.alternatives:
+    if powered is not None:
+        from partita.cli.plan_energy import show_energy  # noqa: PLC0415 (numba)
+
+        show_energy(console, powered)
+    elif answer.alternatives:
         console.print(alternatives_table(answer))
     console.print(f"written to {target}")
     for line in summary.evaluation.assumptions:
         console.print(f"assumed: {line}", style="dim")
-    console.print(f"next: partita explain {target} · partita simulate {target}", style="dim")
+    more = f" · partita energy frontier {target}" if powered is not None else ""
+    console.print(f"next: partita explain {target} · partita simulate {target}{more}", style="dim")

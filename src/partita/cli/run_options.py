@@ -81,6 +81,26 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         show_default=True,
         help="Seconds an instruction may take before the run is given up.",
     ),
+    click.option("--energy-server", help="Take clocks from it: http://127.0.0.1:7787."),
+    click.option(
+        "--energy-wish",
+        help="What its clocks keep: slowdown=0.02, deadline=SECONDS, energy=JOULES, power=WATTS, "
+        "straggler=SECONDS, least-energy; several with commas. [the fastest]",
+    ),
+    click.option(
+        "--power-device",
+        help="nvml, zeus, rapl, modelled:a100, replay:DIR, none. [what there is; the plan's type]",
+    ),
+    click.option(
+        "--profile-steps",
+        type=click.IntRange(1),
+        default=5,
+        show_default=True,
+        help="Steps after which the server is told what they took.",
+    ),
+    click.option(
+        "--export-timing-csv", help="Directory for instructions-%d.csv and time-energy-%d.csv."
+    ),
     click.option("--runs", default=RUNS, show_default=True, help="Where run directories are."),
     click.option(
         "--config",
@@ -129,6 +149,7 @@ def read_job(rest: Mapping[str, Any], model: "ModelOrigin | None", kind: "Device
     from partita.cost.order import ListOrder  # noqa: PLC0415 (only where something is run)
     from partita.run.emulation import Emulation  # noqa: PLC0415 (imports torch)
     from partita.run.job import Job  # noqa: PLC0415 (likewise)
+    from partita.run.power import Power  # noqa: PLC0415 (likewise)
     from partita.run.rank_capture import Capture  # noqa: PLC0415 (likewise)
 
     rate, transfers = rest["learning_rate"], TransferMode(rest["transfers"])
@@ -140,6 +161,15 @@ def read_job(rest: Mapping[str, Any], model: "ModelOrigin | None", kind: "Device
             scale=rest["emulate_scale"],
             steps=rest["steps"],
             blocking=transfers is TransferMode.BLOCKING,
+        )
+    power = None
+    if rest["energy_server"] or rest["power_device"] or rest["export_timing_csv"]:
+        power = Power(
+            device=rest["power_device"] or "",
+            server=rest["energy_server"] or "",
+            wish=rest["energy_wish"] or "",
+            profile_steps=rest["profile_steps"],
+            keep_log=bool(rest["export_timing_csv"]),
         )
     return Job(
         model=None if emulation else model,
@@ -155,6 +185,7 @@ def read_job(rest: Mapping[str, Any], model: "ModelOrigin | None", kind: "Device
         stall_limit_s=rest["stall_limit"],
         device=kind,
         emulate=emulation,
+        power=power,
     )
 
 
@@ -187,10 +218,16 @@ def check_together(context: click.Context, baseline: str | None = None) -> None:
         refuse_given(context, why, "learning_rate")
     elif values["emulate_scale"]:
         raise InvalidInputError("--emulate-scale needs --emulate")
+    if not values["energy_server"]:
+        why = "it says when the energy server is told: add --energy-server"
+        refuse_given(context, why, "profile_steps")
+        why = "it says what the energy server's clocks keep: add --energy-server"
+        refuse_given(context, why, "energy_wish")
     if baseline in TORCH_WAYS:
         why = f"{baseline} is torch's own way, without a plan of ours"
         refuse_given(context, why, "capture", "order", "transfers", "report", "recalibrate")
-        refuse_given(context, why, "launcher")
+        refuse_given(context, why, "launcher", "energy_server", "power_device")
+        refuse_given(context, why, "export_timing_csv")
 
 
 def use_device_ids(text: str | None, gpus: int) -> int:
@@ -318,6 +355,10 @@ def show_outcome(outcome: "Outcome", directory: Path, rest: Mapping[str, Any]) -
     if rest["recalibrate"]:
         write_recalibrated(outcome, rest["recalibrate"])
         written.append(rest["recalibrate"])
+    if rest["export_timing_csv"]:
+        from partita.flows.run_energy import export_timing  # noqa: PLC0415 (only here)
+
+        written += export_timing(outcome.run, Path(rest["export_timing_csv"]))
     if rest["as_json"]:
         print_json({"directory": str(directory), **outcome.figures()})
     else:
@@ -330,13 +371,15 @@ def show_outcome(outcome: "Outcome", directory: Path, rest: Mapping[str, Any]) -
 
 
 def _print(outcome: "Outcome", directory: Path, written: list[str], *, report: bool) -> None:
+    from partita.flows.run_energy import energy_lines  # noqa: PLC0415 (only here)
+
     console, figures = stdout_console(), outcome.report
     if outcome.verdict is not None and not outcome.verdict.is_equal:
         worst = outcome.verdict.differences[:_WORST]
         rows = [[str(d.step), d.what, d.name, f"{d.value:.1e}"] for d in worst]
         titles = (("step", "right"), ("what", "left"), ("name", "left"), ("difference", "right"))
         console.print(table(titles, rows))
-    for line in run_lines(outcome):
+    for line in (*run_lines(outcome), *energy_lines(outcome.run)):
         console.print(line)
     if figures is not None:
         if report:

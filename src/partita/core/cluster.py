@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partita.core.columns import Columns, Floats, Ints, Longs, column, every, frozen_array, names
+from partita.core.dvfs import Dvfs
 from partita.core.graph import DeviceKind
 from partita.errors import InvalidInputError
 
@@ -66,6 +67,7 @@ class Device:
         clocks_mhz: Clocks it can be set to, ascending; empty = not known.
         idle_w: Power while idle; 0 = not known.
         max_w: Power limit; 0 = not known.
+        dvfs: How its time and power depend on its clock.
         price_per_hour: Money for an hour; NaN = not known.
     """
 
@@ -80,6 +82,7 @@ class Device:
     clocks_mhz: tuple[float, ...] = ()
     idle_w: float = 0.0
     max_w: float = 0.0
+    dvfs: Dvfs = field(default_factory=Dvfs)
     price_per_hour: float = float("nan")
 
     def __post_init__(self) -> None:
@@ -117,7 +120,7 @@ class Device:
         return (
             *(self.name, self.host, self.kind, self.type, self.memory_bytes, self.speed),
             *(dict(self.peak_flop_per_s), self.memory_bytes_per_s, self.clocks_mhz),
-            *(self.idle_w, self.max_w, price),
+            *(self.idle_w, self.max_w, self.dvfs, price),
         )
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from partita.core.cluster import Cluster
 from partita.core.energy import EnergyProfile, Frontier
+from partita.core.fleet import FleetHistory, Sensitivity, Trace
 from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.core.problem import Objective, Problem
@@ -41,6 +42,9 @@ FORMATS: Mapping[str, type] = {
     "partita.timeline": Timeline,
     "partita.energy-profile": EnergyProfile,
     "partita.frontier": Frontier,
+    "partita.sensitivity": Sensitivity,
+    "partita.trace": Trace,
+    "partita.fleet-history": FleetHistory,
 }
 VERSION = 1
 MAX_UNFOLDED_ROWS = 2**26

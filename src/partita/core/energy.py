@@ -11,7 +11,11 @@ import numpy as np
 
 from partita.core.columns import Bytes8, Columns, Floats, Ints, column, every, frozen_array, names
 from partita.core.program import LAST_COMPUTE, Kind
+from partita.core.solution import Solution
 from partita.errors import InvalidInputError
+
+TIE = 1e-9
+"""Times and energies that differ by less, relatively, count as equal."""
 
 
 class EnergyOrigin(StrEnum):
@@ -140,6 +144,9 @@ class Frontier(Columns):
         fastest_s: The shortest iteration time that any clocks reach.
         best_s: The iteration time of least energy, T*, with clocks between the measured ones.
         origin: Where the joules come from.
+        solution: The plan whose step this is, so that a frontier needs no other file; None where
+            it is not known.
+        profile: The seconds and joules that it was solved with; None where they are not known.
     """
 
     devices: tuple[str, ...]
@@ -153,6 +160,8 @@ class Frontier(Columns):
     fastest_s: float
     best_s: float
     origin: EnergyOrigin = EnergyOrigin.MEASURED
+    solution: Solution | None = None
+    profile: EnergyProfile | None = None
 
     def __post_init__(self) -> None:
         points = np.size(self.time_s)
@@ -177,6 +186,16 @@ class Frontier(Columns):
     def gap(self) -> Floats:
         """How far each point may be above the least energy in its time, relative."""
         return frozen_array(self.energy_j / np.maximum(self.bound_j, 1e-300) - 1, np.float64)
+
+    @cached_property
+    def better_than_all_max(self) -> tuple[int, ...]:
+        """Points that are faster than all clocks at their highest, and cheaper.
+
+        They exist where the highest clock throttles.
+        """
+        faster = self.time_s < self.all_max_s * (1 - TIE)
+        cheaper = self.energy_j < self.all_max_j * (1 - TIE)
+        return tuple(np.flatnonzero(faster & cheaper).tolist())
 
     def clocks(self, point: int) -> Floats:
         """Return the clock of every instruction at a point; 0 = none is set."""

@@ -16,8 +16,9 @@ from partita.cost.lower import lower
 from partita.cost.memory import peak_memory
 from partita.cost.objectives import OBJECTIVES, evaluate_published
 from partita.cost.objectives.value import Value
+from partita.cost.power import step_joules
 from partita.cost.simulate import simulate
-from partita.errors import InfeasibleError, UnsupportedError
+from partita.errors import InfeasibleError
 from partita.units import format_bytes, format_seconds
 
 
@@ -83,17 +84,19 @@ def measure(problem: Problem, plan: Plan) -> Value:
     """Return the value of a plan by the problem's own metric.
 
     Raises:
-        UnsupportedError: The metric needs figures that nothing here provides.
+        UnsupportedError: The metric is energy, and the power of a device is not known.
     """
     metric = problem.objective.metric
     if metric in OBJECTIVES:
         return OBJECTIVES[metric](problem, plan)
-    if metric is Metric.ENERGY:
-        raise UnsupportedError("metric 'energy' needs an energy profile; use 'throughput'")
     if metric is Metric.LATENCY:
         return _latency_value(problem, plan)
     timeline = simulate(problem, plan, period=plan.stashes_weights)
-    return _step_value(timeline, timeline.period_s if plan.stashes_weights else timeline.makespan_s)
+    step_s = timeline.period_s if plan.stashes_weights else timeline.makespan_s
+    if metric is Metric.ENERGY:
+        joules = step_joules(problem, plan, timeline, step_s) / plan.samples
+        return Value(metric=metric, value=joules, unit="J/sample", bottleneck=_bottleneck(timeline))
+    return _step_value(timeline, step_s)
 
 
 def check_memory(problem: Problem, plan: Plan) -> None:

@@ -6,7 +6,9 @@ enough" the first that is.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +46,37 @@ class Wish:
                 raise InvalidInputError(f"{what} is {value}; expected a number >= 0")
 
 
+WISHES: Mapping[str, str] = {
+    "slowdown": "slowdown",
+    "deadline": "deadline_s",
+    "energy": "energy_j",
+    "power": "power_w",
+    "straggler": "straggler_s",
+}
+"""Fields of a wish that are numbers, by the names that commands have for them."""
+LEAST_ENERGY = "least-energy"
+
+
+def parse_wish(text: str) -> Wish:
+    """Return the wish of a text such as ``slowdown=0.02``, ``deadline=1.5,power=900``.
+
+    Raises:
+        InvalidInputError: It is none; says what there is.
+    """
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, number = part.strip().partition("=")
+        field = "least_energy" if part.strip() == LEAST_ENERGY else WISHES.get(name)
+        if field is None or field in values:
+            known = ", ".join(f"{wish}=NUMBER" for wish in WISHES)
+            raise InvalidInputError(f"wish {part!r}; expected {known} or {LEAST_ENERGY}, each once")
+        try:
+            values[field] = True if field == "least_energy" else float(number)
+        except ValueError:
+            raise InvalidInputError(f"wish {part!r}: {number!r} is no number") from None
+    return Wish(**values)
+
+
 def choose_point(frontier: Frontier, wish: Wish) -> int:
     """Return the point that keeps a wish: limits on energy first, then as cheap as time allows.
 
@@ -71,12 +104,11 @@ def choose_point(frontier: Frontier, wish: Wish) -> int:
         _check(fast, f"{min(limits):g} s", f"{frontier.time_s.min():g} s")
         allowed &= fast
         _check(allowed, "these limits together", "each alone")
+    relaxed = bool(limits) or wish.least_energy
     if wish.straggler_s is not None:
         near = allowed & _within(frontier.time_s, wish.straggler_s)
-        allowed = near if near.any() else allowed
-        relaxed = bool(near.any())
-    else:
-        relaxed = bool(limits) or wish.least_energy
+        if near.any():
+            allowed, relaxed = near, True
     candidates = np.flatnonzero(allowed)
     if relaxed:
         return int(candidates[np.argmin(frontier.energy_j[candidates])])

@@ -1,6 +1,7 @@
 """A pipeline that is known by its energy profile alone: no model, no transfers."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import Kind
 from partita.cost.durations import instruction_seconds
 from partita.cost.lower import lower
-from partita.energy.frontier import EnergyModel, energy_model
 from partita.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from partita.energy.frontier import EnergyModel
 
 FORWARD_KINDS = (Kind.FORWARD,)
 BACKWARD_KINDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
@@ -43,9 +46,16 @@ def bare_pipeline(profile: EnergyProfile, pipeline: Pipeline) -> tuple[Problem, 
     """Return a problem with one op a stage whose tensors cost nothing to move, and its plan.
 
     Raises:
-        InvalidInputError: The stages cannot be dealt to devices as asked.
+        InvalidInputError: The stages cannot be dealt to devices as asked, or one is missing.
     """
     stages = profile.num_stages
+    known = np.unique(profile.stage)
+    if len(known) < stages:
+        missing = int(np.argmax(known != np.arange(len(known))))
+        raise InvalidInputError(
+            f"energy profile {profile.name!r} says nothing of stage {missing}, but has a stage "
+            f"{stages - 1}; expected stages 0 to {stages - 1}"
+        )
     if stages % pipeline.chunks:
         raise InvalidInputError(
             f"{stages} stages cannot be dealt out {pipeline.chunks} to a device"
@@ -53,13 +63,17 @@ def bare_pipeline(profile: EnergyProfile, pipeline: Pipeline) -> tuple[Problem, 
     ring = stages // pipeline.chunks
     width = pipeline.replicas * pipeline.tensor_parallel
     graph = _graph(profile, stages)
-    cluster = _cluster(profile, ring * width)
+    early = pipeline.schedule is Schedule.EARLY_RECOMPUTE
+    cluster = _cluster(profile, ring, width)
     plan = Plan(
         fingerprint=graph.fingerprint,
         devices=cluster.device_names,
         stage_of=np.arange(stages, dtype=np.int32),
         stages=tuple(_stage(stage % ring, pipeline) for stage in range(stages)),
         schedule=pipeline.schedule,
+        recompute=np.array(
+            [early and _fastest(profile, s, (Kind.RECOMPUTE,)) > 0 for s in range(stages)]
+        ),
         microbatch_sizes=equal_microbatches(pipeline.microbatches, 1),
     )
     infers = pipeline.schedule is Schedule.INFERENCE
@@ -72,8 +86,10 @@ def bare_pipeline(profile: EnergyProfile, pipeline: Pipeline) -> tuple[Problem, 
     return Problem(graph=graph, cluster=cluster, objective=objective), plan
 
 
-def pipeline_model(profile: EnergyProfile, pipeline: Pipeline) -> EnergyModel:
+def pipeline_model(profile: EnergyProfile, pipeline: Pipeline) -> "EnergyModel":
     """Return the energy model of a profile's stages run as a pipeline."""
+    from partita.energy.frontier import energy_model  # noqa: PLC0415 (loads Numba)
+
     problem, plan = bare_pipeline(profile, pipeline)
     program = lower(problem, plan)
     seconds = instruction_seconds(problem, plan, program)
@@ -126,10 +142,14 @@ def _fastest(profile: EnergyProfile, stage: int, kinds: tuple[Kind, ...]) -> flo
     return total
 
 
-def _cluster(profile: EnergyProfile, devices: int) -> Cluster:
-    kind = profile.device_types[0]
+def _cluster(profile: EnergyProfile, ring: int, width: int) -> Cluster:
+    """Return devices side by side, each of the type that its stages have rows of."""
+    types = [_type_of(profile, place, ring) for place in range(ring)]
+    devices = ring * width
     return Cluster(
-        devices=tuple(Device(name=f"gpu{index}", type=kind) for index in range(devices)),
+        devices=tuple(
+            Device(name=f"gpu{index}", type=types[index // width]) for index in range(devices)
+        ),
         levels=(
             Level(
                 name="host",
@@ -138,3 +158,19 @@ def _cluster(profile: EnergyProfile, devices: int) -> Cluster:
             ),
         ),
     )
+
+
+def _type_of(profile: EnergyProfile, place: int, ring: int) -> str:
+    """Return the type of device whose rows the stages of a place have; those for any come first.
+
+    Raises:
+        InvalidInputError: They have rows of several.
+    """
+    rows = np.unique(profile.device_type[profile.stage % ring == place])
+    found = [profile.device_types[index] for index in rows]
+    if len(found) > 1 and "" not in found:
+        raise InvalidInputError(
+            f"energy profile {profile.name!r} has rows of {', '.join(found)} for the device of "
+            f"stage {place}; without a plan one type is expected"
+        )
+    return "" if "" in found else found[0]

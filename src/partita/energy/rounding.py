@@ -1,17 +1,12 @@
 """From the durations of the relaxed problem to a real clock for every activity.
 
-The relaxed durations lie between two measured clocks. Three ways to round, each followed by a pass
-that hands the slack that is left to whoever can use it:
+Relaxed durations lie between two measured clocks. Each activity takes the slowest clock within its
+relaxed duration, which keeps the step in time; then the slack that is left is handed out one
+activity at a time, to whoever saves most (or most a second) by the slowest clock that its slack
+allows. ``improve.py`` goes on from there.
 
-* *down*: the slowest clock within the relaxed duration; always in time.
-* *carried*: in topological order, the slowest clock that ends by the relaxed end; what one
-  activity leaves over helps the next.
-* *dithered*: activities of one kind take the slower neighbour as often as the relaxed duration
-  says, spread evenly along a device and shifted from device to device (error diffusion); then
-  activities on the critical path are sped up, the cheapest second first, until the step is in time.
-
-The cheapest result is kept. A pass is O(activities + edges); dithering is repeated over a few
-shifts and densities.
+A ``Draft`` keeps the earliest start and the latest end of every activity while clocks change:
+``choose`` follows a change only as far as it reaches.
 """
 
 from typing import NamedTuple
@@ -20,225 +15,264 @@ import numpy as np
 from numba import njit
 
 from partita.core.columns import Array
+from partita.core.program import Program
 from partita.cost.dependencies import Dependencies
 from partita.cost.kernels import csr
 from partita.energy.options import Options
+from partita.energy.precedence import Precedence
 
-SHIFTS = (0.0, 1 / 8, 1 / 3, 0.382, 0.618)
-DENSITIES = (1.0, 0.9, 0.75, 0.5)
-SLACK_S = 1e-11
-"""Times that differ by less are equal: relaxed times are whole picoseconds."""
+TOLERANCE = 1e-10
+"""Times that differ by less, relative to the step, are equal."""
+LEAST_GAIN_J = 1e-9
 
 
-class Rounder(NamedTuple):
-    """What rounding needs of a Program, as plain columns.
+class Web(NamedTuple):
+    """Activities, whom they wait for, and their options, as plain columns of the kernels.
 
     Attributes:
-        succ_ptr: Successors of activity i are ``succ[succ_ptr[i]:succ_ptr[i + 1]]``.
-        succ: See ``succ_ptr``.
-        team: Activities of one kind on one device, a number each.
-        shift: Place of the team's device, 0 on.
-        options: The choices.
+        pred_ptr: Predecessors of node i are rows ``pred_ptr[i]`` to ``pred_ptr[i + 1]``.
+        pred: The predecessor.
+        pred_lag: Seconds between its end and the start of the node.
+        succ_ptr: Successors of node i are rows ``succ_ptr[i]`` to ``succ_ptr[i + 1]``.
+        succ: The successor.
+        succ_lag: Seconds between the end of the node and its start.
+        release: Earliest start of each node, whoever it waits for.
+        tail: Seconds between the end of each node and that of the step.
+        first: First option of each node, the fastest.
+        last: Its last option, the slowest.
+        seconds: Duration of each option.
+        joules: Effective energy of each option.
+        team: Nodes that differ in their microbatch alone have one number.
+        place: Place of each node in its team.
+        member_ptr: Nodes of team t are ``member[member_ptr[t]:member_ptr[t + 1]]``.
+        member: See ``member_ptr``.
     """
 
+    pred_ptr: Array
+    pred: Array
+    pred_lag: Array
     succ_ptr: Array
     succ: Array
+    succ_lag: Array
+    release: Array
+    tail: Array
+    first: Array
+    last: Array
+    seconds: Array
+    joules: Array
     team: Array
-    shift: Array
-    options: Options
+    place: Array
+    member_ptr: Array
+    member: Array
 
 
-def rounder_of(found: Dependencies, options: Options, device: Array, kind: Array) -> Rounder:
-    """Return the columns for rounding; device and kind are those of each activity."""
-    ptr, targets = csr(found.source, found.target, len(found))
-    pairs = np.stack([device.astype(np.int64), kind.astype(np.int64)])
-    teams, team = np.unique(pairs, axis=1, return_inverse=True)
-    return Rounder(ptr, targets, team.ravel().astype(np.int64), teams[0], options)
+class Draft(NamedTuple):
+    """An option for each node of a ``Web``, and the times that follow.
+
+    Attributes:
+        choice: The option.
+        start: Earliest start.
+        latest: Latest end that keeps the step in time.
+        dirty: Scratch.
+    """
+
+    choice: Array
+    start: Array
+    latest: Array
+    dirty: Array
 
 
-def round_clocks(rounder: Rounder, seconds: Array, end_s: Array, limit_s: float) -> Array:
-    """Return the option of each activity: cheap, and in time.
+def web_of(program: Program, found: Dependencies, precedence: Precedence, options: Options) -> Web:
+    """Return the columns that rounding works on."""
+    count = len(precedence)
+    rows = found.row[precedence.activity]
+    pred_ptr, pred_edge = csr(precedence.target, np.arange(len(precedence.lag)), count)
+    succ_ptr, succ_edge = csr(precedence.source, np.arange(len(precedence.lag)), count)
+    key = np.stack([program.device[rows], program.kind[rows], program.stage[rows]])
+    team = np.unique(key, axis=1, return_inverse=True)[1].ravel().astype(np.int64)
+    member_ptr, member = csr(team, np.arange(count), int(team.max()) + 1)
+    place = np.empty(count, dtype=np.int64)
+    place[member] = np.arange(count) - member_ptr[team[member]]
+    return Web(
+        pred_ptr=pred_ptr,
+        pred=precedence.source[pred_edge],
+        pred_lag=precedence.lag[pred_edge],
+        succ_ptr=succ_ptr,
+        succ=precedence.target[succ_edge],
+        succ_lag=precedence.lag[succ_edge],
+        release=precedence.release,
+        tail=precedence.tail,
+        first=options.ptr[precedence.activity],
+        last=options.ptr[precedence.activity + 1] - 1,
+        seconds=options.seconds,
+        joules=options.joules,
+        team=team,
+        place=place,
+        member_ptr=member_ptr,
+        member=member,
+    )
+
+
+def fastest_draft(web: Web) -> Draft:
+    """Return the draft with every node at its fastest; its times are not set."""
+    count = len(web.first)
+    dirty = np.zeros(count, dtype=np.bool_)
+    return Draft(web.first.copy(), np.zeros(count), np.zeros(count), dirty)
+
+
+def longest_s(web: Web, draft: Draft) -> float:
+    """Return the length of the step with a draft's choices."""
+    return float(set_times(web, draft, np.inf))
+
+
+def round_down(web: Web, wanted_s: Array, limit_s: float) -> Draft:
+    """Return the cheaper of two drafts: slowest clocks within wanted durations, slack handed out.
 
     Args:
-        rounder: The Program's columns.
-        seconds: Relaxed duration of each activity.
-        end_s: Relaxed end of each activity.
+        web: The columns.
+        wanted_s: Relaxed duration of each node.
         limit_s: The step must end by then.
     """
-    options = rounder.options
-    count = len(seconds)
-    scratch = (np.zeros(count), np.zeros(count))
-    best = _down(rounder, seconds)
-    _spend_slack(rounder, best, limit_s, scratch)
-    tries = [_carried(rounder, end_s)]
-    for shift in SHIFTS:
-        for density in DENSITIES:
-            choice = _dithered(rounder, seconds, shift, density)
-            if _in_time(rounder, choice, limit_s, scratch):
-                tries.append(choice)
-    least = float(options.joules[best].sum())
-    for choice in tries:
-        _spend_slack(rounder, choice, limit_s, scratch)
-        joules = float(options.joules[choice].sum())
-        if joules < least:
-            best, least = choice, joules
-    return best
-
-
-def _down(rounder: Rounder, seconds: Array) -> Array:
-    options = rounder.options
-    choice = options.ptr[:-1].copy()
-    _slowest_within(options.ptr, options.seconds, seconds + SLACK_S, choice)
-    return choice
-
-
-def _carried(rounder: Rounder, end_s: Array) -> Array:
-    options = rounder.options
-    choice = options.ptr[:-1].copy()
-    start = np.zeros(len(choice))
-    _fill(
-        *(rounder.succ_ptr, rounder.succ, options.ptr, options.seconds),
-        *(end_s + SLACK_S, choice, start),
-    )
-    return choice
-
-
-def _dithered(rounder: Rounder, seconds: Array, shift: float, density: float) -> Array:
-    options = rounder.options
-    choice = options.ptr[:-1].copy()
-    debt = (rounder.shift * shift) % 1.0
-    _dither(
-        *(options.hull_ptr, options.hull, options.seconds, rounder.team),
-        *(seconds, density, debt, choice),
-    )
-    return choice
-
-
-def _in_time(rounder: Rounder, choice: Array, limit_s: float, scratch: tuple[Array, Array]) -> bool:
-    options = rounder.options
-    return bool(
-        _speed_up(
-            *(rounder.succ_ptr, rounder.succ, options.ptr, options.seconds, options.joules),
-            *(choice, limit_s + SLACK_S, *scratch),
-        )
-    )
-
-
-def _spend_slack(
-    rounder: Rounder, choice: Array, limit_s: float, scratch: tuple[Array, Array]
-) -> None:
-    options = rounder.options
-    start, latest = scratch
-    for _ in range(2):
-        _latest_ends(
-            rounder.succ_ptr, rounder.succ, options.seconds, choice, limit_s + SLACK_S, latest
-        )
-        _fill(
-            *(rounder.succ_ptr, rounder.succ, options.ptr, options.seconds),
-            *(latest, choice, start),
-        )
+    drafts = [fastest_draft(web) for _ in range(2)]
+    for draft, by_second in zip(drafts, (False, True), strict=True):
+        fit(web, draft, wanted_s + TOLERANCE * limit_s)
+        spend_slack(web, draft, limit_s * (1 + TOLERANCE), by_second)
+    return min(drafts, key=lambda draft: float(web.joules[draft.choice].sum()))
 
 
 @njit(cache=True)
-def _slowest_within(ptr: Array, seconds: Array, room: Array, choice: Array) -> None:
+def fit(web: Web, draft: Draft, room: Array) -> None:
     """Move every choice to the slowest option within its room."""
-    for i in range(len(choice)):
-        while choice[i] + 1 < ptr[i + 1] and seconds[choice[i] + 1] <= room[i]:
-            choice[i] += 1
+    for i in range(len(room)):
+        draft.choice[i] = slowest_within(web, i, draft.choice[i], room[i])
 
 
 @njit(cache=True)
-def _fill(
-    succ_ptr: Array,
-    succ: Array,
-    ptr: Array,
-    seconds: Array,
-    deadline: Array,
-    choice: Array,
-    start: Array,
-) -> None:
-    """Run the activities as early as they can, each as slow as its deadline allows."""
-    start[:] = 0.0
-    for i in range(len(choice)):
-        while choice[i] + 1 < ptr[i + 1] and start[i] + seconds[choice[i] + 1] <= deadline[i]:
-            choice[i] += 1
-        end = start[i] + seconds[choice[i]]
-        for k in range(succ_ptr[i], succ_ptr[i + 1]):
-            start[succ[k]] = max(start[succ[k]], end)
+def slowest_within(web: Web, node: int, option: int, room_s: float) -> int:
+    """Return the slowest option of a node, from a given one on, that takes no longer."""
+    while option < web.last[node] and web.seconds[option + 1] <= room_s:
+        option += 1
+    return option
 
 
 @njit(cache=True)
-def _latest_ends(
-    succ_ptr: Array, succ: Array, seconds: Array, choice: Array, limit: float, latest: Array
-) -> None:
-    """Fill ``latest`` with when each activity must end for the step to end by the limit."""
-    for i in range(len(choice) - 1, -1, -1):
-        latest[i] = limit
-        for k in range(succ_ptr[i], succ_ptr[i + 1]):
-            latest[i] = min(latest[i], latest[succ[k]] - seconds[choice[succ[k]]])
+def set_times(web: Web, draft: Draft, limit_s: float) -> float:
+    """Set all starts and latest ends; return the length of the step."""
+    length = 0.0
+    for i in range(len(draft.choice)):
+        draft.start[i] = _earliest_start(web, draft, i)
+        length = max(length, draft.start[i] + web.seconds[draft.choice[i]] + web.tail[i])
+    for i in range(len(draft.choice) - 1, -1, -1):
+        draft.latest[i] = _latest_end(web, draft, i, limit_s)
+    return length
 
 
 @njit(cache=True)
-def _dither(  # noqa: PLR0913, PLR0917 (columns of a kernel)
-    hull_ptr: Array,
-    hull: Array,
-    seconds: Array,
-    team: Array,
-    wanted: Array,
-    density: float,
-    debt: Array,
-    choice: Array,
-) -> None:
-    """Choose one of the two hull options around each wanted duration, the error carried along."""
-    for i in range(len(choice)):
-        a = hull_ptr[i]
-        while a + 1 < hull_ptr[i + 1] and seconds[hull[a + 1]] <= wanted[i] + SLACK_S:
-            a += 1
-        if a + 1 < hull_ptr[i + 1]:
-            below, above = seconds[hull[a]], seconds[hull[a + 1]]
-            debt[team[i]] += density * max(0.0, (wanted[i] - below) / (above - below))
-            if debt[team[i]] >= 1.0:
-                debt[team[i]] -= 1.0
-                a += 1
-        choice[i] = hull[a]
+def _earliest_start(web: Web, draft: Draft, node: int) -> float:
+    start: float = web.release[node]
+    for k in range(web.pred_ptr[node], web.pred_ptr[node + 1]):
+        before = web.pred[k]
+        end = draft.start[before] + web.seconds[draft.choice[before]] + web.pred_lag[k]
+        start = max(start, end)
+    return start
 
 
 @njit(cache=True)
-def _speed_up(  # noqa: PLR0913, PLR0917 (columns of a kernel)
-    succ_ptr: Array,
-    succ: Array,
-    ptr: Array,
-    seconds: Array,
-    joules: Array,
-    choice: Array,
-    limit: float,
-    start: Array,
-    latest: Array,
-) -> bool:
-    """Speed up critical activities, the cheapest second first, until the step is in time."""
-    count = len(choice)
-    for _ in range(4 * count):
-        start[:] = 0.0
-        length = 0.0
-        for i in range(count):
-            end = start[i] + seconds[choice[i]]
-            length = max(length, end)
-            for k in range(succ_ptr[i], succ_ptr[i + 1]):
-                start[succ[k]] = max(start[succ[k]], end)
-        if length <= limit:
-            return True
-        _latest_ends(succ_ptr, succ, seconds, choice, length, latest)
-        best, option, least = -1, -1, np.inf
-        for i in range(count):
-            now = choice[i]
-            if latest[i] - start[i] - seconds[now] > SLACK_S:
-                continue
-            for faster in range(ptr[i], now):
-                saved = min(seconds[now] - seconds[faster], length - limit)
-                price = (joules[faster] - joules[now]) / max(saved, 1e-15)
-                if price < least:
-                    best, option, least = i, faster, price
+def _latest_end(web: Web, draft: Draft, node: int, limit_s: float) -> float:
+    latest: float = limit_s - web.tail[node]
+    for k in range(web.succ_ptr[node], web.succ_ptr[node + 1]):
+        after = web.succ[k]
+        begin = draft.latest[after] - web.seconds[draft.choice[after]] - web.succ_lag[k]
+        latest = min(latest, begin)
+    return latest
+
+
+@njit(cache=True)
+def choose(web: Web, draft: Draft, limit_s: float, node: int, option: int) -> None:
+    """Give a node an option; starts and latest ends are kept up to date."""
+    draft.choice[node] = option
+    _forward(web, draft, node, _mark(web.succ_ptr, web.succ, draft.dirty, node))
+    _backward(web, draft, limit_s, node, _mark(web.pred_ptr, web.pred, draft.dirty, node))
+
+
+@njit(cache=True)
+def choose_all(web: Web, draft: Draft, limit_s: float, nodes: Array, options: Array) -> None:
+    """Give some nodes their options, all at once."""
+    lowest, highest, pending = len(draft.choice), 0, 0
+    for k in range(len(nodes)):
+        if draft.choice[nodes[k]] != options[k]:
+            draft.choice[nodes[k]] = options[k]
+            lowest, highest = min(lowest, nodes[k]), max(highest, nodes[k])
+            pending += _mark(web.succ_ptr, web.succ, draft.dirty, nodes[k])
+    _forward(web, draft, lowest, pending)
+    pending = 0
+    for node in nodes:
+        if node <= highest:
+            pending += _mark(web.pred_ptr, web.pred, draft.dirty, node)
+    _backward(web, draft, limit_s, highest, pending)
+
+
+@njit(cache=True)
+def _forward(web: Web, draft: Draft, node: int, pending: int) -> None:
+    """Set the starts of marked nodes, which come after one, and of those they reach."""
+    while pending > 0:
+        node += 1
+        if draft.dirty[node]:
+            draft.dirty[node] = False
+            pending -= 1
+            start = _earliest_start(web, draft, node)
+            if start != draft.start[node]:
+                draft.start[node] = start
+                pending += _mark(web.succ_ptr, web.succ, draft.dirty, node)
+
+
+@njit(cache=True)
+def _backward(web: Web, draft: Draft, limit_s: float, node: int, pending: int) -> None:
+    """Set the latest ends of marked nodes, which come before one, and of those they reach."""
+    while pending > 0:
+        node -= 1
+        if draft.dirty[node]:
+            draft.dirty[node] = False
+            pending -= 1
+            latest = _latest_end(web, draft, node, limit_s)
+            if latest != draft.latest[node]:
+                draft.latest[node] = latest
+                pending += _mark(web.pred_ptr, web.pred, draft.dirty, node)
+
+
+@njit(cache=True)
+def _mark(ptr: Array, others: Array, dirty: Array, node: int) -> int:
+    """Mark the neighbours of a node; return how many were not marked yet."""
+    marked = 0
+    for k in range(ptr[node], ptr[node + 1]):
+        if not dirty[others[k]]:
+            dirty[others[k]] = True
+            marked += 1
+    return marked
+
+
+@njit(cache=True)
+def spend_slack(web: Web, draft: Draft, limit_s: float, by_second: bool) -> None:
+    """Hand out slack until nobody can use any: the largest saving first, or that a second."""
+    set_times(web, draft, limit_s)
+    everyone = np.arange(len(draft.choice))
+    spend_slack_of(web, draft, limit_s, everyone, by_second)
+
+
+@njit(cache=True)
+def spend_slack_of(web: Web, draft: Draft, limit_s: float, nodes: Array, by_second: bool) -> None:
+    """Hand out slack to some nodes."""
+    while True:
+        best, option, most = -1, -1, LEAST_GAIN_J
+        for i in nodes:
+            now = draft.choice[i]
+            slow = slowest_within(web, i, now, draft.latest[i] - draft.start[i])
+            if slow > now:
+                gain = web.joules[now] - web.joules[slow]
+                if by_second:
+                    gain /= web.seconds[slow] - web.seconds[now]
+                if gain > most:
+                    best, option, most = i, slow, gain
         if best < 0:
-            return False
-        choice[best] = option
-    return False
+            return
+        choose(web, draft, limit_s, best, option)

@@ -7,6 +7,9 @@ from partita.core.solution import Solution
 from partita.flows.alternatives import Alternative, alternatives_of
 from partita.flows.summary import Summary, summarise, thawed
 
+ENERGY = "energy"
+"""The statistic that holds the clocks' figures, which are a result and no effort."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
@@ -26,6 +29,7 @@ class Answer:
         solution = self.summary.solution
         limits = [name for name in ("iterations", "time_limit") if solution.options.get(name)]
         figures: dict[str, Any] = thawed(solution.stats)
+        figures.pop(ENERGY, None)
         return {**{name: solution.options[name] for name in limits[:1]}, **figures}
 
     def figures(self) -> dict[str, Any]:

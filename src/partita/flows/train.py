@@ -21,6 +21,7 @@ from partita.cost.simulate import play, simulate
 from partita.documents import load
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.flows.run_directory import make_run_directory
+from partita.flows.run_energy import energy_figures
 from partita.flows.run_report import RunReport, report_run, settled
 from partita.flows.summary import describe_plan, known
 from partita.profile.origin import load_origin, origin_of
@@ -105,6 +106,7 @@ class Outcome:
             "check": None if self.verdict is None else self.verdict.figures(),
             "report": None if self.report is None else self.report.figures(),
             "memory": {name: asdict(use) for name, use in self.run.memory.items()},
+            "energy": energy_figures(self.run),
             "machine": machine(),
         }
 
@@ -397,7 +399,7 @@ def _run(solution: Solution, execution: Execution, workload: Workload) -> Outcom
 
 def _short(job: Job) -> Job:
     """Return the first steps of a job, with all that they give."""
-    return replace(job, steps=min(CHECKED_STEPS, job.steps), keep_results=True)
+    return replace(job, steps=min(CHECKED_STEPS, job.steps), keep_results=True, power=None)
 
 
 def _forks(execution: Execution) -> bool:

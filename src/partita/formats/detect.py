@@ -9,18 +9,17 @@ import io
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, TypeAlias
+from typing import Any
 
 from partita.core.cluster import Cluster
-from partita.core.codec import decode, parse_json, write_json
+from partita.core.codec import decode, format_of, parse_json, write_json
+from partita.core.energy import EnergyProfile, Frontier
+from partita.core.fleet import Trace
 from partita.core.graph import Graph
 from partita.core.plan import Plan
-from partita.core.problem import Objective, Problem
-from partita.core.program import Program
+from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.core.timeline import Timeline
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.baechi import read_baechi, write_baechi
 from partita.formats.baechi_plan import read_placement, write_placement
@@ -34,57 +33,20 @@ from partita.formats.dynamicml import (
     write_dynamicml,
     write_speed_matrix,
 )
+from partita.formats.fleet_formats import FLEET_FORMATS, json_format, text_format
+from partita.formats.form import Document, Format, Source
+from partita.formats.perseus import read_energy_csv, write_energy_csv, write_frontier_csv
 from partita.formats.pipedream import KEYS, read_pipedream, write_pipedream
 from partita.formats.pipedream_plan import read_pipedream_plan, write_pipedream_plan
 from partita.formats.piper import read_piper, write_piper
 from partita.formats.piper_plan import read_piper_plan, write_piper_plan
 from partita.formats.server_file import KEYWORD, OpenText, read_server_file, write_server_file
 from partita.formats.split_plan import read_split, write_split
+from partita.formats.synergy_cluster import is_synergy_cluster
 
-Document: TypeAlias = Graph | Cluster | Objective | Problem | Plan | Solution | Program | Timeline
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_UNPACKED_BYTES = 2**29
 _YAML_KEY = re.compile(r"[A-Za-z_][\w-]*[ \t]*:(?:[ \t]|$)", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """What a reader is given.
-
-    Attributes:
-        data: The file, unpacked.
-        text: The file as text; empty for a binary one.
-        name: What to call a graph or cluster that has no name of its own; may be empty.
-        open_text: Opens files that this one names.
-        problem: The problem that a plan is for, if known.
-    """
-
-    data: bytes
-    text: str
-    name: str
-    open_text: OpenText
-    problem: Problem | None
-
-    def for_problem(self, what: str) -> Problem:
-        """Return the problem, or refuse a plan without one."""
-        if self.problem is None:
-            raise FormatError(f"this is {what}; give the problem (graph and cluster) it is for")
-        return self.problem
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
-    """A file format.
-
-    Attributes:
-        title: What it is, in a few words, with an article.
-        read: Returns the core object of a source.
-        write: Returns the file of a core object.
-    """
-
-    title: str
-    read: Callable[[Source], Document]
-    write: Callable[[Document], str | bytes]
 
 
 def graph_of(value: Document) -> Graph:
@@ -196,6 +158,48 @@ FORMATS: Mapping[str, Format] = {
     "baechi-plan": _plan_format("a placement of Baechi", read_placement, write_placement),
 }
 
+
+def _profile_of(value: Document) -> EnergyProfile:
+    if isinstance(value, Frontier) and value.profile is not None:
+        return value.profile
+    if isinstance(value, EnergyProfile):
+        return value
+    raise InvalidInputError(f"this format holds an energy profile, got a {format_of(type(value))}")
+
+
+def _frontier_of(value: Document) -> Frontier:
+    if isinstance(value, Frontier):
+        return value
+    raise InvalidInputError(f"this format holds a frontier, got a {format_of(type(value))}")
+
+
+def _read_points(_: Source) -> Document:
+    raise FormatError(
+        "these are times and energies without clocks, which are no document; 'partita energy "
+        "compare' reads them as a frontier"
+    )
+
+
+ENERGY_FORMATS: Mapping[str, Format] = {
+    "perseus-profile": Format(
+        title="Perseus's profile.csv",
+        read=lambda source: read_energy_csv(source.text, name=source.name or "profile"),
+        write=lambda value: write_energy_csv(_profile_of(value)),
+    ),
+    "perseus-frontier": Format(
+        title="Perseus's iteration_time_energy.csv",
+        read=_read_points,
+        write=lambda value: write_frontier_csv(_frontier_of(value)),
+    ),
+}
+"""Formats that hold no graph and no plan."""
+
+_HEADS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("perseus-profile", frozenset({"instruction", "frequency", "time", "energy"})),
+    ("perseus-frontier", frozenset({"time", "energy"})),
+)
+"""The columns that tell a table's format; the first that are all there hold."""
+
 _JSON_SHAPES: tuple[tuple[str, frozenset[str]], ...] = (
     ("dnn-partitioning", frozenset({"nodes", "edges", "maxFPGAs"})),
     ("piper", frozenset({"nodes", "edges", "mbsInBatch"})),
@@ -260,7 +264,7 @@ def read_any(
         problem=problem,
     )
     try:
-        return FORMATS[found].read(source)
+        return _known_formats()[found].read(source)
     except RecursionError as exc:
         raise FormatError("the file is nested too deeply") from exc
 
@@ -271,21 +275,33 @@ def write_as(value: Document, name: str) -> str | bytes:
     Raises:
         InvalidInputError: There is no such format, or it cannot hold this.
     """
-    if name not in FORMATS:
-        raise InvalidInputError(f"format {name!r} is not one of {', '.join(FORMATS)}")
-    return FORMATS[name].write(value)
+    known = _known_formats()
+    if name not in known:
+        raise InvalidInputError(f"format {name!r} is not one of {', '.join(known)}")
+    return known[name].write(value)
+
+
+def _known_formats() -> dict[str, Format]:
+    return {**FORMATS, **ENERGY_FORMATS, **FLEET_FORMATS}
 
 
 def format_for(path: str, value: Document) -> str:
     """Return the format that a path asks for: by its ending, and by what is to be written.
 
-    ``.npy`` is a speed matrix, ``.txt`` PipeDream's (a plan for a solution), all else ours.
+    ``.npy`` is a speed matrix, ``.txt`` PipeDream's (a plan for a solution), ``.csv`` Perseus's (a
+    frontier for a frontier) or Synergy's for a trace, ``.ini`` Synergy's cluster, all else ours.
     """
     ending = PurePath(path).suffix.lower()
     if ending == ".npy":
         return "dynamicml-speed"
     if ending == ".txt":
         return "pipedream-plan" if isinstance(value, Solution) else "pipedream"
+    if ending == ".ini":
+        return "synergy-cluster"
+    if ending == ".csv" and isinstance(value, Trace):
+        return "synergy-trace"
+    if ending == ".csv":
+        return "perseus-frontier" if isinstance(value, Frontier) else "perseus-profile"
     return "partita"
 
 
@@ -326,10 +342,14 @@ def _is_yaml(text: str) -> bool:
 def _text_format(text: str) -> str | None:
     """Return the format of a text by its first character or marks; ``None`` = not known."""
     if text.lstrip()[:1] in ("{", "["):
-        return "json"
+        return "synergy-cluster" if is_synergy_cluster(text) else "json"
     if f"{KEYS[0]}=" in text:
         return "pipedream-plan" if " -- stage_id=" in text else "pipedream"
-    return "server-file" if text.lstrip().startswith(KEYWORD) else None
+    if text.lstrip().startswith(KEYWORD):
+        return "server-file"
+    head = {cell.strip() for cell in text.lstrip().partition("\n")[0].split(",")}
+    found = next((name for name, columns in _HEADS if columns <= head), None)
+    return found or text_format(text)
 
 
 def _detect_text(text: str) -> str:
@@ -344,6 +364,9 @@ def _detect_text(text: str) -> str:
 
 
 def _detect_json(value: Any) -> str:  # noqa: ANN401 (JSON is any value)
+    fleet = json_format(value)
+    if fleet is not None:
+        return fleet
     if not isinstance(value, dict):
         raise _unknown("the JSON file holds a list; expected an object")
     if "format" in value:
@@ -364,5 +387,5 @@ def _refuse_to_open(path: str) -> str:
 
 
 def _unknown(reason: str, line: int = 0) -> FormatError:
-    titles = "; ".join(form.title for form in FORMATS.values())
+    titles = "; ".join(form.title for form in _known_formats().values())
     return FormatError(f"{reason}; known are: {titles}", line=line)

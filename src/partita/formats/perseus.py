@@ -54,6 +54,15 @@ _NAMES = {kind: name for name, kind in reversed(list(INSTRUCTIONS.items()))}
 MAX_PLAN_BYTES = 2**26
 
 
+class Sampled(NamedTuple):
+    """What a row of a profile is about; the type of device is ``""`` where it is not known."""
+
+    stage: int
+    kind: Kind
+    mhz: float
+    device_type: str = ""
+
+
 class Logged(NamedTuple):
     """One instruction of a rank's log; the clock is NaN where the file does not say."""
 
@@ -76,8 +85,9 @@ def read_energy_csv(
     Raises:
         FormatError: A column is missing, or a row does not make sense; names the line.
     """
-    gathered: dict[tuple[int, Kind, float], list[tuple[float, float]]] = {}
+    gathered: dict[Sampled, list[tuple[float, float]]] = {}
     stage_column = "stage"
+    modelled = False
     rows = _rows(text, ("instruction", "frequency", "time", "energy"))
     for line, row in rows:
         if "stage" not in row:
@@ -88,28 +98,34 @@ def read_energy_csv(
         kind = _kind(row["instruction"], line)
         clock = _number(row, "frequency", line)
         values = (_number(row, "time", line), _number(row, "energy", line))
-        gathered.setdefault((int(stage), kind, clock), []).append(values)
+        modelled = modelled or row.get("origin") == EnergyOrigin.MODELLED.value
+        key = Sampled(int(stage), kind, clock, row.get("device") or "")
+        gathered.setdefault(key, []).append(values)
+    origin = EnergyOrigin.MODELLED if modelled else EnergyOrigin.PUBLISHED
     try:
-        return _profile(name, EnergyOrigin.PUBLISHED, gathered, blocking_w)
+        return profile_of_samples(name, origin, gathered, blocking_w)
     except InvalidInputError as exc:
         raise FormatError(str(exc)) from exc
 
 
-def _profile(
+def profile_of_samples(
     name: str,
     origin: EnergyOrigin,
-    gathered: Mapping[tuple[int, Kind, float], Sequence[tuple[float, float]]],
+    gathered: Mapping[Sampled, Sequence[tuple[float, float]]],
     blocking_w: Mapping[str, float] | None,
 ) -> EnergyProfile:
     """Return a profile in which a row is the slowest time and the mean energy of what was seen."""
-    keys = sorted(gathered, key=lambda key: (key[0], int(key[1]), -key[2]))
+    keys = sorted(gathered, key=lambda key: (key.stage, int(key.kind), key.device_type, -key.mhz))
     seen = [np.array(gathered[key]) for key in keys]
+    types = sorted({key.device_type for key in keys}) or [""]
     return EnergyProfile(
         name=name,
         origin=origin,
-        stage=np.array([key[0] for key in keys]),
-        kind=np.array([int(key[1]) for key in keys]),
-        clock_mhz=np.array([key[2] for key in keys]),
+        device_types=tuple(types),
+        stage=np.array([key.stage for key in keys]),
+        kind=np.array([int(key.kind) for key in keys]),
+        device_type=np.array([types.index(key.device_type) for key in keys]),
+        clock_mhz=np.array([key.mhz for key in keys]),
         seconds=np.array([values[:, 0].max() for values in seen]),
         joules=np.array([values[:, 1].mean() for values in seen]),
         blocking_w=blocking_w or {},
@@ -117,9 +133,14 @@ def _profile(
 
 
 def write_energy_csv(profile: EnergyProfile) -> str:
-    """Return a profile as ``profile.csv``; the type of device is a column where there are types."""
+    """Return a profile as ``profile.csv``.
+
+    The type of device is a column where there are types; another says so where it was modelled.
+    """
     typed = profile.device_types != ("",)
-    head = ["stage", "instruction", "frequency", "time", "energy", *(["device"] if typed else [])]
+    modelled = profile.origin is EnergyOrigin.MODELLED
+    head = ["stage", "instruction", "frequency", "time", "energy"]
+    head += ["device"] * typed + ["origin"] * modelled
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(head)
@@ -133,6 +154,8 @@ def write_energy_csv(profile: EnergyProfile) -> str:
         ]
         if typed:
             values.append(profile.device_types[int(profile.device_type[row])])
+        if modelled:
+            values.append(profile.origin.value)
         writer.writerow(values)
     return out.getvalue()
 
@@ -175,10 +198,25 @@ def read_energy_log(text: str) -> tuple[Array, Array]:
     return np.array(times), np.array(joules)
 
 
-def write_energy_log(times: Iterable[float], joules: Iterable[float]) -> str:
-    """Return readings of an energy counter as a ``time-energy-%d.csv``."""
-    lines = [f"{time!r},{energy!r}" for time, energy in zip(times, joules, strict=True)]
-    return "\n".join(["time,energy", *lines]) + "\n"
+def write_energy_log(
+    times: Iterable[float], joules: Iterable[float], *, modelled: bool = False
+) -> str:
+    """Return readings of an energy counter as a ``time-energy-%d.csv``.
+
+    Args:
+        times: When the counter was read.
+        joules: What it read.
+        modelled: Whether the counter is that of a modelled device; a third column then says so.
+    """
+    end = f",{EnergyOrigin.MODELLED.value}" if modelled else ""
+    lines = [f"{time!r},{energy!r}{end}" for time, energy in zip(times, joules, strict=True)]
+    return "\n".join([f"time,energy{',origin' if modelled else ''}", *lines]) + "\n"
+
+
+def is_modelled_log(text: str) -> bool:
+    """Return whether a ``time-energy-%d.csv`` says that its counter was modelled."""
+    rows = _rows(text, ("time", "energy"))
+    return any(row.get("origin") == EnergyOrigin.MODELLED.value for _, row in rows)
 
 
 def profile_from_logs(
@@ -186,6 +224,7 @@ def profile_from_logs(
     *,
     name: str = "profile",
     blocking_w: Mapping[str, float] | None = None,
+    origin: EnergyOrigin = EnergyOrigin.MEASURED,
 ) -> EnergyProfile:
     """Return the profile that logs of instructions and of energy add up to.
 
@@ -193,13 +232,14 @@ def profile_from_logs(
         ranks: For each rank its stage, its instructions with their clocks, and its readings.
         name: What to call it.
         blocking_w: Power of a device that waits.
+        origin: Where the readings come from.
 
     Raises:
         InvalidInputError: A clock is not known, or an instruction lies outside the readings.
     """
-    gathered: dict[tuple[int, Kind, float], list[tuple[float, float]]] = {}
+    gathered: dict[Sampled, list[tuple[float, float]]] = {}
     for stage, logged, (times, joules) in ranks:
-        own: dict[tuple[int, Kind, float], list[tuple[float, float]]] = {}
+        own: dict[Sampled, list[tuple[float, float]]] = {}
         for one in logged:
             if math.isnan(one.clock_mhz):
                 raise InvalidInputError(
@@ -212,13 +252,13 @@ def profile_from_logs(
                     f"readings of energy, {times[0]} to {times[-1]}"
                 )
             used = np.interp([one.start_s, one.end_s], times, joules)
-            own.setdefault((stage, one.kind, one.clock_mhz), []).append(
+            own.setdefault(Sampled(stage, one.kind, one.clock_mhz), []).append(
                 (one.end_s - one.start_s, float(used[1] - used[0]))
             )
         for key, seen in own.items():
             mean = np.array(seen).mean(axis=0)
             gathered.setdefault(key, []).append((float(mean[0]), float(mean[1])))
-    return _profile(name, EnergyOrigin.MEASURED, gathered, blocking_w)
+    return profile_of_samples(name, origin, gathered, blocking_w)
 
 
 def read_clock_plan(text: str) -> list[list[tuple[str, int]]]:
@@ -261,16 +301,18 @@ def write_clock_plan(
 
     Args:
         program: The Program.
-        clocks: The clock of each row; rows with 0 are left out.
+        clocks: The clock of each row; 0 = leave it alone. A device lists all instructions of the
+            kinds that have clocks there, and only those.
         named: Whether entries are ``(name, clock)`` as Zeus reads them, or clocks alone.
         comment: Lines to add as comments.
     """
     lines = []
     for device in range(len(program.devices)):
         rows = range(int(program.ptr[device]), int(program.ptr[device + 1]))
+        kinds = {int(program.kind[row]) for row in rows if clocks[row] > 0}
         entries: list[object] = []
         for row in rows:
-            if clocks[row] > 0:
+            if int(program.kind[row]) in kinds:
                 name = _NAMES[Kind(int(program.kind[row]))]
                 clock = round(float(clocks[row]))
                 entries.append((name, clock) if named else clock)
@@ -283,6 +325,21 @@ def write_frontier_csv(frontier: Frontier) -> str:
     """Return the points of a frontier as an ``iteration_time_energy.csv``."""
     pairs = zip(frontier.time_s.tolist(), frontier.energy_j.tolist(), strict=True)
     return "\n".join(["time,energy", *(f"{t!r},{e!r}" for t, e in pairs)]) + "\n"
+
+
+def read_frontier_csv(text: str) -> tuple[Array, Array]:
+    """Return times and energies of an ``iteration_time_energy.csv``, the fastest point first."""
+    pairs = [
+        (_number(row, "time", line), _number(row, "energy", line))
+        for line, row in _rows(text, ("time", "energy"))
+    ]
+    for line, (time_s, energy_j) in enumerate(pairs, 2):
+        if not (time_s > 0 and energy_j > 0):
+            raise FormatError(
+                f"time {time_s:g} s and energy {energy_j:g} J; expected numbers above 0", line=line
+            )
+    times, joules = np.array(sorted(pairs)).T
+    return times, joules
 
 
 def read_results(text: str) -> list[dict[str, Any]]:

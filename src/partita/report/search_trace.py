@@ -5,13 +5,13 @@ where what it shows spans more than a factor of 20, so that the end of a search 
 its beginning. Colours are those of the timelines: a middle tone and no background.
 """
 
-import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from partita.errors import InvalidInputError
+from partita.report.svg_parts import line, number, opening, text_at
 
 Points: TypeAlias = Sequence[tuple[float, float]]
 """Seconds and value of each new best, in their order."""
@@ -70,7 +70,7 @@ class _Axis:
             power = 10.0 ** math.floor(math.log10(raw))
             step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= raw * 0.999)
             first, last = math.ceil(self.low / step), math.floor(self.high / step)
-            return [number * step for number in range(first, last + 1)]
+            return [k * step for k in range(first, last + 1)]
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         digits = (1, 2, 5) if len(powers) <= 4 else (1,)
         every = max(1, len(powers) // 8)
@@ -92,15 +92,12 @@ def search_svg(points: Points, *, title: str = "", unit: str = "") -> str:
     if not points:
         raise InvalidInputError("the search recorded no value, so there is nothing to draw")
     time, value = _time_axis(points), _value_axis(points)
-    size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     heading = f"{title}: best value over time" if title else "Best value over time"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
-            f"<title>{_plain(heading)}</title>",
-            f"<style>{_STYLE}</style>",
-            _text(8, 20, heading, "title"),
-            _text(8, 39, _summary(points, unit)),
+            *opening(_WIDTH, _HEIGHT, heading, _STYLE),
+            text_at(8, 20, heading, "title"),
+            text_at(8, 39, _summary(points, unit)),
             *_grid(time, value, unit),
             *_curve(points, time, value),
             "</svg>",
@@ -135,40 +132,22 @@ def _summary(points: Points, unit: str) -> str:
 def _grid(time: _Axis, value: _Axis, unit: str) -> Iterator[str]:
     for tick in time.ticks():
         x = time.at(tick)
-        yield _line(x, _TOP, x, _BOTTOM + 4)
-        yield _text(x, _BOTTOM + 18, f"{tick:.4g} s", "middle")
+        yield line(x, _TOP, x, _BOTTOM + 4, "grid")
+        yield text_at(x, _BOTTOM + 18, f"{tick:.4g} s", "middle")
     for tick in value.ticks():
         y = value.at(tick)
-        yield _line(_LEFT - 4, y, _RIGHT, y)
-        yield _text(_LEFT - 8, y + 4, f"{tick:.6g}", "right")
-    yield _text((_LEFT + _RIGHT) / 2, _BOTTOM + 38, "seconds of search", "middle")
+        yield line(_LEFT - 4, y, _RIGHT, y, "grid")
+        yield text_at(_LEFT - 8, y + 4, f"{tick:.6g}", "right")
+    yield text_at((_LEFT + _RIGHT) / 2, _BOTTOM + 38, "seconds of search", "middle")
     if unit:
-        yield _text(_LEFT - 8, _TOP - 8, unit, "right")
+        yield text_at(_LEFT - 8, _TOP - 8, unit, "right")
 
 
 def _curve(points: Points, time: _Axis, value: _Axis) -> Iterator[str]:
     places = [(time.at(seconds), value.at(best)) for seconds, best in points]
-    steps = "".join(f"H{_n(x)}V{_n(y)}" for x, y in places[1:])
+    steps = "".join(f"H{number(x)}V{number(y)}" for x, y in places[1:])
     x, y = places[0]
-    yield f'<path class="curve" d="M{_n(x)} {_n(y)}{steps}H{_n(_RIGHT)}"/>'
+    yield f'<path class="curve" d="M{number(x)} {number(y)}{steps}H{number(_RIGHT)}"/>'
     for (x, y), (seconds, best) in zip(places, points, strict=True):
         tip = f"<title>{best:.9g} after {seconds:.4g} s</title>"
-        yield f'<circle class="best" cx="{_n(x)}" cy="{_n(y)}" r="3">{tip}</circle>'
-
-
-def _plain(text: str) -> str:
-    """Return text for XML: escaped, without characters that XML does not know."""
-    return html.escape("".join(c if c.isprintable() else "?" for c in text))
-
-
-def _n(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")
-
-
-def _text(x: float, y: float, text: str, style: str = "") -> str:
-    shown = f' class="{style}"' if style else ""
-    return f'<text x="{_n(x)}" y="{_n(y)}"{shown}>{_plain(text)}</text>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}" class="grid"/>'
+        yield f'<circle class="best" cx="{number(x)}" cy="{number(y)}" r="3">{tip}</circle>'

@@ -6,7 +6,6 @@ stays small whatever the timeline.
 """
 
 import dataclasses
-import html
 import math
 from collections.abc import Iterator, Mapping
 
@@ -18,21 +17,19 @@ from partita.core.timeline import Timeline
 from partita.report.lanes import (
     MEANING,
     Cell,
-    axis_ticks,
     cell_numbers,
     cell_of,
     compute_rows,
     dominant_cells,
-    shown_devices,
 )
+from partita.report.svg_frame import STYLE, Frame, axis, backgrounds, frame_of
+from partita.report.svg_parts import line, number, opening, plain, rect, text_at
 from partita.report.trace import KIND_LABELS, ORIGIN_LABELS
 from partita.report.transfers import transfers
 from partita.units import format_bytes, format_seconds
 
 MAX_LANES = 48
 MAX_LINES = 4000
-
-_GAP = 20
 
 _COLOURS: Mapping[Cell, str] = {
     Cell.FORWARD: "#3273c4",
@@ -45,67 +42,6 @@ _COLOURS: Mapping[Cell, str] = {
     Cell.COLLECTIVE: "#d0752f",
     Cell.TRANSFER: "#8b9099",
 }
-_STYLE = """
-text { font: 12px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: #747a83; }
-.title { font-size: 15px; font-weight: 600; }
-.number { font-size: 11px; fill: #fff; text-anchor: middle; }
-.right { text-anchor: end; }
-.middle { text-anchor: middle; }
-.over { fill: #d64545; font-weight: 600; }
-.lane { fill: #8b9099; fill-opacity: .13; }
-.grid { stroke: #8b9099; stroke-opacity: .3; }
-.transfer { stroke: #8b9099; stroke-width: 1; stroke-opacity: .75; }
-.memory { fill: #3273c4; fill-opacity: .3; stroke: #3273c4; stroke-width: 1; }
-.limit { stroke: #d64545; stroke-dasharray: 5 3; }
-"""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Frame:
-    """Where things stand, in pixels.
-
-    Attributes:
-        width: Of the picture.
-        left: Where time 0 is.
-        span: Length of the time axis.
-        top: Where the first lane begins.
-        lane: Height of a lane.
-        step: From a lane to the next.
-        devices: Devices shown, one lane each.
-        head: Lanes before the devices that are left out.
-        hidden: The devices that are left out.
-        makespan_s: Length of the time axis in seconds.
-    """
-
-    width: int
-    left: float
-    span: float
-    top: float
-    lane: float
-    step: float
-    devices: tuple[int, ...]
-    head: int
-    hidden: range
-    makespan_s: float
-
-    def x(self, time_s: Array) -> Array:
-        """Return where times lie."""
-        return self.left + time_s * (self.span / self.makespan_s)
-
-    def y(self, index: int) -> float:
-        """Return the top of a lane; a line of text stands for the devices that are left out."""
-        gap = _GAP if self.hidden and index >= self.head else 0
-        return self.top + index * self.step + gap
-
-    @property
-    def bottom(self) -> float:
-        """Where the last lane ends."""
-        return self.y(len(self.devices) - 1) + self.lane
-
-    @property
-    def right(self) -> float:
-        """Where the time axis ends."""
-        return self.left + self.span
 
 
 def timeline_svg(
@@ -125,9 +61,9 @@ def timeline_svg(
         max_lanes: Devices beyond so many are left out, and a line says how many.
         memory: Whether to draw the memory of each device against its limit, where it is known.
     """
-    frame = _frame(timeline, max(400, width), max_lanes)
+    frame = frame_of(timeline, max(400, width), max_lanes)
     used: set[Cell] = set()
-    body = [*_axis(frame), *_backgrounds(timeline, frame), *_transfer_lines(timeline, frame, used)]
+    body = [*axis(frame), *backgrounds(timeline, frame), *_transfer_lines(timeline, frame, used)]
     for index, device in enumerate(frame.devices):
         body += _lane(timeline, frame, index, device, used)
     height = frame.bottom + 26
@@ -135,54 +71,11 @@ def timeline_svg(
         curves = dataclasses.replace(
             frame, top=height + 34, step=frame.step + 4, lane=frame.lane + 4
         )
-        body += [*_backgrounds(timeline, curves), *_memory(timeline, curves)]
+        body += [*backgrounds(timeline, curves), *_memory(timeline, curves)]
         height = curves.bottom + 10
     head = _head(timeline, frame, title, used)
-    return "\n".join([*_opening(timeline, frame, title, height), *head, *body, "</svg>", ""])
-
-
-def _frame(timeline: Timeline, width: int, max_lanes: int) -> _Frame:
-    shown = shown_devices(len(timeline.devices), max_lanes)
-    devices = (*shown.head, *shown.tail)
-    longest = max((len(timeline.devices[device]) for device in devices), default=0)
-    left = 16 + min(7.2 * longest, width * 0.2)
-    lane = 24.0 if len(devices) <= 16 else 14.0
-    limited = len(timeline.memory_device) and bool(np.isfinite(timeline.limit_bytes).any())
-    return _Frame(
-        width=width,
-        left=left,
-        span=width - left - (140 if limited else 70),
-        top=78,
-        lane=lane,
-        step=lane + (8 if len(devices) <= 16 else 4),
-        devices=devices,
-        head=len(shown.head),
-        hidden=shown.hidden,
-        makespan_s=max(timeline.makespan_s, 1e-300),
-    )
-
-
-def _plain(text: str) -> str:
-    """Return text for XML: escaped, without characters that XML does not know."""
-    known = (c if c.isprintable() else "?" for c in text)
-    return html.escape("".join(known))
-
-
-def _n(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")
-
-
-def _text(x: float, y: float, text: str, style: str = "") -> str:
-    shown = f' class="{style}"' if style else ""
-    return f'<text x="{_n(x)}" y="{_n(y)}"{shown}>{_plain(text)}</text>'
-
-
-def _rect(x: float, y: float, width: float, height: float, rest: str) -> str:
-    return f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" {rest}'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    return f'<line x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}" class="{style}"/>'
+    begin = opening(frame.width, height, _heading(timeline, title), STYLE)
+    return "\n".join([*begin, *head, *body, "</svg>", ""])
 
 
 def _heading(timeline: Timeline, title: str) -> str:
@@ -190,67 +83,35 @@ def _heading(timeline: Timeline, title: str) -> str:
     return f"{title} ({origin})" if title else origin[:1].upper() + origin[1:]
 
 
-def _opening(timeline: Timeline, frame: _Frame, title: str, height: float) -> list[str]:
-    size = f'width="{frame.width}" height="{_n(height)}"'
-    view = f'viewBox="0 0 {frame.width} {_n(height)}"'
-    return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} role="img">',
-        f"<title>{_plain(_heading(timeline, title))}</title>",
-        f"<style>{_STYLE}</style>",
-    ]
-
-
-def _head(timeline: Timeline, frame: _Frame, title: str, used: set[Cell]) -> Iterator[str]:
+def _head(timeline: Timeline, frame: Frame, title: str, used: set[Cell]) -> Iterator[str]:
     """Yield the title, the length of the step and the legend."""
-    yield _text(8, 20, _heading(timeline, title), "title")
+    yield text_at(8, 20, _heading(timeline, title), "title")
     facts = [format_seconds(timeline.makespan_s), f"{len(timeline.devices):,} devices"]
     if not math.isnan(timeline.period_s):
         facts.insert(1, f"{format_seconds(timeline.period_s)} from step to step")
     sends = len(transfers(timeline).send)
     if sends > MAX_LINES:
         facts.append(f"{sends:,} transfers, not drawn")
-    yield _text(8, 39, ", ".join(facts))
+    yield text_at(8, 39, ", ".join(facts))
     x = frame.left
     for cell in sorted(used):
         if cell is Cell.TRANSFER:
-            yield _line(x, 58, x + 10, 50, "transfer")
+            yield line(x, 58, x + 10, 50, "transfer")
         else:
-            yield _rect(x, 49, 10, 10, f'rx="2" fill="{_COLOURS[cell]}"/>')
+            yield rect(x, 49, 10, 10, f'rx="2" fill="{_COLOURS[cell]}"/>')
         meaning = "transfer" if cell is Cell.TRANSFER else MEANING[cell]
-        yield _text(x + 15, 58, meaning)
+        yield text_at(x + 15, 58, meaning)
         x += 31 + 6.6 * len(meaning)
-    yield _text(frame.right + 8, 58, "busy")
-
-
-def _axis(frame: _Frame) -> Iterator[str]:
-    ticks, scale, unit = axis_ticks(frame.makespan_s, max(3, int(frame.span // 110)))
-    for tick in ticks:
-        x = float(frame.x(np.array(tick)))
-        if x <= frame.right + 0.5:
-            yield _line(x, frame.top - 6, x, frame.bottom + 4, "grid")
-            yield _text(x, frame.bottom + 18, f"{tick / scale:g} {unit}", "middle")
-
-
-def _backgrounds(timeline: Timeline, frame: _Frame) -> Iterator[str]:
-    """Yield the empty lanes with their names, and a line for the devices that are left out."""
-    for index, device in enumerate(frame.devices):
-        y = frame.y(index)
-        yield _rect(frame.left, y, frame.span, frame.lane, 'class="lane"/>')
-        name = _shortened(timeline.devices[device], frame)
-        yield _text(frame.left - 8, y + frame.lane / 2 + 4, name, "right")
-    if frame.hidden:
-        first, last = (timeline.devices[frame.hidden[end]] for end in (0, -1))
-        text = f"{len(frame.hidden):,} devices not shown, {first} to {last}"
-        yield _text(frame.left, frame.y(frame.head) - frame.step + frame.lane - 2, text)
+    yield text_at(frame.right + 8, 58, "busy")
 
 
 def _lane(
-    timeline: Timeline, frame: _Frame, index: int, device: int, used: set[Cell]
+    timeline: Timeline, frame: Frame, index: int, device: int, used: set[Cell]
 ) -> Iterator[str]:
     """Yield what a device does: its cells, its collectives and how busy it is."""
     y = frame.y(index)
     busy = f"{timeline.utilisation[device]:.0%}"
-    yield _text(frame.right + 8, y + frame.lane / 2 + 4, busy)
+    yield text_at(frame.right + 8, y + frame.lane / 2 + 4, busy)
     rows = compute_rows(timeline, device)
     x = frame.x(timeline.start_s[rows])
     size = frame.x(timeline.end_s[rows]) - x
@@ -267,18 +128,12 @@ def _lane(
     for begin, length in zip(x[size > 0].tolist(), size[size > 0].tolist(), strict=True):
         used.add(Cell.COLLECTIVE)
         fill = f'fill="{_COLOURS[Cell.COLLECTIVE]}"/>'
-        yield _rect(begin, y + frame.lane - 4, max(length, 0.5), 4, fill)
-
-
-def _shortened(name: str, frame: _Frame) -> str:
-    """Return a name that fits left of the lanes; one that is too long loses its beginning."""
-    room = max(4, int((frame.left - 8) / 7.2))
-    return name if len(name) <= room else "…" + name[1 - room :]
+        yield rect(begin, y + frame.lane - 4, max(length, 0.5), 4, fill)
 
 
 def _cells(
     timeline: Timeline,
-    frame: _Frame,
+    frame: Frame,
     y: float,
     places: tuple[Array, Array, Array],
     used: set[Cell],
@@ -288,14 +143,14 @@ def _cells(
     _, numbers = cell_numbers(timeline)
     columns = (rows, cell_of(timeline, rows), x, size)
     for row, sort, begin, length in zip(*(part.tolist() for part in columns), strict=True):
-        cell, number = Cell(sort), str(numbers[row])
+        cell, label = Cell(sort), str(numbers[row])
         used.add(cell)
         gap = min(0.8, length * 0.2)
-        tip = f"<title>{_plain(_described(timeline, row))}</title></rect>"
+        tip = f"<title>{plain(_described(timeline, row))}</title></rect>"
         fill = f'rx="1.5" fill="{_COLOURS[cell]}">{tip}'
-        yield _rect(begin, y, length - gap, frame.lane, fill)
-        if numbers[row] >= 0 and cell is not Cell.UPDATE and length >= 6 + 6.2 * len(number):
-            yield _text(begin + length / 2, y + frame.lane / 2 + 4, number, "number")
+        yield rect(begin, y, length - gap, frame.lane, fill)
+        if numbers[row] >= 0 and cell is not Cell.UPDATE and length >= 6 + 6.2 * len(label):
+            yield text_at(begin + length / 2, y + frame.lane / 2 + 4, label, "number")
 
 
 def _described(timeline: Timeline, row: int) -> str:
@@ -309,7 +164,7 @@ def _described(timeline: Timeline, row: int) -> str:
 
 
 def _columns(
-    timeline: Timeline, frame: _Frame, index: int, device: int, used: set[Cell]
+    timeline: Timeline, frame: Frame, index: int, device: int, used: set[Cell]
 ) -> Iterator[str]:
     """Yield what fills the columns of a lane best, in runs of one sort, a path for each sort.
 
@@ -326,18 +181,18 @@ def _columns(
     ends = np.append(begins[1:], count)
     left = frame.left + begins * (frame.span / count)
     length = (ends - begins) * (frame.span / count)
-    y, height = _n(frame.y(index)), _n(frame.lane)
+    y, height = number(frame.y(index)), number(frame.lane)
     for sort in np.unique(sorts[sorts < Cell.COLLECTIVE]).tolist():
         used.add(Cell(sort))
         same = sorts[begins] == sort
         runs = (
-            f"M{_n(x)} {y}h{_n(size)}v{height}h{_n(-size)}z"
+            f"M{number(x)} {y}h{number(size)}v{height}h{number(-size)}z"
             for x, size in zip(left[same].tolist(), length[same].tolist(), strict=True)
         )
         yield f'<path d="{"".join(runs)}" fill="{_COLOURS[Cell(sort)]}"/>'
 
 
-def _transfer_lines(timeline: Timeline, frame: _Frame, used: set[Cell]) -> Iterator[str]:
+def _transfer_lines(timeline: Timeline, frame: Frame, used: set[Cell]) -> Iterator[str]:
     """Yield a line for each message between two lanes, unless they are too many to be seen."""
     send = transfers(timeline).send
     if len(send) > MAX_LINES:
@@ -356,15 +211,15 @@ def _transfer_lines(timeline: Timeline, frame: _Frame, used: set[Cell]) -> Itera
         down = b > a
         y1 = frame.y(a) + (frame.lane if down else 0)
         y2 = frame.y(b) + (0 if down else frame.lane)
-        yield _line(x1, y1, x2, y2, "transfer")
+        yield line(x1, y1, x2, y2, "transfer")
 
 
-def _memory(timeline: Timeline, frame: _Frame) -> Iterator[str]:
+def _memory(timeline: Timeline, frame: Frame) -> Iterator[str]:
     """Yield the curves of memory, each against its limit."""
     highest = float(timeline.peak_bytes.max()) or 1.0
     limited = bool(np.isfinite(timeline.limit_bytes).any())
-    yield _text(frame.left, frame.top - 10, "memory and its limit" if limited else "memory")
-    yield _text(frame.right + 8, frame.top - 10, "peak")
+    yield text_at(frame.left, frame.top - 10, "memory and its limit" if limited else "memory")
+    yield text_at(frame.right + 8, frame.top - 10, "peak")
     for index, device in enumerate(frame.devices):
         limit, peak = float(timeline.limit_bytes[device]), float(timeline.peak_bytes[device])
         base = frame.y(index) + frame.lane
@@ -373,13 +228,13 @@ def _memory(timeline: Timeline, frame: _Frame) -> Iterator[str]:
         label = format_bytes(peak)
         if np.isfinite(limit):
             at = base - frame.lane * limit / full
-            yield _line(frame.left, at, frame.right, at, "limit")
+            yield line(frame.left, at, frame.right, at, "limit")
             label += f" of {format_bytes(limit)}"
         style = "over" if peak > limit else ""
-        yield _text(frame.right + 8, base - frame.lane / 2 + 4, label, style)
+        yield text_at(frame.right + 8, base - frame.lane / 2 + 4, label, style)
 
 
-def _curve(timeline: Timeline, frame: _Frame, device: int, base: float, scale: float) -> str:
+def _curve(timeline: Timeline, frame: Frame, device: int, base: float, scale: float) -> str:
     """Return the memory of a device as steps; a pixel shows the largest value within it."""
     rows = timeline.memory_device == device
     time_s, level = timeline.memory_s[rows], timeline.memory_bytes[rows]
@@ -395,7 +250,9 @@ def _curve(timeline: Timeline, frame: _Frame, device: int, base: float, scale: f
     ends = np.append(begins[1:], count)
     pixel = frame.span / count
     steps = [
-        f"V{_n(base - value * scale)}H{_n(frame.left + end * pixel)}"
+        f"V{number(base - value * scale)}H{number(frame.left + end * pixel)}"
         for value, end in zip(top[begins].tolist(), ends.tolist(), strict=True)
     ]
-    return f'<path class="memory" d="M{_n(frame.left)} {_n(base)}{"".join(steps)}V{_n(base)}z"/>'
+    ground = number(base)
+    outline = f"M{number(frame.left)} {ground}{''.join(steps)}V{ground}z"
+    return f'<path class="memory" d="{outline}"/>'

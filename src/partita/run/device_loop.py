@@ -36,6 +36,7 @@ from partita.run.device_parts import (
     Wait,
     Waiting,
 )
+from partita.run.metering import Meter, NoMeter
 from partita.run.stage_pass import StagePass, Visit
 from partita.run.task import Task
 from partita.run.transport import Meeting, Message, Pending, Transport
@@ -87,6 +88,7 @@ class DeviceLoop:
 
     Attributes:
         place: Where it stands.
+        meter: Is told of every instruction that computes.
         seen: The tensors whose values are kept; all results of the step unless said otherwise.
         executed: Instructions carried out, over all steps.
         records: What was seen in each step.
@@ -138,6 +140,7 @@ class DeviceLoop:
         self._begun_ns: list[int] = []
         self._ended_ns: list[int] = []
         self.place = Place(-1, -1, 0)
+        self.meter: Meter = NoMeter()
         self.seen = task.results
         self.executed = 0
         self.records: list[StepRecord] = []
@@ -211,6 +214,7 @@ class DeviceLoop:
         self._step = step
         self._uses = self._all_uses.copy()
         self._store.begin_step()
+        self.meter.begin_step()
         size = len(self._instructions)
         self._begun_ns, self._ended_ns = [0] * size, [0] * size
         record = StepRecord()
@@ -228,11 +232,14 @@ class DeviceLoop:
                 row = instruction.row
                 yield from self._until(row, row, self._meet(instruction), _MEMBERS)
             yield from handlers[kind](instruction)
+            if kind <= LAST_COMPUTE:
+                self.meter.end(kind)
             self._begun_ns[position] = self._begin_ns
             self._ended_ns[position] = clock()
             self.executed += 1
             self.statistics.instructions[kind] += 1
         yield from self._end_step()
+        self.meter.end_step()
         record.begin_ns = np.array(self._begun_ns, np.int64)
         record.end_ns = np.array(self._ended_ns, np.int64)
         self.place = Place(-1, -1, clock())
@@ -374,6 +381,7 @@ class DeviceLoop:
     def _load_input(self, instruction: Instruction) -> Iterable[Wait]:
         visit, tensor = instruction.visit, instruction.tensor
         name = self._task.graph.tensors.names[tensor]
+        self.meter.begin(instruction.kind)
         value = self._load(self._step, visit.microbatch, name)
         self._loaded[visit.stage, visit.microbatch, tensor] = value
         return ()
@@ -408,6 +416,7 @@ class DeviceLoop:
             self._refuse(row, "another replica runs this microbatch")
         inputs = yield from self._inputs(row, visit)
         yield from self._finish_gathers(visit.stage)
+        self.meter.begin(instruction.kind)
         with self._at(row):
             done = self._runner.forward(self._step, visit, inputs)
         seen = self.seen if group[0] == self._device else ()
@@ -430,6 +439,7 @@ class DeviceLoop:
         row, visit = instruction.row, instruction.visit
         done = self._pass(row, visit)
         yield from self._finish_gathers(visit.stage)
+        self.meter.begin(instruction.kind)
         with self._at(row):
             self._runner.recompute(self._step, visit, done)
         self._count_version(visit)
@@ -440,13 +450,15 @@ class DeviceLoop:
             self._refuse(row, "there was no forward")
         return done
 
-    def _begin_backward(self, row: int, visit: Visit) -> Waiting[StagePass]:
+    def _begin_backward(self, instruction: Instruction) -> Waiting[StagePass]:
         """Wait for all that a backward needs, and give the pass the gradients of its outputs."""
+        row, visit = instruction.row, instruction.visit
         done = self._pass(row, visit)
         cotangents: dict[int, Tensor] = {}
         for tensor in self._task.returning[visit.stage]:
             cotangents[tensor] = yield from self._output_gradient(row, visit, tensor)
         yield from self._finish_gathers(visit.stage)
+        self.meter.begin(instruction.kind)
         with self._at(row):
             self._runner.recompute(self._step, visit, done)
             self._runner.begin_backward(visit, done, cotangents)
@@ -523,14 +535,14 @@ class DeviceLoop:
 
     def _backward(self, instruction: Instruction) -> Waiting[None]:
         visit = instruction.visit
-        done = yield from self._begin_backward(instruction.row, visit)
+        done = yield from self._begin_backward(instruction)
         of_inputs, of_weights = self._runner.gradients(visit, done)
         self._contribute(visit, of_inputs)
         self._add_gradients(visit, of_weights)
 
     def _backward_input(self, instruction: Instruction) -> Waiting[None]:
         visit = instruction.visit
-        done = yield from self._begin_backward(instruction.row, visit)
+        done = yield from self._begin_backward(instruction)
         self._contribute(visit, self._runner.input_gradients(visit, done))
         self._count_version(visit)
 
@@ -539,6 +551,7 @@ class DeviceLoop:
         done = self._pass(row, visit)
         if done.cotangents is None:
             self._refuse(row, "there was no BACKWARD_INPUT")
+        self.meter.begin(instruction.kind)
         self._add_gradients(visit, self._runner.weight_gradients(visit, done))
         return ()
 
@@ -553,6 +566,7 @@ class DeviceLoop:
         yield from self._finish_collectives(
             lambda other: other.kind is not Kind.ALL_GATHER and other.visit.stage == visit.stage
         )
+        self.meter.begin(instruction.kind)
         with self._at(row):
             self.records[-1].gradients.update(self._store.update(visit.stage, visit.version))
         versions = max(self.statistics.peak_versions, self._store.num_versions)

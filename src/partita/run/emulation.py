@@ -37,10 +37,12 @@ from partita.run.emulation_device import (
     EmulatedRunner,
     EmulatedStore,
     EmulatedTransport,
+    EmulatedWork,
     Pacer,
 )
 from partita.run.executor import MEETING_LIMIT_S, Run, aligned, put_together, reports_of_forked
 from partita.run.parameters import sgd
+from partita.run.power import Power, open_power
 from partita.run.priority import run_soon
 from partita.run.process_transport import Member, used_devices
 from partita.run.rank import (
@@ -70,14 +72,19 @@ class Emulation:
         cap_bytes: Most bytes of a message or collective; larger ones are cut to it, and said.
         steps: Number of steps.
         blocking: Whether SEND and RECV wait at their place.
+        power: How it sees to its energy; None = it does not. Compute then takes as long as on the
+            modelled devices, at the clocks that are set.
     """
 
     scale: float = 0.0
     cap_bytes: int = _DEFAULT_CAP_BYTES
     steps: int = 1
     blocking: bool = False
+    power: Power | None = None
 
     def __post_init__(self) -> None:
+        if self.power is not None:
+            self.power.check_emulated()
         if not 0 <= self.scale < float("inf"):
             _refuse("scale", self.scale, "more than 0, or 0 for a suitable one")
         if not 1 <= self.cap_bytes <= 2**40:
@@ -372,17 +379,27 @@ def run_emulated_rank(
             task, member, workload.shape_of, pacer, job=job, entered=watchdog.enter
         )
         before = clock_reading(transport, member)
-    runner = EmulatedRunner(task, figures, workload.shape_of, pacer, transport)
-    store = EmulatedStore(figures, pacer, transport)
+        metered = open_power(
+            workload.emulation.power, task, member, job=job, clock=lambda: pacer.now_s
+        )
+    work = EmulatedWork(pacer, metered.worker)
+    runner = EmulatedRunner(task, figures, workload.shape_of, work, transport)
+    store = EmulatedStore(figures, pacer, work, transport)
     real = Workload(code=task.code, state={}, load=runner.load, shape_of=workload.shape_of)
     loop = make_loop(task, device, transport, store, runner, real, options)
+    loop.meter = metered.meter
     run_soon()  # with the threads that torch has made by now
     report = play_steps(loop, task, device, member, options=options, board=board, told=told)
     with Watchdog(member.rank, board, options.stall_limit_s, phase=Phase.CLOCKS) as watchdog:
         clock = (*before, *clock_reading(transport, member))
         watchdog.enter(Phase.REPORT)
     ends = [end for _, end in report.step_ns]
-    return replace(report, step_ns=list(zip(store.began_ns, ends, strict=True)), clock=clock)
+    return replace(
+        report,
+        step_ns=list(zip(store.began_ns, ends, strict=True)),
+        clock=clock,
+        energy=metered.meter.close(),
+    )
 
 
 def _rank_options(workload: EmulatedWorkload, limit_s: float) -> RankOptions:

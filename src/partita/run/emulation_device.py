@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partita.core.program import LAST_COMPUTE, Kind
+from partita.energy.devices.protocol import WorkingDevice
 from partita.run.board import Phase
 from partita.run.parameters import Part
 from partita.run.process_transport import Member, ProcessTransport
@@ -33,7 +34,12 @@ class Pacer:
     """The clock of an emulated device."""
 
     def __init__(self) -> None:
-        self._free_ns = 0
+        self._free_ns = time.perf_counter_ns()
+
+    @property
+    def now_s(self) -> float:
+        """Its time: when it was free last, in seconds."""
+        return self._free_ns / 1e9
 
     def wait_until_now(self) -> None:
         """Say that the device could not go on before now."""
@@ -150,6 +156,19 @@ class DeviceFigures:
     buffer: Tensor
 
 
+class EmulatedWork:
+    """Sleeps as long as instructions take: as the cost model says, or a modelled device."""
+
+    def __init__(self, pacer: Pacer, worker: WorkingDevice | None = None) -> None:
+        self._pacer, self._worker = pacer, worker
+
+    def compute(self, kind: Kind, seconds: float) -> None:
+        """Sleep through an instruction that takes so long at the highest clock."""
+        if self._worker is not None:
+            seconds = self._worker.begin_work(seconds, kind, self._pacer.now_s)
+        self._pacer.compute(seconds)
+
+
 class EmulatedRunner:
     """Sleeps as long as the stages of a device compute."""
 
@@ -158,23 +177,23 @@ class EmulatedRunner:
         task: Task,
         figures: DeviceFigures,
         shape_of: ShapeOf,
-        pacer: Pacer,
+        work: EmulatedWork,
         transport: EmulatedTransport,
     ) -> None:
         self._task, self._figures, self._shape_of = task, figures, shape_of
-        self._pacer, self._transport = pacer, transport
+        self._work, self._transport = work, transport
 
     def load(self, step: int, microbatch: int, name: str) -> Tensor:
         """Take the time to load an input of the model."""
         del step
-        self._pacer.compute(self._figures.load_s[name, microbatch])
+        self._work.compute(Kind.LOAD, self._figures.load_s[name, microbatch])
         return self._figures.buffer[:0]
 
     def _compute(self, kind: Kind, visit: Visit) -> None:
         members = self._figures.group_of.get((visit.stage, visit.microbatch))
         if members is not None:
             self._transport.assemble(members)
-        self._pacer.compute(self._figures.compute_s[kind, visit.stage, visit.microbatch])
+        self._work.compute(kind, self._figures.compute_s[kind, visit.stage, visit.microbatch])
 
     def _values(self, tensors: Sequence[int], microbatch: int) -> dict[int, Tensor]:
         sizes = {tensor: self._shape_of(tensor, microbatch)[0][0] for tensor in tensors}
@@ -232,8 +251,15 @@ class EmulatedStore:
         began_ns: When each step began, after all ranks had ended the one before.
     """
 
-    def __init__(self, figures: DeviceFigures, pacer: Pacer, transport: EmulatedTransport) -> None:
-        self._figures, self._pacer, self._transport = figures, pacer, transport
+    def __init__(
+        self,
+        figures: DeviceFigures,
+        pacer: Pacer,
+        work: EmulatedWork,
+        transport: EmulatedTransport,
+    ) -> None:
+        self._figures, self._pacer, self._work = figures, pacer, work
+        self._transport = transport
         self.began_ns: list[int] = []
 
     @property
@@ -267,7 +293,7 @@ class EmulatedStore:
     def update(self, stage: int, version: int) -> Mapping[str, Tensor | Part]:
         """Take the time of an update."""
         del version
-        self._pacer.compute(self._figures.update_s[stage])
+        self._work.compute(Kind.UPDATE, self._figures.update_s[stage])
         return {}
 
     def left_over(self) -> list[str]:

@@ -14,6 +14,7 @@ from partita.core.program import Kind, Program
 from partita.core.timeline import Timeline, TimelineOrigin
 from partita.cost.lower import lower
 from partita.cost.order import ListOrder
+from partita.energy.usage import EnergyUse
 from partita.errors import UnsupportedError
 from partita.processes import ended_by_signals
 from partita.run.board import Board, View
@@ -43,6 +44,8 @@ class Run:
             the first from its first instruction. Steps overlap at their edges.
         memory: The memory of each device that it is known of, by name.
         trace: What torch's profiler saw of all ranks, a Chrome trace; empty = nothing.
+        energy: What each rank used, by the name of its device, in the order of ranks; empty = that
+            was not asked for.
     """
 
     result: RunResult
@@ -50,6 +53,7 @@ class Run:
     step_s: tuple[float, ...]
     memory: Mapping[str, MemoryUse] = field(default_factory=dict)
     trace: str = ""
+    energy: Mapping[str, EnergyUse] = field(default_factory=dict)
 
 
 def check_runnable(plan: Plan) -> None:
@@ -188,6 +192,7 @@ def put_together(
         step_s=step_seconds(reports),
         memory={names[r.device]: r.memory for r in reports if r.memory is not None},
         trace=merged_trace({names[r.device]: r.trace for r in reports if r.trace}),
+        energy={names[r.device]: r.energy for r in reports if r.energy is not None},
     )
 
 

@@ -28,6 +28,7 @@ from partita.run.emulation import Emulation
 from partita.run.failures import read_error, write_error
 from partita.run.optimizers import LEARNING_RATES, OPTIMIZERS
 from partita.run.parameters import Optimizer
+from partita.run.power import Power
 from partita.run.process_transport import used_devices
 from partita.run.rank import RankOptions, RankReport, StepNews
 from partita.run.rank_capture import Capture
@@ -54,8 +55,9 @@ class Job:
         stall_limit_s: How long an instruction may take before the run is given up.
         start_limit_s: How long hosts and ranks wait for one another to come.
         device: What the ranks compute on: GPUs with NCCL, or the CPU with gloo.
-        emulate: How it is emulated instead, but for steps and transfers, which are those of the
-            job; None = it is run for real.
+        emulate: How it is emulated instead, but for steps, transfers and power, which are those of
+            the job; None = it is run for real.
+        power: How it sees to its energy; None = it does not.
     """
 
     model: ModelOrigin | None = None
@@ -73,6 +75,7 @@ class Job:
     start_limit_s: float = 300.0
     device: DeviceKind = DeviceKind.CPU
     emulate: Emulation | None = None
+    power: Power | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -109,14 +112,15 @@ class Job:
             stall_limit_s=self.stall_limit_s,
             keep_results=self.keep_results,
             capture=self.capture,
+            power=self.power,
         )
 
     def emulation(self) -> Emulation | None:
-        """Return how the plan is emulated, with the steps and transfers of the job."""
+        """Return how the plan is emulated, with the steps, transfers and power of the job."""
         if self.emulate is None:
             return None
         blocking = self.transfers is TransferMode.BLOCKING
-        return replace(self.emulate, steps=self.steps, blocking=blocking)
+        return replace(self.emulate, steps=self.steps, blocking=blocking, power=self.power)
 
     def program(self, solution: Solution) -> Program:
         """Return what the devices of a plan do."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from partita.core.program import LAST_COMPUTE, Program
+from partita.energy.usage import EnergyUse
 from partita.errors import PartitaError, WorkerError
 from partita.run.board import Board, Phase, place_of
 from partita.run.clocks import ClockReading, read_clock
@@ -20,6 +21,7 @@ from partita.run.device_parts import DeviceStatistics, Place, Runner, StepRecord
 from partita.run.failures import PeerError
 from partita.run.ownership import agree_on_holders
 from partita.run.parameters import Optimizer, ParameterStore, Part
+from partita.run.power import Power, open_power
 from partita.run.process_transport import Member, ProcessTransport, first_line, used_devices
 from partita.run.rank_capture import Capture, Captured, MemoryUse, ProcessMemory, capturing
 from partita.run.stage_pass import StageRunner
@@ -50,6 +52,7 @@ class RankOptions:
         keep_results: Whether outputs and gradients of the steps are kept for a comparison, and the
             stamps of more than the last ``KEPT_STAMPS`` steps.
         capture: What else is noted of the last step.
+        power: How it sees to its energy; None = it does not.
     """
 
     steps: int
@@ -59,6 +62,7 @@ class RankOptions:
     stall_limit_s: float = 300.0
     keep_results: bool = True
     capture: Capture = Capture.NONE
+    power: Power | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,6 +78,7 @@ class RankReport:
         clock: How far its clock is ahead of rank 0's, before and after; empty where it is the same.
         memory: The memory of the last step, or what the process grew by; None = not known.
         trace: The trace of torch's profiler, if there is one.
+        energy: What it used; None = that was not asked for.
     """
 
     device: int
@@ -84,6 +89,7 @@ class RankReport:
     clock: tuple[ClockReading, ...] = ()
     memory: MemoryUse | None = None
     trace: str = ""
+    energy: EnergyUse | None = None
 
 
 class StepNews(NamedTuple):
@@ -299,17 +305,24 @@ class RankPlayer:
             agree_on_holders(task, member, self.store.names(), job)
         runner = StageRunner(task, self.store, seed=options.seed)
         loop = make_loop(task, device, self._transport, self.store, runner, workload, options)
+        with Watchdog(member.rank, board, options.stall_limit_s):
+            self._meter = open_power(options.power, task, member, job=job).meter
+        loop.meter = self._meter
         self._steps = StepPlayer(loop, task, device, member, options=options, board=board)
         self._member, self._options, self._board = member, options, board
 
     def play(self, steps: int, told: Callable[[StepNews], None]) -> None:
         """Play some steps; of the last one is noted what the options want."""
         held = self.store.tensors()
-        self._steps.play(steps, told, held=held)
+        try:
+            self._steps.play(steps, told, held=held)
+        except BaseException:
+            self._meter.close()  # gives the device's clocks back
+            raise
 
     def report(self) -> RankReport:
         """Return what was seen."""
-        report = self._steps.report()
+        report = replace(self._steps.report(), energy=self._meter.close())
         member, limit_s = self._member, self._options.stall_limit_s
         with Watchdog(member.rank, self._board, limit_s, phase=Phase.CLOCKS) as watchdog:
             clock = (*self._clock, *clock_reading(self._transport, member))

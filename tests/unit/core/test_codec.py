@@ -38,6 +38,7 @@ from partita.testing.builders import (
     small_energy_profile,
     small_frontier,
 )
+from partita.testing.fleet_builders import small_history, small_trace, steep
 
 
 def small_solution() -> Solution:
@@ -52,6 +53,7 @@ def every_type() -> dict[str, object]:
     objects = (problem.graph, problem.cluster, problem.objective, problem, plan, solution)
     objects = (*objects, lower(problem, plan), simulate(problem, plan))
     objects = (*objects, small_energy_profile(), small_frontier())
+    objects = (*objects, steep(), small_trace(), small_history())
     return {format_of(type(value)): value for value in objects}
 
 

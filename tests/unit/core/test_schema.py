@@ -23,6 +23,7 @@ from partita.testing.builders import (
     small_energy_profile,
     small_frontier,
 )
+from partita.testing.fleet_builders import small_history, small_trace, steep
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs" / "schemas"
 
@@ -38,6 +39,7 @@ def objects() -> list[object]:
         *(plan, solution, lower(problem, plan), simulate(problem, plan), flat_cluster(1)),
         Graph(ops=graph.ops, costs=graph.costs, variants=VariantTable(op=[0, 0], tp=[2, 4])),
         *(Objective(microbatches=3, microbatch_size=2), small_energy_profile(), small_frontier()),
+        *(steep(), small_trace(), small_history()),
         Cluster(devices=(Device(name="d", peak_flop_per_s={"int8": 1e12}, clocks_mhz=(1.0, 2.0)),)),
     ]
 

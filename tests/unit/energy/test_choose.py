@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from partita.core.energy import Frontier
-from partita.energy.choose import Wish, choose_point
+from partita.energy.choose import Wish, choose_point, parse_wish
 from partita.errors import InfeasibleError, InvalidInputError
 
 
@@ -34,6 +34,7 @@ def frontier() -> Frontier:
         (Wish(straggler_s=12.5), 2),
         (Wish(straggler_s=100.0), 3),
         (Wish(straggler_s=5.0), 0),
+        (Wish(straggler_s=5.0, slowdown=0.06), 1),
         (Wish(deadline_s=13.0, energy_j=960.0), 2),
         (Wish(deadline_s=10.6, straggler_s=13.0), 1),
     ],
@@ -60,3 +61,18 @@ def test_a_wish_that_nothing_keeps_is_infeasible(wish: Wish, words: str) -> None
 def test_a_wish_is_a_number(value: float) -> None:
     with pytest.raises(InvalidInputError, match="deadline_s"):
         Wish(deadline_s=value)
+
+
+def test_a_wish_is_read_from_a_text() -> None:
+    assert parse_wish("slowdown=0.02") == Wish(slowdown=0.02)
+    assert parse_wish("deadline=1.5, power=900") == Wish(deadline_s=1.5, power_w=900.0)
+    assert parse_wish("least-energy") == Wish(least_energy=True)
+    for text, why in (
+        ("fast", "wish 'fast'; expected slowdown=NUMBER"),
+        ("slowdown=1,slowdown=2", "each once"),
+        ("slowdown=x", "'x' is no number"),
+        ("slowdown=-1", "expected a number >= 0"),
+        ("least-energy=1", "wish 'least-energy=1'"),
+    ):
+        with pytest.raises(InvalidInputError, match=why):
+            parse_wish(text)

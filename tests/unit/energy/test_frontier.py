@@ -13,6 +13,19 @@ from partita.cost.durations import instruction_seconds
 from partita.cost.lower import lower
 from partita.cost.simulate import play
 from partita.energy.frontier import EnergyModel, energy_model, solve_frontier
+from partita.energy.improve import improve
+from partita.energy.precedence import precedence_of
+from partita.energy.relaxed import Relaxed
+from partita.energy.rounding import (
+    Draft,
+    Web,
+    choose,
+    choose_all,
+    fastest_draft,
+    longest_s,
+    set_times,
+    web_of,
+)
 from partita.errors import InvalidInputError
 from partita.plan.table import solve
 from partita.testing.builders import Figures, chain, flat_cluster
@@ -92,34 +105,70 @@ def relaxed_optimum(asked: EnergyModel, limit_s: float) -> float:
     return float(solved.fun)
 
 
+def columns(asked: EnergyModel) -> Web:
+    precedence = precedence_of(asked.program, asked.found, asked.options)
+    return web_of(asked.program, asked.found, precedence, asked.options)
+
+
+def longest_path_s(asked: EnergyModel, choice: np.ndarray) -> float:
+    """Return the longest path through all activities, one after the other."""
+    end = np.zeros(len(asked.found))
+    seconds = asked.options.seconds[choice]
+    for i in range(len(end)):
+        before = asked.found.source[asked.found.target == i]
+        end[i] = seconds[i] + max(end[before], default=0.0)
+    return float(end.max())
+
+
 CLOCKS = [1400.0, 1300.0, 1150.0, 1000.0, 850.0, 700.0]
 
 
 @pytest.mark.parametrize("schedule", [s for s in Schedule if s is not Schedule.INFERENCE])
-def test_the_bound_is_the_linear_programs_optimum(schedule: Schedule) -> None:
+def test_the_relaxed_problem_is_the_linear_programs_optimum(schedule: Schedule) -> None:
     asked = model(3, 6, CLOCKS, schedule, tensor_bytes=30.0, seed=3)
-    frontier = solve_frontier(asked, points=6, to_slowest=True)
-    assert len(frontier) > 2
-    for time_s, bound_j in zip(frontier.time_s, frontier.bound_j, strict=True):
-        least = relaxed_optimum(asked, time_s * (1 + 1e-9)) + asked.options.blocking_w * time_s
-        # The bound is that of the limit that the point was made for, at or above its own time.
-        assert bound_j <= least * (1 + 1e-7)
-        assert bound_j == pytest.approx(least, rel=0.02)
+    precedence = precedence_of(asked.program, asked.found, asked.options)
+    relaxed = Relaxed(precedence, asked.options)
+    limits = np.linspace(relaxed.fastest_s, relaxed.length_s, 6)
+    found = relaxed.shorten(np.inf, limits)
+    assert len(found) == 6
+    for limit_s, seconds in found.items():
+        least = relaxed_optimum(asked, limit_s * (1 + 1e-9))
+        assert relaxed.joules(seconds) == pytest.approx(least, rel=1e-6)
 
 
-def test_the_fastest_point_has_the_linear_programs_bound() -> None:
+@pytest.mark.parametrize("tensor_bytes", [0.0, 5.0, 150.0])
+@pytest.mark.parametrize("schedule", [s for s in Schedule if s is not Schedule.INFERENCE])
+def test_lags_say_what_the_simulator_does(schedule: Schedule, tensor_bytes: float) -> None:
+    asked = model(3, 5, CLOCKS, schedule, tensor_bytes=tensor_bytes, seed=1)
+    web = columns(asked)
+    precedence = precedence_of(asked.program, asked.found, asked.options)
+    assert len(precedence) < len(asked.found)
+    rng = np.random.default_rng(5)
+    for slowest in (0, 1, 2):
+        draft = fastest_draft(web)
+        draft.choice[:] = np.minimum(
+            web.first + rng.integers(0, slowest + 1, len(web.first)), web.last
+        )
+        choice = asked.options.ptr[:-1].copy()
+        choice[precedence.activity] = draft.choice
+        # With transfers that take time, shared ports keep the order of the reference here.
+        wanted = longest_path_s(asked, choice) if tensor_bytes else asked.realised(choice)[0]
+        assert longest_s(web, draft) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_tightened_bound_is_at_least_the_linear_programs() -> None:
     asked = model(4, 8, CLOCKS)
-    frontier = solve_frontier(asked, points=1)
+    frontier = solve_frontier(asked, points=1, tries=500)
     least = relaxed_optimum(asked, frontier.fastest_s * (1 + 1e-9))
     bound = least + asked.options.blocking_w * frontier.fastest_s
-    assert frontier.bound_j[0] == pytest.approx(bound, rel=1e-6)
+    assert frontier.bound_j[0] >= bound * (1 - 1e-6)
     assert frontier.time_s[0] == pytest.approx(frontier.fastest_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.GPIPE])
 def test_every_point_is_what_the_simulator_measures(schedule: Schedule) -> None:
     asked = model(3, 5, CLOCKS, schedule, tensor_bytes=20.0)
-    frontier = solve_frontier(asked, points=8)
+    frontier = solve_frontier(asked, points=8, tries=500)
     program, known = asked.program, asked.profile
     for point in range(len(frontier)):
         seconds, joules = asked.seconds.copy(), 0.0
@@ -137,26 +186,61 @@ def test_every_point_is_what_the_simulator_measures(schedule: Schedule) -> None:
         assert frontier.energy_j[point] == pytest.approx(energy, rel=1e-9)
 
 
+def random_draft(web: Web, seed: int) -> Draft:
+    rng = np.random.default_rng(seed)
+    draft = fastest_draft(web)
+    draft.choice[:] = web.first + rng.integers(0, web.last - web.first + 1)
+    return draft
+
+
+def test_times_are_kept_up_to_date_while_choices_change() -> None:
+    asked = model(4, 6, CLOCKS, tensor_bytes=20.0)
+    web = columns(asked)
+    draft, rng = random_draft(web, 1), np.random.default_rng(2)
+    set_times(web, draft, 40.0)
+    for step in range(60):
+        nodes = rng.choice(len(web.first), 1 + step % 5, replace=False)
+        options = web.first[nodes] + rng.integers(0, (web.last - web.first + 1)[nodes])
+        if step % 2:
+            choose(web, draft, 40.0, nodes[0], options[0])
+        else:
+            choose_all(web, draft, 40.0, nodes, options)
+        fresh = fastest_draft(web)
+        fresh.choice[:] = draft.choice
+        set_times(web, fresh, 40.0)
+        np.testing.assert_allclose(draft.start, fresh.start, rtol=1e-12)
+        np.testing.assert_allclose(draft.latest, fresh.latest, rtol=1e-12)
+        assert not draft.dirty.any()
+
+
+def test_the_search_saves_what_it_says_and_stays_in_time() -> None:
+    asked = model(4, 10, CLOCKS)
+    web = columns(asked)
+    draft = fastest_draft(web)
+    limit_s = longest_s(web, draft)
+    before = float(web.joules[draft.choice].sum())
+    saved = improve(web, draft, limit_s, tries=500, enough_j=np.inf)
+    assert saved > 0
+    assert float(web.joules[draft.choice].sum()) == pytest.approx(before - saved, rel=1e-9)
+    assert longest_s(web, draft) <= limit_s * (1 + 1e-9)
+    again = fastest_draft(web)
+    improve(web, again, limit_s, tries=500, enough_j=np.inf)
+    assert again.choice.tolist() == draft.choice.tolist()
+    assert improve(web, draft, limit_s, tries=0, enough_j=np.inf) == 0
+
+
+def test_more_tries_are_not_worse() -> None:
+    asked = model(4, 10, CLOCKS, seed=4)
+    few, many = (solve_frontier(asked, points=1, tries=tries) for tries in (0, 20_000))
+    assert many.energy_j[0] <= few.energy_j[0]
+
+
 def test_points_fall_in_energy_and_rise_in_time() -> None:
-    frontier = solve_frontier(model(4, 8, CLOCKS), points=20)
+    frontier = solve_frontier(model(4, 8, CLOCKS), points=20, tries=500)
     assert bool((np.diff(frontier.time_s) > 0).all())
     assert bool((np.diff(frontier.energy_j) < 0).all())
     assert bool((frontier.gap >= 0).all())
     assert frontier.time_s[-1] <= frontier.best_s * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_no_assignment_of_clocks_beats_the_bound(seed: int) -> None:
-    asked = model(2, 2, [1400.0, 1000.0, 700.0], seed=seed)
-    frontier = solve_frontier(asked, points=5)
-    choices = [range(a, b) for a, b in itertools.pairwise(asked.options.ptr.tolist())]
-    every = [asked.realised(np.array(choice)) for choice in itertools.product(*choices)]
-    for time_s, energy_j, bound_j in zip(
-        frontier.time_s, frontier.energy_j, frontier.bound_j, strict=True
-    ):
-        best = min(energy for length, energy in every if length <= time_s * (1 + 1e-12))
-        assert bound_j <= best * (1 + 1e-9)
-        assert best <= energy_j * (1 + 1e-9) <= best * 1.03
 
 
 def test_a_clock_that_is_slower_at_the_top_gives_a_point_that_beats_all_max() -> None:
@@ -172,9 +256,11 @@ def test_a_clock_that_is_slower_at_the_top_gives_a_point_that_beats_all_max() ->
         blocking_w=known.blocking_w,
     )
     hot = energy_model(asked.program, asked.cluster, slower, asked.seconds)
-    frontier = solve_frontier(hot, points=3)
+    frontier = solve_frontier(hot, points=3, tries=500)
     assert frontier.time_s[0] < frontier.all_max_s
     assert frontier.energy_j[0] < frontier.all_max_j
+    assert 0 in frontier.better_than_all_max
+    assert not solve_frontier(asked, points=3, tries=500).better_than_all_max
 
 
 def test_a_profile_of_another_pipeline_is_refused() -> None:

@@ -1,5 +1,7 @@
 """Profiles without a model: every schedule, replicas, shared clocks, fixed loading times."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -93,3 +95,16 @@ def test_a_clock_plan_lists_the_instructions_of_each_device_in_order() -> None:
 def test_stages_that_cannot_be_dealt_out_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="3 stages cannot be dealt out 2"):
         pipeline_model(profile(3, PLAIN), Pipeline(chunks=2))
+
+
+def test_a_stage_without_a_row_is_refused() -> None:
+    known = profile(2, PLAIN)
+    jumped = dataclasses.replace(known, stage=np.where(known.stage == 1, 10**9, 0))
+    with pytest.raises(InvalidInputError, match="says nothing of stage 1, but has a stage 10"):
+        pipeline_model(jumped, Pipeline())
+
+
+def test_a_profile_without_energy_is_refused() -> None:
+    known = profile(2, PLAIN)
+    with pytest.raises(InvalidInputError, match="every energy of profile 'profile' is 0"):
+        pipeline_model(dataclasses.replace(known, joules=known.joules * 0), Pipeline())

@@ -145,5 +145,5 @@ def test_a_plan_that_a_published_metric_refuses_is_infeasible(problem_of):
 def test_a_metric_without_figures_is_unsupported(problem_of):
     problem = problem_of(4, 2, metric=Metric.ENERGY)
     plan = pipeline(problem.graph, problem.cluster, [0, 1], microbatches=8)
-    with pytest.raises(UnsupportedError, match="metric 'energy' needs an energy profile"):
+    with pytest.raises(UnsupportedError, match="metric 'energy': the power of device"):
         solution_of(problem, plan, "mine", {})

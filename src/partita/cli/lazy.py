@@ -1,0 +1,57 @@
+"""A group whose commands are imported when they are used, so that help comes at once."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in one module each, as ``command``.
+
+    Attributes:
+        table: What each command does, in the order of the listing.
+        module_of: Returns the module of a command.
+        prepare: Called with the name of a command before it is imported.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        table: Mapping[str, str],
+        module_of: Callable[[str], str],
+        prepare: Callable[[str], None] = lambda _: None,
+        **rest: Any,
+    ) -> None:
+        super().__init__(*args, **rest)
+        self.table, self.module_of, self.prepare = table, module_of, prepare
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order of the flow."""
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of a command."""
+        if cmd_name not in self.table:
+            return None
+        self.prepare(cmd_name)
+        command: click.Command = import_module(self.module_of(cmd_name)).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggest a near name for a command that does not exist."""
+        if args and args[0] not in self.table and not args[0].startswith("-"):
+            import difflib  # noqa: PLC0415 (only for a mistyped command)
+
+            close = difflib.get_close_matches(args[0], self.table, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(self.table)}"
+            raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.table.items()))

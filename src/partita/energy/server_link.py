@@ -1,0 +1,107 @@
+"""The way to an energy server: requests that say whether to ask again."""
+
+import importlib
+import os
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from partita.errors import InvalidInputError, PartitaError, UnsupportedError
+
+TOKEN_VARIABLE = "PARTITA_TOKEN"
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 30.0
+
+
+class ServerError(PartitaError):
+    """A server that does not answer, or not as asked.
+
+    Attributes:
+        status: Of its answer; 0 = there was none.
+    """
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.status == 0 or self.status in (408, 429) or self.status >= 500
+
+
+class ServerLink:
+    """A connection to a server; each thread needs its own."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout_s: float = 10.0,
+        transport: Any = None,  # noqa: ANN401 (of httpx, which is imported late)
+    ) -> None:
+        """Prepare a connection; nothing is sent yet.
+
+        Args:
+            url: Such as ``http://127.0.0.1:7787``.
+            token: The server's bearer token; that of ``PARTITA_TOKEN`` if not given.
+            timeout_s: How long an answer may take.
+            transport: An ``httpx`` transport to use instead of the network.
+
+        Raises:
+            InvalidInputError: It is no such address.
+            UnsupportedError: httpx is not installed.
+        """
+        if not url.startswith(("http://", "https://")):
+            raise InvalidInputError(
+                f"energy server {url!r}; expected an address like http://127.0.0.1:7787"
+            )
+        try:
+            self._httpx = importlib.import_module("httpx")
+        except ImportError:
+            raise UnsupportedError(
+                "an energy server needs the package httpx; install partita[energy]"
+            ) from None
+        token = os.environ.get(TOKEN_VARIABLE) if token is None else token
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._client = self._httpx.Client(
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=timeout_s,
+            transport=transport,
+        )
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 (JSON)
+        """Send something, and return the answer."""
+        return self._request("POST", path, json=dict(body))
+
+    def get(self, path: str, query: Mapping[str, Any], wait_s: float = 0.0) -> Any:  # noqa: ANN401
+        """Ask for something that the server may take a while for."""
+        return self._request("GET", path, params=dict(query), timeout=self._timeout_s + wait_s)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _request(self, method: str, path: str, **rest: Any) -> Any:  # noqa: ANN401 (of httpx)
+        where = f"energy server {self.url}"
+        try:
+            answer = self._client.request(method, f"{self.url}{path}", **rest)
+            found = answer.json() if answer.content else None
+        except self._httpx.HTTPError as exc:
+            raise ServerError(f"{where} does not answer: {exc or type(exc).__name__}") from exc
+        except ValueError as exc:
+            raise ServerError(f"{where} does not speak JSON", answer.status_code) from exc
+        if answer.status_code != 200:
+            why = found.get("detail", found) if isinstance(found, dict) else found
+            raise ServerError(
+                f"{where} refuses {path}: {answer.status_code} {why}", answer.status_code
+            )
+        return found
+
+
+def pause_s(failures: int) -> float:
+    """Return how long to wait after so many failures in a row; ranks do not all come at once."""
+    longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 20))
+    return longest * random.uniform(0.5, 1.0)

@@ -1,0 +1,82 @@
+"""The one app: routers of the parts, and what they have in common."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
+
+from partita.fleet.live.fleet import Fleet
+from partita.service.auth import RequireToken
+from partita.service.energy_jobs import EnergyJobs
+from partita.service.energy_router import energy_router, energy_samples
+from partita.service.energy_store import EnergyStore
+from partita.service.errors import add_error_bodies, answers
+from partita.service.fleet_router import fleet_router, fleet_samples
+from partita.service.limits import LimitBody
+from partita.service.metrics import CountRequests, Sample, exposition
+from partita.service.settings import Settings
+
+
+def make_app(settings: Settings, fleet: Fleet | None = None) -> FastAPI:
+    """Return the app.
+
+    ``app.state.stop_waiting`` ends all long-polls, for a server that stops.
+
+    Args:
+        settings: Of the app and the energy server.
+        fleet: The live fleet; ``None`` = its routes are not there.
+
+    Raises:
+        InvalidInputError: The state cannot be opened.
+        UnsupportedError: Another server has it.
+    """
+    counts: Counter[tuple[str, str, int]] = Counter()
+    jobs = None
+    if settings.energy is not None:
+        jobs = EnergyJobs(settings.energy, EnergyStore(settings.energy.state), settings.version)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        del app
+        if jobs is not None:
+            await jobs.open()
+        if fleet is not None:
+            fleet.open()
+        yield
+        if fleet is not None:
+            fleet.close()
+        if jobs is not None:
+            await jobs.close()
+
+    app = FastAPI(title="Partita", version=settings.version, lifespan=lifespan)
+    app.state.stop_waiting = jobs.stop_waiting if jobs is not None else lambda: None
+    add_error_bodies(app)
+    if jobs is not None:
+        app.include_router(energy_router(jobs))
+    if fleet is not None:
+        app.include_router(fleet_router(fleet))
+
+    @app.get("/healthz", tags=["service"], responses=answers(413))
+    async def healthz() -> dict[str, str]:
+        """Say that the server is there; needs no token."""
+        return {"status": "ok"}
+
+    @app.get(
+        "/metrics",
+        tags=["service"],
+        response_class=PlainTextResponse,
+        responses=answers(401, 413),
+    )
+    async def metrics() -> str:
+        """Return counts in Prometheus's text format."""
+        samples: list[Sample] = energy_samples(jobs) if jobs is not None else []
+        samples += fleet_samples(fleet) if fleet is not None else []
+        return exposition(counts, samples)
+
+    app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
+    if settings.token:
+        app.add_middleware(RequireToken, token=settings.token)
+    app.add_middleware(CountRequests, counts=counts)
+    return app

@@ -1,0 +1,234 @@
+"""Jobs of the energy server on disk: what was told, in its order.
+
+``events`` is the truth: a job is rebuilt by telling its scheduler again. ``documents`` holds what
+is slow to compute or shared by many jobs, under a digest of what it follows from; ``answers`` says
+which of them a job was given, so that it is given the same again, and which nobody needs any more.
+"""
+
+import json
+import sqlite3
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from partita.service.database import Database
+
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS energy_jobs (
+        id TEXT PRIMARY KEY, body TEXT NOT NULL, configuration TEXT NOT NULL,
+        created REAL NOT NULL, closed REAL, reason TEXT NOT NULL DEFAULT '')""",
+    """CREATE TABLE IF NOT EXISTS energy_events (
+        job TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL,
+        PRIMARY KEY (job, seq)) WITHOUT ROWID""",
+    "CREATE TABLE IF NOT EXISTS energy_documents (key TEXT PRIMARY KEY, body TEXT NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS energy_answers (
+        job TEXT NOT NULL, key TEXT NOT NULL, failure TEXT NOT NULL, ours INTEGER NOT NULL,
+        PRIMARY KEY (job, key)) WITHOUT ROWID""",
+)
+
+
+class StoredEvent(NamedTuple):
+    """One line of a job's history."""
+
+    seq: int
+    kind: str
+    body: str
+
+
+class StoredJob(NamedTuple):
+    """A job that has not ended."""
+
+    id: str
+    body: str
+    configuration: str
+    events: tuple[StoredEvent, ...]
+
+
+class Answer(NamedTuple):
+    """What came of something that a job asked for.
+
+    Attributes:
+        body: The document.
+        failure: Why there is none.
+        ours: Whether that was for want of time or memory, and not by what was asked for.
+    """
+
+    body: str = ""
+    failure: str = ""
+    ours: bool = False
+
+
+class EnergyStore:
+    """The jobs in a database.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.database = Database(path, SCHEMA)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self.database.close()
+
+    async def add_job(self, job: str, body: str, configuration: str, now: float) -> None:
+        """Keep a new job."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT INTO energy_jobs (id, body, configuration, created) VALUES (?, ?, ?, ?)",
+                (job, body, configuration, now),
+            )
+
+        await self.database.run(work)
+
+    async def append(self, job: str, event: StoredEvent) -> None:
+        """Keep an event of a job."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT INTO energy_events VALUES (?, ?, ?, ?)", (job, *event))
+
+        await self.database.run(work)
+
+    async def replace(
+        self, job: str, gone: list[int], event: StoredEvent, answers: list[str]
+    ) -> None:
+        """Put one event in the place of several that it sums up.
+
+        Args:
+            job: The job.
+            gone: The events that go.
+            event: What takes their place.
+            answers: Keys of the answers that the job will ask for again; others are let go.
+        """
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "DELETE FROM energy_answers WHERE job = ? "
+                "AND key NOT IN (SELECT value FROM json_each(?))",
+                (job, json.dumps(answers)),
+            )
+            connection.executemany(
+                "DELETE FROM energy_events WHERE job = ? AND seq = ?", [(job, seq) for seq in gone]
+            )
+            connection.execute(
+                "INSERT OR REPLACE INTO energy_events VALUES (?, ?, ?, ?)", (job, *event)
+            )
+
+        await self.database.run(work)
+
+    async def end_job(self, job: str, reason: str, now: float) -> None:
+        """Keep that a job has ended; what it was stays until it is pruned."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "UPDATE energy_jobs SET closed = ?, reason = ? WHERE id = ?", (now, reason, job)
+            )
+
+        await self.database.run(work)
+
+    async def ended(self, job: str) -> str | None:
+        """Return why a job has ended; ``None`` where there never was one."""
+
+        def work(connection: sqlite3.Connection) -> str | None:
+            row = connection.execute(
+                "SELECT reason FROM energy_jobs WHERE id = ?", (job,)
+            ).fetchone()
+            return None if row is None else str(row[0])
+
+        return await self.database.run(work)
+
+    async def keep_document(self, key: str, body: str) -> None:
+        """Keep a text under its digest."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR IGNORE INTO energy_documents VALUES (?, ?)", (key, body))
+
+        await self.database.run(work)
+
+    async def document(self, key: str) -> str | None:
+        """Return the text under a digest."""
+
+        def work(connection: sqlite3.Connection) -> str | None:
+            row = connection.execute(
+                "SELECT body FROM energy_documents WHERE key = ?", (key,)
+            ).fetchone()
+            return None if row is None else str(row[0])
+
+        return await self.database.run(work)
+
+    async def answer(self, job: str, key: str) -> Answer | None:
+        """Return what a job was given under a key, or could be given; ``None`` = nothing yet."""
+
+        def work(connection: sqlite3.Connection) -> Answer | None:
+            given = connection.execute(
+                "SELECT failure, ours FROM energy_answers WHERE job = ? AND key = ?", (job, key)
+            ).fetchone()
+            if given is not None and given[0]:
+                return Answer(failure=str(given[0]), ours=bool(given[1]))
+            row = connection.execute(
+                "SELECT body FROM energy_documents WHERE key = ?", (key,)
+            ).fetchone()
+            if row is None:
+                return None
+            if given is None:
+                connection.execute("INSERT INTO energy_answers VALUES (?, ?, '', 0)", (job, key))
+            return Answer(str(row[0]))
+
+        return await self.database.run(work)
+
+    async def keep_answer(self, job: str, key: str, answer: Answer) -> None:
+        """Keep what a job is given under a key."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            if not answer.failure:
+                connection.execute(
+                    "INSERT OR IGNORE INTO energy_documents VALUES (?, ?)", (key, answer.body)
+                )
+            connection.execute(
+                "INSERT OR REPLACE INTO energy_answers VALUES (?, ?, ?, ?)",
+                (job, key, answer.failure, answer.ours),
+            )
+
+        await self.database.run(work)
+
+    async def prune(self, closed_before: float, configuration: str) -> None:
+        """Drop jobs that were closed before a time, and documents that no job needs.
+
+        Args:
+            closed_before: The time.
+            configuration: A document that stays in any case: that of new jobs.
+        """
+
+        def work(connection: sqlite3.Connection) -> None:
+            gone = "(SELECT id FROM energy_jobs WHERE closed < ?)"
+            for table in ("energy_events", "energy_answers"):
+                connection.execute(f"DELETE FROM {table} WHERE job IN {gone}", (closed_before,))
+            connection.execute("DELETE FROM energy_jobs WHERE closed < ?", (closed_before,))
+            connection.execute(
+                """DELETE FROM energy_documents WHERE key NOT IN (
+                    SELECT key FROM energy_answers
+                    UNION SELECT configuration FROM energy_jobs UNION SELECT ?)""",
+                (configuration,),
+            )
+
+        await self.database.run(work)
+
+    async def open_jobs(self) -> list[StoredJob]:
+        """Return the jobs that have not ended, in the order in which they came."""
+
+        def work(connection: sqlite3.Connection) -> list[StoredJob]:
+            events: dict[str, list[StoredEvent]] = defaultdict(list)
+            for job, *event in connection.execute(
+                """SELECT job, seq, kind, energy_events.body FROM energy_events
+                JOIN energy_jobs ON id = job WHERE closed IS NULL ORDER BY job, seq"""
+            ):
+                events[job].append(StoredEvent(*event))
+            jobs = connection.execute(
+                "SELECT id, body, configuration FROM energy_jobs WHERE closed IS NULL "
+                "ORDER BY created, id"
+            )
+            return [StoredJob(job, body, how, tuple(events[job])) for job, body, how in jobs]
+
+        return await self.database.run(work)

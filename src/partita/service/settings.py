@@ -1,0 +1,87 @@
+"""What the app is told when it starts."""
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from partita.core.problem import Schedule
+from partita.energy.schedulers.table import check_scheduler
+from partita.errors import InvalidInputError
+
+DEFAULT_PORT = 7787
+DEFAULT_POLL_LIMIT_S = 1800.0
+DEFAULT_MAX_BODY_BYTES = 2**26
+DEFAULT_MAX_IDLE_S = 7 * 24 * 3600.0
+DEFAULT_SOLVE_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergySettings:
+    """Settings of the energy server.
+
+    Attributes:
+        state: The SQLite file that holds what was acknowledged.
+        scheduler: Name in ``SCHEDULERS`` of the scheduler of new jobs.
+        options: Its options.
+        profile_steps: Iterations that clients are asked to report on at each clock.
+        microbatches: Microbatches of jobs that do not say; ``None`` = they have to.
+        schedule: Schedule of jobs that do not say.
+        dump: Folder for the artifact's files; ``None`` = none are written.
+        poll_limit_s: How long a long-poll lasts at most.
+        max_idle_s: A job that nobody speaks of for so long is closed; after as long again its rows
+            are dropped.
+        solve_limit_s: How long one frontier may be solved.
+    """
+
+    state: Path
+    scheduler: str = "all-max"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    profile_steps: int = 5
+    microbatches: int | None = None
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    dump: Path | None = None
+    poll_limit_s: float = DEFAULT_POLL_LIMIT_S
+    max_idle_s: float = DEFAULT_MAX_IDLE_S
+    solve_limit_s: float = DEFAULT_SOLVE_LIMIT_S
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schedule", Schedule(self.schedule))
+        check_scheduler(self.scheduler, self.options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of the app.
+
+    Attributes:
+        host: Address that it is bound to.
+        token: What clients have to show; empty = nothing, on loopback alone.
+        max_body_bytes: Largest body of a request.
+        version: Version of the package, as it is told to clients.
+        energy: The energy server; ``None`` = its routes are not there.
+    """
+
+    host: str = "127.0.0.1"
+    token: str = field(default="", repr=False)
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    version: str = "0"
+    energy: EnergySettings | None = None
+
+    def __post_init__(self) -> None:
+        if not self.token and not is_loopback(self.host):
+            raise InvalidInputError(
+                f"{self.host!r} can be reached from other machines: a token is needed; give "
+                "--token-file or PARTITA_TOKEN, or bind to 127.0.0.1"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

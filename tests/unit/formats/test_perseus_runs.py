@@ -1,0 +1,125 @@
+"""Profiles from schedules with reports, and from logs with changes of the clock."""
+
+import math
+
+import pytest
+
+from partita.core.program import Kind
+from partita.errors import FormatError, InvalidInputError
+from partita.formats.detect import detect_format, format_for, read_any, write_as
+from partita.formats.perseus import Logged, read_frontier_csv
+from partita.formats.perseus_runs import (
+    Rank,
+    profile_from_reports,
+    ranks_of,
+    read_clock_events,
+    with_clocks,
+)
+from partita.testing.builders import small_energy_profile, small_frontier
+
+
+def report(rank, seconds, joules, steps=3):
+    return {
+        "rank": rank,
+        "time_breakdown": {"forward": [[9.0, 9.0]] + [seconds] * (steps - 1)},
+        "energy_breakdown": {"forward": [[0.0, 0.0]] + [joules] * (steps - 1)},
+    }
+
+
+def schedule(rank, *clocks):
+    return {"rank": rank, "frequencies": [["forward", clock] for clock in clocks]}
+
+
+def test_the_nth_instruction_of_a_name_ran_at_its_nth_clock():
+    pairs = [([schedule(0, 1400, 700)], [report(0, [1.0, 2.0], [300.0, 200.0])])]
+    profile = profile_from_reports(pairs, {}, blocking_w={"": 70.0})
+    assert profile.clock_mhz.tolist() == [1400.0, 700.0]
+    assert profile.seconds.tolist() == [1.0, 2.0]
+    assert profile.joules.tolist() == [300.0, 200.0]
+    assert profile.origin.value == "measured"
+
+
+def test_ranks_of_one_stage_give_the_slowest_time_and_the_mean_energy():
+    ranks = ranks_of([{"rank": 0, "pp_rank": 0}, {"rank": 1, "pp_rank": 0}])
+    schedules = [schedule(0, 1400, 1400), schedule(1, 1400, 1400)]
+    results = [report(0, [1.0, 1.0], [300.0, 300.0]), report(1, [3.0, 3.0], [100.0, 100.0])]
+    profile = profile_from_reports([(schedules, results)], ranks)
+    assert (profile.seconds.tolist(), profile.joules.tolist()) == ([3.0], [200.0])
+
+
+def test_the_artifacts_schedules_have_their_names_in_ranks_json():
+    ranks = ranks_of([{"rank": 0, "pp_rank": 2, "pipe_schedule": ["Forward", "p2p", "forward"]}])
+    told = [{"rank": 0, "power_states": [1400, 1400, 700]}]
+    profile = profile_from_reports([(told, [report(0, [1.0, 2.0], [3.0, 4.0])])], ranks)
+    assert profile.stage.tolist() == [2, 2]
+    assert profile.clock_mhz.tolist() == [1400.0, 700.0]
+    with pytest.raises(FormatError, match=r"3 clocks without names, and ranks\.json 0"):
+        profile_from_reports([(told, [])], {0: Rank(0, ())})
+
+
+def test_energy_that_was_not_recorded_is_unknown_and_never_zero():
+    result = {**report(0, [1.0, 1.0], []), "energy_breakdown": {}}
+    with pytest.raises(InvalidInputError, match="energy that was not recorded is unknown"):
+        profile_from_reports([([schedule(0, 1400, 1400)], [result])], {})
+
+
+@pytest.mark.parametrize(
+    ("told", "results", "words"),
+    [
+        ([], [report(0, [1.0], [1.0])], "rank 0 reported, but was told no schedule"),
+        ([{"rank": 0}], [], "neither frequencies nor power_states"),
+        ([schedule(0, 1400)], [report(0, [1.0, 1.0], [1.0, 1.0])], "2 times and 2 energies"),
+    ],
+)
+def test_reports_that_do_not_match_are_refused(told, results, words):
+    with pytest.raises(InvalidInputError, match=words):
+        profile_from_reports([(told, results)], {})
+
+
+def test_a_rank_without_a_stage_is_refused():
+    with pytest.raises(FormatError, match="pp_rank of rank 3 is None"):
+        ranks_of([{"rank": 3}])
+
+
+def test_a_log_of_clocks_tells_the_clock_and_leaves_changes_out():
+    events = read_clock_events("freq,start,end\n1400,0,1000000000\n700,5000000000,6000000000\n")
+    assert events == [(1400.0, 0.0, 1.0), (700.0, 5.0, 6.0)]
+    logged = [Logged(Kind.FORWARD, *window) for window in ((2, 3), (4, 5.5), (5.2, 7), (6, 8))]
+    found = with_clocks([*logged, Logged(Kind.BACKWARD, 0, 1, 900.0)], events)
+    assert [(one.start_s, one.clock_mhz) for one in found] == [(2, 1400.0), (6, 700.0), (0, 900.0)]
+    assert math.isnan(logged[0].clock_mhz)
+    with pytest.raises(FormatError, match="expected clock, start and end"):
+        read_clock_events("1400,0,1\nx,y,z\n")
+
+
+def test_profiles_and_frontiers_are_found_by_content_and_written_by_ending():
+    profile = small_energy_profile()
+    text = write_as(profile, format_for("profile.csv", profile))
+    assert detect_format(text.encode()) == "perseus-profile"
+    again = read_any(text.encode(), name="again")
+    assert again.seconds.tolist() == profile.seconds.tolist()
+    points = write_as(small_frontier(), format_for("f.csv", small_frontier()))
+    assert detect_format(points.encode()) == "perseus-frontier"
+    with pytest.raises(FormatError, match="without clocks"):
+        read_any(points.encode())
+    times, joules = read_frontier_csv(points)
+    assert (times.tolist(), joules.tolist()) == ([3.0, 5.4], [900.0, 810.0])
+    with pytest.raises(InvalidInputError, match="holds an energy profile, got a partita"):
+        write_as(small_frontier(), "perseus-profile")
+    with pytest.raises(InvalidInputError, match="holds a frontier, got a partita"):
+        write_as(profile, "perseus-frontier")
+
+
+@pytest.mark.parametrize(
+    "breakdown", [5, {"forward": 5}, {"forward": [5]}, {"forward": [["x"]]}, {"forward": "no"}]
+)
+def test_a_report_of_another_shape_is_refused(breakdown):
+    schedules = [{"rank": 0, "frequencies": [["forward", 1410]]}]
+    results = [{"rank": 0, "time_breakdown": breakdown}]
+    with pytest.raises(FormatError, match="time_breakdown of rank 0 is not a list of numbers"):
+        profile_from_reports([(schedules, results)], {})
+
+
+def test_a_list_of_names_that_is_none_is_refused():
+    with pytest.raises(FormatError, match=r"pipe_schedule of rank 0 is 7; expected a list"):
+        ranks_of([{"rank": 0, "pp_rank": 0, "pipe_schedule": 7}])
