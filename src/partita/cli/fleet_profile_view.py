@@ -1,0 +1,143 @@
+"""What ``partita fleet profile`` prints: the curve over CPUs, the model over memory, or JSON."""
+
+import math
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+import numpy as np
+
+from partita.cli.console import stdout_console, table
+from partita.core.codec import encode
+from partita.core.fleet import Sensitivity
+from partita.fleet.profiler.profile import Profile
+from partita.fleet.profiler.sweep import PointOrigin
+from partita.units import format_bytes, format_seconds
+
+_GB = 1e9
+_MB = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A profile, and where it went.
+
+    Attributes:
+        name: Of the job.
+        command: The script and its arguments.
+        profile: What was found.
+        written: Files by what they hold.
+    """
+
+    name: str
+    command: str
+    profile: Profile
+    written: dict[str, str]
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def as_values(job: Shown) -> dict[str, Any]:
+    """Return a profile as JSON values."""
+    profile, sensitivity = job.profile, job.profile.sensitivity
+    return {
+        "job": job.name,
+        "command": job.command,
+        "isolation": profile.isolation.value,
+        "points": len(profile.curve),
+        "measured": _measured(profile),
+        "curve": [
+            {"cpus": p.cpus, "samples_per_s": p.rate, "origin": p.origin.value}
+            for p in profile.curve
+        ],
+        "runs": [asdict(run) for run in profile.runs],
+        "notes": list(profile.notes),
+        "directory": str(profile.directory),
+        "written": job.written,
+        "sensitivity": None if sensitivity is None else encode(sensitivity),
+    }
+
+
+def _measured(profile: Profile) -> int:
+    return sum(point.origin is PointOrigin.MEASURED for point in profile.curve)
+
+
+def show(job: Shown) -> None:
+    """Print a profile for people."""
+    profile, sensitivity = job.profile, job.profile.sensitivity
+    for note in profile.notes:
+        click.echo(f"note: {note}", err=True)
+    if sensitivity is None:
+        click.echo(f"{job.name}: took part in the runs; node 0 has the result")
+        return
+    click.echo(f"{job.name} · {sensitivity.machine} · limits by {profile.isolation.value}")
+    _show_curve(profile, sensitivity)
+    click.echo(
+        f"{_measured(profile)} of {len(profile.curve)} points measured, in {len(profile.runs)} "
+        "runs; the others filled in"
+    )
+    if sensitivity.storage_bandwidth_mb_per_s > 0:
+        _show_memory(sensitivity)
+    for what, path in job.written.items():
+        click.echo(f"{what} written to {path}")
+
+
+def _show_curve(profile: Profile, sensitivity: Sensitivity) -> None:
+    """Print samples per second over CPUs."""
+    samples = profile.curve[-1].rate * sensitivity.iteration_s
+    rows = []
+    for point in profile.curve:
+        runs = [run for run in profile.runs if run.cpus == point.cpus]
+        rows.append(
+            [
+                f"{point.cpus:g}",
+                str(runs[0].workers) if runs else "",
+                format_seconds(samples / point.rate),
+                f"{point.rate:.4g}",
+                f"{point.rate / profile.curve[-1].rate:.3f}",
+                point.origin.value,
+                format_seconds(statistics.median(run.wall_s for run in runs)) if runs else "",
+            ]
+        )
+    columns = [("CPUs", "right"), ("loaders", "right"), ("iteration", "right")]
+    columns += [("samples/s", "right"), ("speed", "right"), ("known", "left"), ("run", "right")]
+    stdout_console().print(table(columns, rows))
+
+
+def _show_memory(sensitivity: Sensitivity) -> None:
+    """Print the model of memory: speed at the most CPUs and at half of them, by cached data."""
+    counts = np.unique(sensitivity.cpus)
+    chosen = sorted({float(counts[-1]), float(counts[len(counts) // 2 - 1])}, reverse=True)
+    storage = sensitivity.storage_bandwidth_mb_per_s
+    speeds = ", ".join(
+        f"{rate:.3g} GiB/s with {cpus:g}"
+        for cpus, rate in zip(
+            sensitivity.memory_cpus.tolist(), sensitivity.memory_gib_per_s.tolist(), strict=True
+        )
+    )
+    click.echo(
+        f"modelled from {format_bytes(sensitivity.dataset_gb * _GB)} of data, "
+        f"{sensitivity.dataset_samples:,} samples; measured storage "
+        f"{format_bytes(storage * _MB)}/s, memory {speeds} CPUs"
+    )
+    columns = [("memory a GPU", "right"), ("cached", "right")]
+    for cpus in chosen:
+        columns += [(f"speed, {cpus:g} CPU a GPU", "right"), ("storage", "right")]
+    rows = []
+    for row in np.flatnonzero(sensitivity.cpus == chosen[0]).tolist():
+        memory = float(sensitivity.memory_gb[row])
+        share = (memory - sensitivity.working_gb) * _gpus(sensitivity) / sensitivity.dataset_gb
+        cells = [format_bytes(memory * _GB), f"{share:.0%}"]
+        for cpus in chosen:
+            here = np.flatnonzero((sensitivity.cpus == cpus) & (sensitivity.memory_gb == memory))[0]
+            needed = float(sensitivity.storage_mb_per_s[here])
+            cells += [f"{sensitivity.speed[here]:.3f}", f"{format_bytes(needed * _MB)}/s"]
+        rows.append(cells)
+    stdout_console().print(table(columns, rows))
+
+
+def _gpus(sensitivity: Sensitivity) -> int:
+    return max(1, int(sensitivity.gpus[0]))

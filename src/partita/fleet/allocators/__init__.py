@@ -1,0 +1,1 @@
+"""Allocators: what each job gets, given an order; one file each."""

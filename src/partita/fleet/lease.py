@@ -1,0 +1,274 @@
+"""A training loop that holds a lease on its devices: it counts steps and stops when told to.
+
+    lease = Lease(save, step=restored_step)
+    for batch in lease.over(loader):
+        train(batch)
+
+The scheduler and the job speak through two files in the job's directory: the scheduler writes
+``lease.json``, the job ``progress.json``. Neither has to be alive for the other to go on, nothing
+listens on a port, and no token has to be handed to a job. A SIGTERM says the same as the file,
+sooner. Without a scheduler (``PARTITA_LEASE`` is not set) the loop runs to its last step.
+
+Imports the standard library alone; the loader may be torch's, or any iterable.
+"""
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from partita.errors import InvalidInputError
+from partita.fleet.live.files import LEASE, PROGRESS, read_json, write_json
+
+DIRECTORY_VARIABLE = "PARTITA_LEASE"
+STEPS_VARIABLE = "PARTITA_STEPS"
+ATTEMPT_VARIABLE = "PARTITA_ATTEMPT"
+_WAIT_S = 0.01
+_T = TypeVar("_T")
+
+
+class LoopState(StrEnum):
+    """How far a job says that it is."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    DONE = "done"
+
+
+def _alone(stop: bool) -> bool:
+    return stop
+
+
+class Lease:
+    """The right to run until the scheduler says otherwise.
+
+    Args:
+        checkpoint: Saves the state after so many steps; called before every stop, after the last
+            step, and from time to time.
+        step: Steps that are done already, as the checkpoint that was loaded says.
+        steps: Steps of the whole job; None = as the scheduler says.
+        checkpoint_every: Steps from a checkpoint to the next; 0 = only before a stop.
+        agree: Tells all ranks whether any of them stops (a maximum over ranks), so that they stop
+            at the same step. Called by every rank after every step.
+        poll_s: Seconds between two looks at the lease.
+        report_s: Seconds between two words of progress.
+
+    Attributes:
+        clock: Seconds since 1970, by which steps are timed; an emulated job sets its own.
+
+    Raises:
+        InvalidInputError: The number of steps is not known.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Callable[[int], None],
+        *,
+        step: int = 0,
+        steps: int | None = None,
+        checkpoint_every: int = 0,
+        agree: Callable[[bool], bool] = _alone,
+        poll_s: float = 0.05,
+        report_s: float = 0.5,
+    ) -> None:
+        told = os.environ.get(STEPS_VARIABLE, "")
+        if steps is None and not told.isdigit():
+            raise InvalidInputError(
+                f"the number of steps is not known; give steps, or set {STEPS_VARIABLE}"
+            )
+        self.step = step
+        self.steps = int(told) if steps is None else steps
+        self.state = LoopState.RUNNING
+        self._checkpoint = checkpoint
+        self._checkpoint_every = checkpoint_every
+        self._agree = agree
+        self._saved = step
+        self.clock: Callable[[], float] = time.time
+        self._pace = _Pace(step)
+        self._done_s: float | None = None
+        self._told = _Scheduler(poll_s=poll_s, report_s=report_s)
+
+    @property
+    def grant(self) -> dict[str, Any]:
+        """What the job holds: ``gpus``, ``cpus``, ``memory_gb``; empty without a scheduler."""
+        return self._told.grant()
+
+    @property
+    def term(self) -> tuple[float, float]:
+        """When the round that was granted begins and ends; without a scheduler it is all time."""
+        return self._told.term()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop is to stop at its next step."""
+        return self._told.is_over()
+
+    def wait_beyond(self, end_s: float, limit_s: float) -> bool:
+        """Wait for what the scheduler says of the time after the end of a round.
+
+        Returns:
+            Whether it has renewed the lease or ended it; False = it has said nothing in time.
+        """
+        return self._told.wait_beyond(end_s, limit_s)
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are done."""
+        return self.state is LoopState.DONE
+
+    def over(self, batches: Iterable[_T]) -> Iterator[_T]:
+        """Yield batches, epoch after epoch, until the steps are done or the lease ends.
+
+        A step counts when the loop asks for the next batch.
+
+        Raises:
+            InvalidInputError: There are no batches.
+        """
+        self._report(force=True)
+        while not self._ends():
+            before = self.step
+            for batch in batches:
+                yield batch
+                self.step += 1
+                if self._ends():
+                    return
+                if self._checkpoint_every and self.step % self._checkpoint_every == 0:
+                    self._save()
+                self._report()
+            if self.step == before and not self._ends():
+                raise InvalidInputError("the loader has no batches; the steps cannot be done")
+
+    def _ends(self) -> bool:
+        """Whether the loop ends here; saves the state if so."""
+        if self.state is not LoopState.RUNNING:
+            return True
+        if self.step >= self.steps:
+            self._done_s = self.clock()
+            self._report(force=True)  # its GPUs are planned for while it still saves
+            self._finish(LoopState.DONE)
+        elif self._agree(self._told.is_over()):
+            self._finish(LoopState.STOPPED)
+        return self.state is not LoopState.RUNNING
+
+    def _finish(self, state: LoopState) -> None:
+        self._save()
+        self.state = state
+        self._report(force=True)
+
+    def _save(self) -> None:
+        self._checkpoint(self.step)
+        self._saved = self.step
+        self._report(force=True)
+
+    def _report(self, *, force: bool = False) -> None:
+        if not self._told.wants_word(force=force):
+            return
+        self._told.report(
+            {
+                "state": str(self.state),
+                "step": self.step,
+                "saved_step": self._saved,
+                "steps": self.steps,
+                "ends_s": self._pace.ends_s(self.step, self.steps, self.clock()),
+                "done_s": self._done_s,
+            }
+        )
+
+
+class _Pace:
+    """How fast steps are done, from one word to the next."""
+
+    def __init__(self, step: int) -> None:
+        self._step, self._at_s = step, math.nan
+        self._step_s: float | None = None
+
+    def ends_s(self, step: int, steps: int, now_s: float) -> float | None:
+        """Return when the last step is expected to be done; None = that is not known yet."""
+        if math.isnan(self._at_s):
+            self._at_s = now_s
+        elif step > self._step:
+            self._step_s = (now_s - self._at_s) / (step - self._step)
+            self._step, self._at_s = step, now_s
+        return None if self._step_s is None else now_s + (steps - step) * self._step_s
+
+
+class _Scheduler:
+    """The other end, seen through its file; silent where there is none."""
+
+    def __init__(self, *, poll_s: float, report_s: float) -> None:
+        name = os.environ.get(DIRECTORY_VARIABLE)
+        self._directory = Path(name) if name else None
+        self._attempt = int(os.environ.get(ATTEMPT_VARIABLE, "0"))
+        self._speaks = os.environ.get("RANK", "0") == "0"
+        self._poll_s, self._report_s = poll_s, report_s
+        self._looked_s = self._reported_s = -1e9
+        self._lease: dict[str, Any] = {}
+        self._stop = False
+        if self._directory is None:
+            return
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._end)
+        self._look()
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._stop = True
+
+    def _look(self) -> None:
+        assert self._directory is not None
+        self._looked_s = time.monotonic()
+        found = read_json(self._directory / LEASE)
+        if found:
+            self._lease = found
+
+    def grant(self) -> dict[str, Any]:
+        """Return what was granted."""
+        return dict(self._lease.get("grant", {}))
+
+    def term(self) -> tuple[float, float]:
+        """Return when the round of the lease begins and ends."""
+        begin_s, end_s = self._lease.get("begin_s", -math.inf), self._lease.get("end_s", math.inf)
+        return float(begin_s), float(end_s)
+
+    def wait_beyond(self, end_s: float, limit_s: float) -> bool:
+        """Wait until the lease is renewed or over."""
+        last_s = time.monotonic() + limit_s
+        while self._directory is not None and not self.is_over() and self.term()[1] <= end_s:
+            if time.monotonic() > last_s:
+                return False
+            time.sleep(_WAIT_S)
+            self._look()
+        return True
+
+    def is_over(self) -> bool:
+        """Return whether the lease has ended: by word, for another attempt, or for lack of word."""
+        if self._directory is None:
+            return False
+        if not self._stop and time.monotonic() - self._looked_s >= self._poll_s:
+            self._look()
+        lease = self._lease
+        return (
+            self._stop
+            or bool(lease.get("stop"))
+            or int(lease.get("attempt", self._attempt)) != self._attempt
+            or time.time() > float(lease.get("end_s", "inf")) + float(lease.get("hold_s", 0.0))
+        )
+
+    def wants_word(self, *, force: bool) -> bool:
+        """Return whether it is time to tell how far the job is; rank 0 alone does."""
+        if self._directory is None or not self._speaks:
+            return False
+        return force or time.monotonic() - self._reported_s >= self._report_s
+
+    def report(self, words: dict[str, Any]) -> None:
+        """Write how far the job is."""
+        assert self._directory is not None
+        self._reported_s = time.monotonic()
+        said = {**words, "attempt": self._attempt, "pid": os.getpid(), "at_s": time.time()}
+        write_json(self._directory / PROGRESS, said)

@@ -1,0 +1,38 @@
+"""Small JSON files that two processes speak through: whole or not there at all."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LEASE = "lease.json"
+PROGRESS = "progress.json"
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value under a temporary name and rename it.
+
+    Whoever reads meanwhile, or after a kill at any instant, sees the old file or the new one.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps(value), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file; empty where there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def figure(said: Mapping[str, Any], name: str) -> float | None:
+    """Return a number that a job said; None where there is none, whatever else is there."""
+    value = said.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,244 @@
+"""The live fleet as its users see it: submit, look, cancel, drain; and the thread that runs it."""
+
+import logging
+import threading
+import time
+import uuid
+from typing import Any
+
+from partita.core.fleet import FleetHistory
+from partita.errors import InfeasibleError, InvalidInputError
+from partita.fleet.live.decision import Decider
+from partita.fleet.live.engine import Engine
+from partita.fleet.live.history import history_of
+from partita.fleet.live.jobspec import JobSpec, core_job, read_spec
+from partita.fleet.live.scheduler import DRAINING, Scheduler
+from partita.fleet.live.settings import FleetSettings
+from partita.fleet.live.shim import LOG
+from partita.fleet.live.store import OPEN, AttemptRow, FleetStore, JobRow, JobState
+from partita.fleet.resources import Servers
+from partita.fleet.table import policy_of
+from partita.units import format_seconds
+
+logger = logging.getLogger(__name__)
+
+
+class NoSuchJobError(InvalidInputError):
+    """There is no job of that number."""
+
+
+class Fleet:
+    """A store, an engine and the scheduler between them.
+
+    Args:
+        settings: How it is set up.
+        servers: What there is.
+        policy: Name of the policy, such as ``fifo:tune``.
+        engine: Starts and stops jobs.
+
+    Raises:
+        InvalidInputError: The policy is not known, or the state cannot be opened.
+        UnsupportedError: Another scheduler has the state.
+    """
+
+    def __init__(
+        self, settings: FleetSettings, servers: Servers, policy: str, engine: Engine
+    ) -> None:
+        self.settings, self.servers, self.policy, self.engine = settings, servers, policy, engine
+        self._decider = Decider(
+            servers,
+            policy_of(policy),
+            round_s=settings.round_s,
+            restart_s=settings.restart_s,
+            quotas=settings.quotas,
+        )
+        self.store = FleetStore(settings.state)
+        settings.home.mkdir(mode=0o700, exist_ok=True)
+        self.scheduler = Scheduler(self.store, engine, self._decider, settings)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.failure = ""
+
+    def open(self) -> None:
+        """Take over what is there, and start the loop."""
+        self.scheduler.recover(time.time())
+        self._thread = threading.Thread(target=self._loop, name="fleet", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the loop; jobs go on, and the next scheduler on this state finds them."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.store.close()
+
+    def _loop(self) -> None:
+        while not self._stop.is_set():
+            pause_s = self.settings.poll_s
+            try:
+                pause_s = self.scheduler.poll(time.time())
+                self.failure = ""
+            except Exception as exc:
+                # A full disk or a policy that fails must not end the scheduler of running jobs.
+                if str(exc) != self.failure:
+                    logger.exception("the scheduler failed; it tries again")
+                self.failure = str(exc) or type(exc).__name__
+            self._stop.wait(pause_s)
+
+    def submit(self, spec: JobSpec, key: str = "") -> int:
+        """Keep a new job and return its number; the same key again is the same job.
+
+        Raises:
+            InfeasibleError: It can never run here.
+            InvalidInputError: It wants a type of GPU that is not there.
+        """
+        self._decider.check(core_job(spec, 0, 0.0, self.servers.gpu_types))
+        number, _ = self.store.add_job(spec.said(), key or uuid.uuid4().hex, time.time())
+        return number
+
+    def cancel(self, job: int) -> None:
+        """Let a job end; it may checkpoint.
+
+        Raises:
+            NoSuchJobError: There is no such job.
+            InfeasibleError: It has ended already.
+        """
+        row = self._row(job)
+        if row.state not in OPEN:
+            raise InfeasibleError(f"job {job} has ended already: {row.state}")
+        with self.store.change():
+            self.store.update_job(job, cancelled=1)
+            self.store.add_event(job, time.time(), "its user cancels it")
+
+    def drain(self, *, on: bool) -> None:
+        """Stop all jobs with their checkpoints and start none, or go on."""
+        self.store.set_fact(DRAINING, "1" if on else "")
+
+    def _row(self, job: int) -> JobRow:
+        row = self.store.job(job)
+        if row is None:
+            raise NoSuchJobError(f"there is no job {job}")
+        return row
+
+    def read_log(self, job: int, offset: int, limit: int) -> tuple[str, int, bool]:
+        """Return what a job printed from an offset on, where to go on, and whether that is all.
+
+        Raises:
+            NoSuchJobError: There is no such job.
+        """
+        row = self._row(job)  # before the file is read: what an ended job printed is all there
+        try:
+            with (self.settings.directory(job) / LOG).open("rb") as file:
+                file.seek(offset)
+                data = file.read(limit)
+        except OSError:
+            data = b""
+        return _whole_text(data), offset + len(data), row.state not in OPEN and len(data) < limit
+
+    def info(self) -> dict[str, Any]:
+        """Return how the fleet is set up, and what is in use."""
+        holding = self.store.attempts(open_only=True)
+        states = [row.state for row in self.store.open_jobs()]
+        return {
+            "policy": self.policy,
+            "engine": self.engine.name,
+            "round_s": self.settings.round_s,
+            "draining": self.scheduler.draining,
+            "failure": self.failure,
+            "servers": [self._server(row, holding) for row in range(len(self.servers))],
+            "waiting": states.count(JobState.WAITING),
+            "running": len(states) - states.count(JobState.WAITING),
+        }
+
+    def _server(self, row: int, holding: list[AttemptRow]) -> dict[str, Any]:
+        name = self.servers.names[row]
+        here = [place for each in holding for place in each.places if place.server == name]
+        return {
+            "name": name,
+            "gpu_type": self.servers.gpu_types[int(self.servers.gpu_type[row])],
+            "gpus": int(self.servers.gpus[row]),
+            "cpus": float(self.servers.cpus[row]),
+            "memory_gb": float(self.servers.memory_gb[row]),
+            "gpus_in_use": sum(len(place.gpus) for place in here),
+            "cpus_granted": sum(place.cpus for place in here),
+            "memory_gb_granted": sum(place.memory_gb for place in here),
+        }
+
+    def jobs(self, *, all_jobs: bool = False) -> list[dict[str, Any]]:
+        """Return the jobs as they stand: those that are not done, or all."""
+        rows = self.store.jobs() if all_jobs else self.store.open_jobs()
+        attempts = {row.id.job: row for row in self.store.attempts(open_only=True)}
+        return [self._said(row, attempts.get(row.id)) for row in rows]
+
+    def status(self, job: int) -> dict[str, Any]:
+        """Return everything about a job.
+
+        Raises:
+            NoSuchJobError: There is no such job.
+        """
+        row = self._row(job)
+        attempts = self.store.attempts(job)
+        now = next((each for each in attempts if each.ended_s is None), None)
+        grant = ""
+        if now is not None and now.handle is not None:
+            grant = self.engine.status(now.handle).grant
+        spec = read_spec(self.scheduler.said(row))
+        return {
+            **self._said(row, now),
+            "command": list(spec.command),
+            "folder": str(spec.folder),
+            "checkpoint": None if spec.checkpoint is None else str(spec.checkpoint),
+            "read_back": grant,
+            "attempt_list": [_attempt_said(each) for each in attempts],
+            "events": [{"at_s": at, "what": what} for at, what in self.store.events(job)],
+        }
+
+    def _said(self, row: JobRow, attempt: AttemptRow | None) -> dict[str, Any]:
+        said = self.scheduler.said(row)
+        due_s = None if said["deadline_s"] is None else row.submitted_s + said["deadline_s"]
+        late_s = 0.0 if due_s is None else (row.finished_s or time.time()) - due_s
+        late = [f"past its deadline by {format_seconds(late_s)}"] if late_s > 0 else []
+        return {
+            "id": row.id,
+            "name": said["name"],
+            "state": str(row.state),
+            "note": "; ".join([*([row.note] if row.note else []), *late]),
+            "deadline_s": due_s,
+            "tenant": said["tenant"],
+            "priority": said["priority"],
+            "gpus": said["gpus"],
+            "step": self.scheduler.step(row),
+            "steps": said["steps"],
+            "submitted_s": row.submitted_s,
+            "started_s": row.started_s,
+            "finished_s": row.finished_s,
+            "attempts": row.attempts,
+            "preemptions": row.preemptions,
+            "migrations": row.migrations,
+            "faults": row.faults,
+            "places": [place.said() for place in attempt.places] if attempt else [],
+        }
+
+    def history(self) -> FleetHistory:
+        """Return who ran where and when, as the simulator does."""
+        return history_of(
+            self.store,
+            self.servers,
+            policy=self.policy,
+            round_s=self.settings.round_s,
+            epoch_s=self.scheduler.epoch_s,
+        )
+
+
+def _whole_text(data: bytes) -> str:
+    return data.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _attempt_said(row: AttemptRow) -> dict[str, Any]:
+    return {
+        "number": row.id.number,
+        "started_s": row.started_s,
+        "ended_s": row.ended_s,
+        "how": row.how,
+        "places": [place.said() for place in row.places],
+    }

@@ -1,0 +1,445 @@
+"""The loop of the live scheduler: rounds, leases, starts, stops and ends.
+
+At the end of a round the policy is asked. Who keeps its GPUs has its lease renewed and is not
+disturbed; its CPUs and memory are changed while it runs where the engine can. Who loses them is
+told to stop, checkpoints and ends, and whoever is granted its devices starts as soon as they are
+free. What happens between rounds (a job ends, crashes, comes) waits for the next one, as in the
+simulator; `boundary.py` has what counts when one ends.
+
+Everything that matters is in the store before it is done, so that `recover` finds after a kill at
+any instant: what was to be started and was, what was not, and what has ended meanwhile.
+"""
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from partita.core.fleet import Sensitivity
+from partita.errors import InvalidInputError, PartitaError
+from partita.fleet.lease import STEPS_VARIABLE
+from partita.fleet.live.boundary import Rounds, has_ended, is_about_to_end
+from partita.fleet.live.decision import Decider, Granted, LiveJob
+from partita.fleet.live.devices import choose_devices, pieces_of, same_gpus
+from partita.fleet.live.engine import Attempt, Engine, Order, Place, Status
+from partita.fleet.live.files import LEASE, PROGRESS, figure, read_json, write_json
+from partita.fleet.live.jobspec import JobSpec, core_job, read_spec
+from partita.fleet.live.settings import FleetSettings
+from partita.fleet.live.shim import LOG
+from partita.fleet.live.store import AttemptRow, FleetStore, JobRow, JobState
+from partita.fleet.live.verdict import End, Verdict, backoff_s, judge
+from partita.processes import last_lines
+
+logger = logging.getLogger(__name__)
+DRAINING = "draining"
+_NOBODY = -1
+"""Attempt in a lease that is nobody's: who still comes to start for an older one does not."""
+
+
+class Scheduler:
+    """Runs the jobs of a store on an engine.
+
+    Args:
+        store: The state.
+        engine: Starts and stops jobs.
+        decider: Says what each job gets.
+        settings: Rounds, waits and retries.
+    """
+
+    def __init__(
+        self, store: FleetStore, engine: Engine, decider: Decider, settings: FleetSettings
+    ) -> None:
+        self.store, self.engine, self.settings = store, engine, settings
+        self._decider = decider
+        self._types = decider.servers.gpu_types
+        self._specs: dict[int, JobSpec] = {}
+        self._curves: dict[str, Sensitivity] = {}
+        self._unfit: dict[int, str] = {}
+        self._targets: dict[int, tuple[Granted, tuple[Place, ...]]] = {}
+        self.epoch_s = float(store.fact("epoch_s", repr(time.time())))
+        self.rounds = Rounds(epoch_s=self.epoch_s, round_s=settings.round_s)
+        self._last_round = -1
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing is started, and what runs is stopped."""
+        return self.store.fact(DRAINING, "") == "1"
+
+    def recover(self, now_s: float) -> None:
+        """Take over what a scheduler before this one has left."""
+        running = dict(self.engine.running(self.store.fleet))
+        for row in self.store.attempts(open_only=True):
+            found = running.pop(row.id, None)
+            if row.handle is None and found is not None:
+                self.store.update_attempt(row.id, handle=json.dumps(dict(found)))
+            elif row.handle is None:
+                self._write_lease(row.id.job, _NOBODY, (), now_s, stop=True)
+                with self.store.change():
+                    self.store.update_attempt(row.id, ended_s=now_s, how="was not started")
+                    self.store.update_job(row.id.job, state=JobState.WAITING)
+        for attempt, handle in running.items():
+            logger.warning("job %d attempt %d is nobody's: it is ended", *attempt)
+            self.engine.stop(handle, grace_s=0)
+
+    def poll(self, now_s: float) -> float:
+        """Look at all jobs once, and do what is due.
+
+        Returns:
+            The seconds after which it should look again.
+        """
+        for row in self.store.attempts(open_only=True):
+            self._watch(row, now_s)
+        number = self.rounds.number(now_s)
+        if number != self._last_round:
+            # The first decision is about what is there now; all others, about a boundary.
+            is_first = self._last_round < 0
+            at_s = now_s if is_first else self.rounds.start_s(number)
+            if not is_first and not self._is_settled(at_s, now_s):
+                return self.rounds.settling_s / 10
+            self._last_round = number
+            self._round(at_s, now_s)
+        jobs = [row for row in self.store.open_jobs() if row.state is JobState.WAITING]
+        if jobs:
+            self._start_waiting(jobs, now_s)
+        return min(self.settings.poll_s, max(0.0, self.rounds.start_s(number + 1) - now_s))
+
+    def _is_settled(self, at_s: float, now_s: float) -> bool:
+        """Whether every job has said what it had to say about a boundary, or had the time to."""
+        by_s = at_s + self.rounds.settling_s
+        return now_s >= by_s or not any(
+            row.stop_s is None and is_about_to_end(self._progress(row), by_s)
+            for row in self.store.attempts(open_only=True)
+        )
+
+    def _progress(self, attempt: AttemptRow) -> Mapping[str, Any]:
+        """Return the last word of an attempt; empty if there is none."""
+        said = read_json(self.settings.directory(attempt.id.job) / PROGRESS)
+        return said if said.get("attempt") == attempt.id.number else {}
+
+    def spec(self, row: JobRow) -> JobSpec:
+        """Return what was submitted; equal sensitivities are one object."""
+        if row.id not in self._specs:
+            said = self.said(row)
+            spec = read_spec(said)
+            key = json.dumps(said["sensitivity"], sort_keys=True)
+            curve = self._curves.setdefault(key, spec.sensitivity)
+            self._specs[row.id] = replace(spec, sensitivity=curve)
+        return self._specs[row.id]
+
+    def said(self, row: JobRow) -> Mapping[str, Any]:
+        """Return what was submitted, as a JSON object."""
+        said: Mapping[str, Any] = json.loads(row.spec)
+        return said
+
+    def step(self, row: JobRow) -> int:
+        """Return how many steps a job has done, by its last word."""
+        said = read_json(self.settings.directory(row.id) / PROGRESS)
+        running = row.state is JobState.RUNNING and said.get("attempt") == row.attempts
+        step = figure(said, "step" if running else "saved_step")
+        return row.step if step is None else int(step)
+
+    # Rounds
+
+    def _round(self, at_s: float, now_s: float) -> None:
+        """Ask the policy how things stood at the start of a round, and do what it says."""
+        attempts = {row.id.job: row for row in self.store.attempts(open_only=True)}
+        jobs = self.store.open_jobs()
+        with self.store.change():
+            for row in jobs:
+                step = self.step(row)
+                if step != row.step:
+                    self.store.update_job(row.id, step=step)
+        ended = {
+            job
+            for job, row in attempts.items()
+            if row.stop_s is None and has_ended(self._progress(row), at_s)
+        }
+        grants: dict[int, Granted] = {}
+        if not self.draining:
+            there = [row for row in jobs if row.id not in ended and self._may_run(row, at_s)]
+            grants = self._decider.grants(
+                at_s - self.epoch_s,
+                [self._live(row, attempts.get(row.id), at_s) for row in there],
+            )
+        held = {job: row.places for job, row in attempts.items() if row.stop_s is None}
+        places = choose_devices(
+            {job: grant.pieces for job, grant in grants.items()}, held, self._decider.servers
+        )
+        self._targets = {job: (grants[job], places[job]) for job in grants}
+        for job, attempt in attempts.items():
+            if job in ended:
+                self._stop_if_stuck(attempt, now_s)
+            elif attempt.stop_s is None:
+                self._renew_or_stop(attempt, self._targets.get(job), now_s)
+
+    def _stop_if_stuck(self, attempt: AttemptRow, now_s: float) -> None:
+        """Ask a job to stop whose steps are done and whose process does not end."""
+        row = self.store.job(attempt.id.job)
+        done_s = figure(self._progress(attempt), "done_s")
+        if row is not None and done_s is not None and now_s > done_s + self.spec(row).grace_s:
+            why = f"its steps have been done for {now_s - done_s:.3g} s, and it has not ended"
+            self._ask_to_stop(attempt, why, now_s)
+
+    def _may_run(self, row: JobRow, at_s: float) -> bool:
+        """Whether the policy is asked about a job; one that no longer fits here only waits."""
+        if row.cancelled or max(row.submitted_s, row.retry_s) > at_s:
+            return False
+        if row.id not in self._unfit:
+            try:
+                self._decider.check(core_job(self.spec(row), row.id, 0.0, self._types))
+            except PartitaError as exc:
+                self._unfit[row.id] = f"cannot run on these servers: {exc}"
+                self.store.update_job(row.id, note=self._unfit[row.id])
+            else:
+                self._unfit[row.id] = ""
+        return not self._unfit[row.id]
+
+    def _live(self, row: JobRow, attempt: AttemptRow | None, at_s: float) -> LiveJob:
+        spec = self.spec(row)
+        job = core_job(spec, row.id, max(0.0, row.submitted_s - self.epoch_s), self._types)
+        remaining = max(1, spec.steps - self.step(row))
+        if attempt is None or attempt.stop_s is not None:
+            return LiveJob(job=job, remaining=remaining, attained_s=row.attained_s)
+        lease_s = max(0.0, at_s - self.rounds.start_before_s(attempt.started_s))
+        return LiveJob(
+            job=job,
+            remaining=remaining,
+            attained_s=row.attained_s + lease_s,
+            lease_s=lease_s,
+            speed=attempt.speed,
+            held=pieces_of(attempt.places, self._decider.servers.names),
+        )
+
+    def _renew_or_stop(
+        self,
+        attempt: AttemptRow,
+        target: tuple[Granted, tuple[Place, ...]] | None,
+        now_s: float,
+    ) -> None:
+        names = self._decider.servers.names
+        if target is None or not same_gpus(target[0].pieces, attempt.places, names):
+            what = "its GPUs go to others" if target is None else "it goes on on other GPUs"
+            counter = "preemptions" if target is None else "migrations"
+            with self.store.change() as connection:
+                connection.execute(
+                    # The name of the counter is one of two above.
+                    f"UPDATE fleet_jobs SET {counter} = {counter} + 1 WHERE id = ?",
+                    (attempt.id.job,),
+                )
+                self._ask_to_stop(attempt, what, now_s)
+            return
+        granted, places = target
+        if places != attempt.places:
+            if not self.engine.can_resize:
+                self._ask_to_stop(attempt, "its CPUs or memory change", now_s)
+                return
+            self._resize(attempt, granted, places)
+        self._write_lease(attempt.id.job, attempt.id.number, places, now_s)
+
+    def _resize(self, attempt: AttemptRow, granted: Granted, places: tuple[Place, ...]) -> None:
+        said = json.dumps([place.said() for place in places])
+        self.store.update_attempt(attempt.id, places=said, speed=granted.speed)
+        if attempt.handle is not None:
+            self.engine.resize(attempt.handle, places)
+
+    def _ask_to_stop(self, attempt: AttemptRow, why: str, now_s: float) -> None:
+        """Tell a job to checkpoint and end; who does not is killed when its grace is over."""
+        with self.store.change():
+            self.store.update_attempt(attempt.id, stop_s=now_s)
+            self.store.update_job(attempt.id.job, state=JobState.STOPPING)
+            self.store.add_event(attempt.id.job, now_s, f"told to stop: {why}")
+        self._write_lease(attempt.id.job, attempt.id.number, attempt.places, now_s, stop=True)
+        if attempt.handle is not None:
+            self.engine.stop(attempt.handle, grace_s=math.inf)
+
+    def _write_lease(
+        self, job: int, attempt: int, places: Sequence[Place], now_s: float, *, stop: bool = False
+    ) -> None:
+        directory = self.settings.directory(job)
+        directory.mkdir(parents=True, exist_ok=True)
+        number = self.rounds.number(now_s)
+        grant = {
+            "gpus": sum(len(place.gpus) for place in places),
+            "cpus": sum(place.cpus for place in places),
+            "memory_gb": sum(place.memory_gb for place in places),
+        }
+        write_json(
+            directory / LEASE,
+            {
+                "attempt": attempt,
+                "begin_s": self.rounds.start_s(number),
+                "end_s": self.rounds.start_s(number + 1),
+                "hold_s": self.settings.hold_s,
+                "stop": stop,
+                "grant": grant,
+            },
+        )
+
+    # Starts
+
+    def _start_waiting(self, jobs: Sequence[JobRow], now_s: float) -> None:
+        """Start who has a grant for this round and whose devices are free."""
+        draining = self.draining
+        busy = {
+            (place.server, gpu)
+            for row in self.store.attempts(open_only=True)
+            for place in row.places
+            for gpu in place.gpus
+        }
+        for row in jobs:
+            if row.cancelled:
+                self._close(row, JobState.CANCELLED, "cancelled", now_s)
+                continue
+            target = self._targets.get(row.id)
+            if draining or target is None or row.retry_s > now_s:
+                continue
+            wanted = {(place.server, gpu) for place in target[1] for gpu in place.gpus}
+            if not wanted & busy:
+                busy |= wanted
+                self._start(row, *target, now_s)
+
+    def _start(
+        self, row: JobRow, granted: Granted, places: tuple[Place, ...], now_s: float
+    ) -> None:
+        spec = self.spec(row)
+        try:
+            _check_checkpoint(spec.checkpoint)
+        except InvalidInputError as exc:
+            self._fault(row, str(exc), row.step, now_s)
+            return
+        attempt = Attempt(row.id, row.attempts + 1)
+        where = "; ".join(_words(place) for place in places)
+        with self.store.change():
+            self.store.add_attempt(attempt, places, granted.speed, now_s)
+            first = now_s if row.started_s is None else row.started_s
+            self.store.update_job(
+                row.id, state=JobState.RUNNING, attempts=attempt.number, started_s=first, note=""
+            )
+            self.store.add_event(row.id, now_s, f"attempt {attempt.number} on {where}")
+        self._write_lease(row.id, attempt.number, places, now_s)
+        order = Order(
+            fleet=self.store.fleet,
+            attempt=attempt,
+            command=spec.command,
+            folder=spec.folder,
+            directory=self.settings.directory(row.id),
+            environment=_environment(spec),
+            places=places,
+        )
+        try:
+            handle = self.engine.start(order)
+        except PartitaError as exc:
+            self.store.update_attempt(attempt, ended_s=now_s, how=str(exc))
+            self._fault(row, str(exc), row.step, now_s)
+        else:
+            self.store.update_attempt(attempt, handle=json.dumps(dict(handle)))
+
+    # Ends
+
+    def _watch(self, attempt: AttemptRow, now_s: float) -> None:
+        """Look at one attempt: it ended, is to be cancelled, or does not heed its lease."""
+        row = self.store.job(attempt.id.job)
+        if row is None or attempt.handle is None:
+            return
+        status = self.engine.status(attempt.handle)
+        if not status.running:
+            self._ended(row, attempt, status, now_s)
+        elif attempt.stop_s is None:
+            if row.cancelled or self.draining:
+                why = "cancelled" if row.cancelled else "the fleet is drained"
+                self._ask_to_stop(attempt, why, now_s)
+        elif now_s > attempt.stop_s + self.spec(row).grace_s:
+            if not attempt.killed:
+                self.store.update_attempt(attempt.id, killed=1)
+            self.engine.stop(attempt.handle, grace_s=0)
+
+    def _ended(self, row: JobRow, attempt: AttemptRow, status: Status, now_s: float) -> None:
+        directory = self.settings.directory(row.id)
+        progress = read_json(directory / PROGRESS)
+        last = (last_lines(directory / LOG, 1) or [""])[0]
+        verdict = judge(self.spec(row), attempt, status, progress, last)
+        ended_s = min(status.ended_s or now_s, now_s)
+        ran_s = max(0.0, ended_s - attempt.started_s)
+        # Leases count from boundary to boundary, as in the simulator.
+        left_s = ended_s if attempt.stop_s is None else self.rounds.start_before_s(attempt.stop_s)
+        held_s = max(0.0, left_s - self.rounds.start_before_s(attempt.started_s))
+        with self.store.change():
+            self.store.update_attempt(attempt.id, ended_s=ended_s, how=verdict.how)
+            self.store.update_job(
+                row.id,
+                step=verdict.step,
+                attained_s=row.attained_s + held_s,
+                attained_gpu_s=row.attained_gpu_s + ran_s * attempt.gpus,
+            )
+            self._conclude(row, verdict, ended_s, now_s)
+
+    def _conclude(self, row: JobRow, verdict: Verdict, ended_s: float, now_s: float) -> None:
+        if verdict.end is End.FINISHED:
+            self._close(row, JobState.FINISHED, verdict.how, ended_s)
+        elif row.cancelled:
+            self._close(row, JobState.CANCELLED, f"cancelled at step {verdict.step}", ended_s)
+        elif verdict.end is End.WAITS:
+            self.store.update_job(row.id, state=JobState.WAITING, note=verdict.how)
+            self.store.add_event(row.id, ended_s, verdict.how)
+        else:
+            self._fault(row, verdict.how, verdict.step, now_s)
+
+    def _fault(self, row: JobRow, how: str, step: int, now_s: float) -> None:
+        """Try again later, or give up after too many faults without progress."""
+        spec = self.spec(row)
+        faults = row.faults + 1 if step <= row.fault_step else 1
+        with self.store.change():
+            self.store.update_job(row.id, faults=faults, fault_step=step)
+            if faults > spec.retries:
+                note = f"{how}; given up after {faults} faults in a row at step {step}"
+                self._close(row, JobState.FAILED, note, now_s)
+                return
+            wait_s = backoff_s(faults, self.settings.backoff_s)
+            note = f"{how}; fault {faults} of at most {spec.retries}, tried again in {wait_s:.3g} s"
+            self.store.update_job(row.id, state=JobState.WAITING, note=note, retry_s=now_s + wait_s)
+            self.store.add_event(row.id, now_s, note)
+
+    def _close(self, row: JobRow, state: JobState, note: str, now_s: float) -> None:
+        with self.store.change():
+            self.store.update_job(row.id, state=state, note=note, finished_s=now_s)
+            self.store.add_event(row.id, now_s, f"{state}: {note}")
+        self._targets.pop(row.id, None)
+        self._specs.pop(row.id, None)
+        self._unfit.pop(row.id, None)
+
+
+def _words(place: Place) -> str:
+    gpus = ",".join(map(str, place.gpus))
+    return f"{place.server}: GPUs {gpus}, {place.cpus:g} CPUs, {place.memory_gb:.3g} GB"
+
+
+def _environment(spec: JobSpec) -> dict[str, str]:
+    told: dict[str, Any] = {STEPS_VARIABLE: spec.steps, "PYTHONUNBUFFERED": 1}
+    if spec.checkpoint is not None:
+        told["PARTITA_CHECKPOINT"] = spec.checkpoint
+    return {**spec.environment, **{name: str(value) for name, value in told.items()}}
+
+
+def _check_checkpoint(directory: Path | None) -> None:
+    """Make the directory of checkpoints where it is not there, and see that it can be used.
+
+    Raises:
+        InvalidInputError: It cannot.
+    """
+    if directory is None:
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        os.listdir(directory)  # noqa: PTH208 (only whether it can be read)
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
+        raise InvalidInputError(
+            f"checkpoint directory {directory} cannot be used: {reason}"
+        ) from exc
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise InvalidInputError(f"checkpoint directory {directory} cannot be used: no permission")

@@ -1,0 +1,1 @@
+"""How the speed of a training script depends on CPUs and memory."""

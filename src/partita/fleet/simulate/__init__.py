@@ -1,0 +1,1 @@
+"""Playing a trace on a cluster: by the released rules, or by ours."""

@@ -1,0 +1,236 @@
+"""A trace played by the rules of Synergy's released code; `kernels/released.py` lists them."""
+
+import math
+
+import numpy as np
+
+from partita.core.columns import Floats, Longs
+from partita.core.fleet import FleetHistory, Trace, Usage
+from partita.errors import InfeasibleError, InvalidInputError
+from partita.fleet.kernels import released as kernel
+from partita.fleet.kernels import released_packing as packing
+from partita.fleet.kernels.compiled import as_lists, compiled, pays
+from partita.fleet.resources import Servers
+
+ORDERINGS = {
+    "fifo": packing.FIFO,
+    "srtf": packing.SRTF,
+    "las": packing.LAS,
+    "ftf": packing.FTF,
+    "drf": packing.DRF,
+    "tetris": packing.TETRIS,
+}
+ALLOCATORS = {"fair": packing.FAIR, "greedy": packing.GREEDY, "tune": packing.TUNE}
+STORAGE_MB_PER_S = 62.5
+"""What the released code asks of storage for each GPU, whatever the profile says."""
+ROUND_S = 300.0
+_ROWS = 4096
+
+
+def simulate_released(
+    trace: Trace, servers: Servers, *, ordering: str, allocator: str
+) -> FleetHistory:
+    """Return what the released simulator makes of a trace.
+
+    Args:
+        trace: The jobs.
+        servers: The servers, all alike.
+        ordering: One of ``ORDERINGS``.
+        allocator: One of ``ALLOCATORS``.
+
+    Raises:
+        InvalidInputError: The released code does not know such a policy, cluster or job.
+        InfeasibleError: It stops with jobs that it cannot place.
+    """
+    _check(trace, servers, ordering, allocator)
+    by_arrival = np.argsort(trace.arrival_s, kind="stable")
+    demands, demand_of = _demands(trace, servers, fair=allocator == "fair")
+    jobs = _jobs(trace, by_arrival, demand_of, demands.speed[demand_of])
+    room = _room(servers)
+    clock, count = np.array([_start(trace), ROUND_S]), np.zeros(8, dtype=np.int64)
+    work = float((trace.fair_s / ROUND_S).sum())
+    fast = pays(kernel.FAMILY, work)
+    run = compiled(kernel.FAMILY) if fast else kernel.released_rounds
+    if not fast:
+        jobs, demands, room = as_lists(jobs), as_lists(demands), as_lists(room)
+    policy = (ORDERINGS[ordering], ALLOCATORS[allocator])
+    chunks: list[packing.Rows] = []
+    while count[packing.STATUS] in (packing.RUNNING, packing.FULL):
+        rows = _rows()
+        count[packing.ROWS] = 0
+        run(policy, jobs, demands, room, clock, count, rows)
+        chunks.append(packing.Rows(*(part[: count[packing.ROWS]] for part in rows)))
+    if count[packing.STATUS] == packing.STUCK:
+        raise InfeasibleError(
+            f"{ordering}:{allocator} by the released rules cannot place a job at "
+            f"{clock[packing.NOW]:g} s; the released code ends there too"
+        )
+    return _history(trace, servers, f"{ordering}:{allocator}", by_arrival, jobs, count, chunks)
+
+
+def _check(trace: Trace, servers: Servers, ordering: str, allocator: str) -> None:
+    for name, known in ((ordering, ORDERINGS), (allocator, ALLOCATORS)):
+        if name not in known:
+            raise InvalidInputError(
+                f"{name!r} is not in the released code; it has {', '.join(known)}"
+            )
+    if not servers.alike:
+        raise InvalidInputError("the released code knows servers that are all alike only")
+    if trace.gpus.max() > servers.num_gpus:
+        row = int(np.argmax(trace.gpus))
+        raise InfeasibleError(
+            f"job {trace.job_id[row]} asks for {trace.gpus[row]} GPUs; there are {servers.num_gpus}"
+        )
+    slow = max(trace.sensitivities, key=lambda part: part.iteration_s)
+    if slow.iteration_s > ROUND_S:
+        raise InvalidInputError(
+            f"an iteration of {slow.name!r} takes {slow.iteration_s:g} s; by the released rules a "
+            f"job makes no progress unless one fits a round of {ROUND_S:g} s"
+        )
+
+
+def _start(trace: Trace) -> float:
+    if not math.isnan(trace.start_s):
+        return trace.start_s
+    return math.ceil(float(trace.arrival_s.min()) / ROUND_S) * ROUND_S
+
+
+def _demands(trace: Trace, servers: Servers, *, fair: bool) -> tuple[packing.Demands, Longs]:
+    """Return the distinct demands, capped at a server, and that of each job."""
+    keys = np.stack([trace.sensitivity, trace.gpus], axis=1)
+    distinct, of = np.unique(keys, axis=0, return_inverse=True)
+    gpus = float(servers.gpus[0])
+    capacity = np.array([servers.cpus[0], servers.memory_gb[0], servers.storage_mb_per_s[0]])
+    total = np.array([gpus, capacity[0], capacity[1]]) * len(servers)
+    vectors, speeds, shares = [], [], []
+    for part, n in distinct.tolist():
+        vector, speed = _demand(trace, part, n, capacity, gpus)
+        shares.append(np.array([n, vector[0], vector[1]]) / total)
+        if fair:
+            vector, speed = capacity / gpus * n, 1.0
+        vectors.append(vector / n)
+        speeds.append(speed)
+    per_gpu, share = np.array(vectors), np.array(shares)
+    return (
+        packing.Demands(
+            cpus=per_gpu[:, 0].copy(),
+            memory=per_gpu[:, 1].copy(),
+            storage=per_gpu[:, 2].copy(),
+            speed=np.array(speeds),
+            above_fair=(per_gpu > capacity / gpus).any(axis=1),
+            largest_share=share.max(axis=1),
+            sum_of_shares=share.sum(axis=1),
+            hint=np.zeros(len(distinct) + 1, dtype=np.int64),
+        ),
+        of.ravel(),
+    )
+
+
+def _demand(trace: Trace, part: int, n: int, capacity: Floats, gpus: float) -> tuple[Floats, float]:
+    """Return the ideal demand of a job, cut at a server, and the speed that the cut leaves."""
+    known = trace.sensitivities[part]
+    best = int(np.argmax(known.speed))
+    cpus = _given(known.demand_cpus, float(known.cpus[best]))
+    memory = _given(known.demand_memory_gb, float(known.memory_gb[best]))
+    speed = _given(known.demand_speed, float(known.speed[best]))
+    fair = capacity / gpus * n
+    if n > gpus:
+        return fair, 1.0
+    ideal = n * np.array([cpus, memory, STORAGE_MB_PER_S])
+    vector = np.minimum(ideal, capacity)
+    if (vector < ideal).any() and ideal[0] != fair[0]:
+        speed = 1 + (speed - 1) * (vector[0] - fair[0]) / (ideal[0] - fair[0])
+    return vector, float(speed)
+
+
+def _given(value: float, otherwise: float) -> float:
+    return otherwise if math.isnan(value) else value
+
+
+def _jobs(trace: Trace, rows: Longs, demand_of: Longs, speed_of: Floats) -> packing.Jobs:
+    count = len(rows)
+    seconds = np.array([part.iteration_s for part in trace.sensitivities])
+    floats = {name: np.zeros(count) for name in packing.Jobs._fields}
+    whole = ("rank", "order", "spare", "chosen", "first_piece", "num_pieces")
+    return packing.Jobs(
+        **{
+            **floats,
+            **{name: np.zeros(count, dtype=np.int64) for name in whole},
+            "arrival": trace.arrival_s[rows],
+            "total": trace.iterations[rows].astype(np.float64),
+            "iteration_s": seconds[trace.sensitivity[rows]],
+            "gpus": trace.gpus[rows].astype(np.int64),
+            "demand": demand_of[rows].astype(np.int64),
+            "last_run": trace.arrival_s[rows].copy(),
+            "speed": speed_of[rows],
+            "start": np.full(count, math.nan),
+            "finish": np.full(count, math.nan),
+        }
+    )
+
+
+def _room(servers: Servers) -> packing.Room:
+    count, pieces = len(servers), servers.num_gpus
+    whole = {name: np.zeros(count, dtype=np.int64) for name in ("gpus", "first", "last")}
+    columns = ("piece_job", "piece_server", "piece_gpus", "piece_next")
+    gpus = float(servers.gpus[0])
+    capacity = np.array([servers.cpus[0], servers.memory_gb[0], servers.storage_mb_per_s[0]])
+    return packing.Room(
+        **whole,
+        **{name: np.zeros(count) for name in ("cpus", "memory", "storage")},
+        **{name: np.zeros(pieces, dtype=np.int64) for name in columns},
+        fair=capacity / gpus,
+        capacity=np.array([gpus, *capacity]),
+        walk=np.zeros(2 * (count + pieces), dtype=np.int64),
+    )
+
+
+def _rows() -> packing.Rows:
+    whole = {"rounds", "running", "waiting", "gpus"}
+    return packing.Rows(
+        *(np.zeros(_ROWS, dtype=np.int64 if f in whole else float) for f in packing.Rows._fields)
+    )
+
+
+def _history(
+    trace: Trace,
+    servers: Servers,
+    policy: str,
+    by_arrival: Longs,
+    jobs: packing.Jobs,
+    count: Longs,
+    chunks: list[packing.Rows],
+) -> FleetHistory:
+    back = np.empty(len(trace), dtype=np.int64)
+    back[by_arrival] = np.arange(len(trace))
+    rows = packing.Rows(*(np.concatenate(parts) for parts in zip(*chunks, strict=True)))
+    return FleetHistory(
+        trace=trace.name,
+        policy=f"{policy} as released",
+        round_s=ROUND_S,
+        rounds=int(count[packing.ROUNDS]),
+        events=int(count[packing.EVENTS]),
+        servers=servers.names,
+        num_gpus=servers.num_gpus,
+        num_cpus=float(servers.cpus.sum()),
+        memory_gb=float(servers.memory_gb.sum()),
+        models=tuple(part.name for part in trace.sensitivities),
+        kinds=tuple(part.kind for part in trace.sensitivities),
+        job_id=trace.job_id,
+        model=trace.sensitivity,
+        gpus=trace.gpus,
+        arrival_s=trace.arrival_s,
+        start_s=np.asarray(jobs.start)[back],
+        finish_s=np.asarray(jobs.finish)[back],
+        fair_s=trace.fair_s,
+        attained_gpu_s=np.asarray(jobs.attained)[back] * trace.gpus,
+        usage=Usage(
+            start_s=rows.start,
+            rounds=rows.rounds,
+            running=rows.running,
+            waiting=rows.waiting,
+            gpus=rows.gpus,
+            cpus=rows.cpus,
+            memory_gb=rows.memory,
+        ),
+    )

@@ -1,0 +1,120 @@
+"""Classes of training jobs for traces that are made here: modelled, nobody measured them.
+
+A GPU of a job computes for ``gpu_s`` an iteration, its loaders work for ``loader_cpu_s`` CPU
+seconds on it, and what the cache lacks is read from storage. These overlap, so with c CPUs and m GB
+a GPU an iteration takes
+
+    max(gpu_s, loader_cpu_s / c, (1 - cached) read_mb / storage)    cached = (m - working) / dataset
+
+with ``cached`` between 0 and 1, and a storage of 62.5 MB/s a GPU. Speed 1 is that with 3 CPUs and
+62.5 GB a GPU, the share of one GPU in a server of 8 GPUs, 24 CPUs and 500 GB. The figures of the
+classes are ours: light networks on images and raw sound need many CPUs, large ones and text few.
+Their frontiers are those of the DVFS model with the share of an iteration that no clock changes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.catalogue.catalogue import Catalogue, DeviceType
+from partita.core.fleet import Sensitivity, SensitivityOrigin
+from partita.flows.fleet_power import with_frontier
+
+STORAGE_MB_PER_S = 62.5
+SHARE = (3.0, 62.5)
+"""CPUs and GB a GPU at speed 1."""
+_CPUS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0)
+_MEMORY_GB = (16.0, 32.0, 62.5, 125.0, 187.5, 250.0)
+DEFAULT_TYPE = "v100"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleJob:
+    """What an iteration of a class of jobs takes, a GPU.
+
+    Attributes:
+        name: Of the model.
+        kind: Its class.
+        gpu_s: Seconds of the GPU.
+        loader_cpu_s: CPU seconds of loading and decoding.
+        read_mb: Data of an iteration.
+        dataset_gb: Size of the dataset.
+        working_gb: Memory besides cached data.
+        fixed_share: Share of ``gpu_s`` that no clock makes shorter.
+    """
+
+    name: str
+    kind: str
+    gpu_s: float
+    loader_cpu_s: float
+    read_mb: float
+    dataset_gb: float
+    working_gb: float = 8.0
+    fixed_share: float
+
+    def seconds(self, cpus: float, memory_gb: float) -> float:
+        """Return what an iteration takes with some CPUs and memory a GPU."""
+        cached = min(max((memory_gb - self.working_gb) / self.dataset_gb, 0.0), 1.0)
+        read_s = (1 - cached) * self.read_mb / STORAGE_MB_PER_S
+        return max(self.gpu_s, self.loader_cpu_s / cpus, read_s)
+
+    def sensitivity(self) -> Sensitivity:
+        """Return its speed over CPUs and memory."""
+        points = [(cpus, memory) for cpus in _CPUS for memory in _MEMORY_GB]
+        seconds = np.array([self.seconds(*point) for point in points])
+        usual_s = self.seconds(*SHARE)
+        return Sensitivity(
+            name=self.name,
+            kind=self.kind,
+            origin=SensitivityOrigin.MODELLED,
+            iteration_s=usual_s,
+            dataset_gb=self.dataset_gb,
+            working_gb=self.working_gb,
+            cpus=np.array([cpus for cpus, _ in points]),
+            memory_gb=np.array([memory for _, memory in points]),
+            speed=usual_s / seconds,
+            measured=np.zeros(len(points), dtype=np.bool_),
+        )
+
+
+def _job(
+    name: str, work: tuple[float, float], data: tuple[float, float], fixed: float
+) -> ExampleJob:
+    return ExampleJob(
+        name=name,
+        kind=name.partition("-")[0],
+        gpu_s=work[0],
+        loader_cpu_s=work[1],
+        read_mb=data[0],
+        dataset_gb=data[1],
+        fixed_share=fixed,
+    )
+
+
+EXAMPLE_JOBS: tuple[ExampleJob, ...] = (
+    _job("image-light", (0.20, 1.90), (28.0, 140.0), 0.45),
+    _job("image-medium", (0.32, 1.60), (20.0, 140.0), 0.25),
+    _job("image-heavy", (0.75, 2.40), (14.0, 140.0), 0.10),
+    _job("language-large", (0.90, 0.40), (0.5, 20.0), 0.06),
+    _job("language-medium", (0.45, 0.30), (0.5, 8.0), 0.15),
+    _job("language-small", (0.08, 0.06), (0.2, 1.5), 0.50),
+    _job("speech-raw", (0.30, 1.70), (60.0, 170.0), 0.30),
+    _job("speech-features", (0.60, 1.20), (12.0, 60.0), 0.20),
+)
+
+
+def example_sensitivities(
+    catalogue: Catalogue, gpu_type: str = DEFAULT_TYPE
+) -> tuple[Sensitivity, ...]:
+    """Return the classes with frontiers by the DVFS model of a type of GPU.
+
+    Raises:
+        InvalidInputError: The catalogue has no such type, or not its clocks and powers.
+    """
+    return tuple(_sensitivities(catalogue.device_type(gpu_type)))
+
+
+def _sensitivities(gpu: DeviceType) -> Iterator[Sensitivity]:
+    for job in EXAMPLE_JOBS:
+        yield with_frontier(job.sensitivity(), gpu, fixed_share=job.fixed_share)

@@ -1,0 +1,65 @@
+"""Numbers of devices: nobody shares a GPU, and who stays keeps what it has."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from live_builders import servers
+
+from partita.fleet.live.devices import Piece, choose_devices, same_gpus
+from partita.fleet.live.engine import Place
+
+
+def piece(server: int, gpus: int, cpus: float = 1.0) -> Piece:
+    return Piece(server=server, gpus=gpus, cpus=cpus, memory_gb=1.0)
+
+
+grants = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(1, 3), st.sampled_from([0.5, 1.0, 2.0])), max_size=8
+)
+
+
+def fitting(wanted: list[tuple[int, int, float]]) -> dict[int, list[Piece]]:
+    """Return the grants that fit on two servers with four GPUs and twelve CPUs each."""
+    free, found = {0: 4, 1: 4}, {}
+    for job, (server, gpus, cpus) in enumerate(wanted):
+        if gpus <= free[server]:
+            free[server] -= gpus
+            found[job] = [piece(server, gpus, cpus * gpus)]
+    return found
+
+
+@given(grants, grants)
+def test_gpus_are_disjoint_and_kept(
+    first: list[tuple[int, int, float]], second: list[tuple[int, int, float]]
+) -> None:
+    there = servers(2)
+    before = choose_devices(fitting(first), {}, there)
+    after = choose_devices(fitting(second), before, there)
+    for places in (before, after):
+        held = [(p.server, gpu) for all_of in places.values() for p in all_of for gpu in p.gpus]
+        assert len(held) == len(set(held))
+    for job, pieces in fitting(second).items():
+        assert [len(place.gpus) for place in after[job]] == [each.gpus for each in pieces]
+        if job in before and same_gpus(pieces, before[job], there.names):
+            assert [p.gpus for p in after[job]] == [p.gpus for p in before[job]]
+
+
+def test_whole_cpus_are_not_shared_and_parts_are() -> None:
+    there = servers(1, gpus=4, cpus=4.0)
+    whole = choose_devices({1: [piece(0, 1, 2.0)], 2: [piece(0, 1, 2.0)]}, {}, there)
+    assert not set(whole[1][0].cpu_ids) & set(whole[2][0].cpu_ids)
+    parts = choose_devices({job: [piece(0, 1, 1.5)] for job in (1, 2)}, {}, servers(1, cpus=3.0))
+    assert [len(parts[job][0].cpu_ids) for job in (1, 2)] == [2, 2]
+    assert set(parts[1][0].cpu_ids) | set(parts[2][0].cpu_ids) == {0, 1, 2}
+
+
+def test_who_stays_keeps_its_cpus_where_it_can() -> None:
+    held = {2: [Place(server="host0", gpus=(3,), cpu_ids=(7, 8), cpus=2.0, memory_gb=1.0)]}
+    found = choose_devices({1: [piece(0, 1, 4.0)], 2: [piece(0, 1, 2.0)]}, held, servers())
+    assert found[2][0].cpu_ids == (7, 8)
+    assert not set(found[1][0].cpu_ids) & {7, 8}
+
+
+def test_a_job_may_hold_places_on_two_servers() -> None:
+    pieces = {1: [piece(0, 3), piece(1, 2)]}
+    found = choose_devices(pieces, {}, servers(2))
+    assert [(p.server, p.gpus) for p in found[1]] == [("host0", (0, 1, 2)), ("host1", (0, 1))]

@@ -1,0 +1,88 @@
+"""Formats of fleets: told by content, logs as tables, clusters as INI files."""
+
+import json
+
+import pytest
+
+from partita.catalogue.catalogue import load_catalogue
+from partita.catalogue.shorthand import read_shorthand
+from partita.errors import FormatError, InvalidInputError
+from partita.formats.detect import detect_format, read_any, write_as
+from partita.formats.philly_csv import read_submissions
+from partita.formats.synergy import read_cluster
+from partita.formats.synergy_cluster import write_cluster_ini
+
+PROFILE = [{"2": 0.5}, {"2": {"0": 40.0, "100": 20.0}}, {"2": {"0": 100.0, "100": 0.0}}]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("0,alexnet,0.001,3349,1\n1,gnmt,5,1,2\n", "synergy-trace"),
+        ("[CLUSTER]\nracks = 1\n", "synergy-cluster"),
+        ("# mine\n[CLUSTER]\nracks = 1\n", "synergy-cluster"),
+        (json.dumps(PROFILE), "synergy-profile"),
+        ('{"cpu_axis_per_gpu": [], "mem_axis_gb_per_gpu": [], "sets": {}}', "synergy-models"),
+        ('[{"attempts": [], "submitted_time": "2017"}]', "philly"),
+        ("jobid, timestamp, duration, num_gpus\n", "submissions"),
+        ("stage,instruction,frequency,time,energy\n", "perseus-profile"),
+    ],
+)
+def test_a_file_is_told_by_its_content(text, name):
+    assert detect_format(text.encode()) == name
+
+
+@pytest.mark.parametrize("text", ["0,alexnet,0.001,3349,1\n", "timestamp,duration,gpus\n1,2,3\n"])
+def test_what_needs_sensitivities_says_which_command_reads_it(text):
+    with pytest.raises(FormatError, match="partita fleet trace"):
+        read_any(text.encode())
+
+
+def test_a_profile_comes_back():
+    found = read_any(json.dumps(PROFILE).encode(), name="job")
+    assert found.name == "job"
+    assert read_any(write_as(found, "synergy-profile").encode(), name="job") == found
+
+
+def test_other_documents_are_refused_by_name():
+    found = read_any(json.dumps(PROFILE).encode(), name="job")
+    with pytest.raises(InvalidInputError, match=r"holds a trace, got a partita\.sensitivity"):
+        write_as(found, "synergy-trace")
+    with pytest.raises(InvalidInputError, match="can be read only"):
+        write_as(found, "philly")
+
+
+def test_a_table_of_submissions_has_seconds_or_stamps():
+    text = "user, submit_time, duration, gpus\na, 100, 7200, 2\nb, 40, 60.5, 1\nc, 50, 0, 1\n"
+    assert read_submissions(text) == [(60, 7200, 2), (0, 60.5, 1)]
+    stamps = "timestamp,duration,num_gpus\n2017-10-03 07:00:00,5,1\n2017-10-03T08:00:00,6,4\n"
+    assert read_submissions(stamps) == [(0, 5, 1), (3600, 6, 4)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("timestamp,num_gpus\n1,2\n", "line 1: no column is one of duration"),
+        ("timestamp,duration,gpus\n1,x,1\n", "line 2: could not convert"),
+        ("timestamp,duration,gpus\nsoon,5,1\n", "line 2: Invalid isoformat"),
+        ("timestamp,duration,gpus\n1,inf,1\n", "line 2: a time is not finite"),
+        ("timestamp,duration,gpus\n1,0,1\n", "no job that ran"),
+        ("timestamp,duration,gpus\n1\n", "line 2"),
+    ],
+)
+def test_a_broken_table_names_the_line(text, message):
+    with pytest.raises(FormatError, match=message):
+        read_submissions(text)
+
+
+def test_a_cluster_of_equal_servers_comes_back():
+    cluster = read_shorthand("3x8xv100", load_catalogue())
+    again = read_cluster(write_cluster_ini(cluster))
+    assert len(again.hosts) == 3
+    assert len(again) == 24
+    assert {(host.cpus, host.memory_bytes) for host in again.hosts} == {(24, 500e9)}
+
+
+def test_servers_that_differ_are_refused():
+    with pytest.raises(InvalidInputError, match="differ"):
+        write_cluster_ini(read_shorthand("8xv100+4xv100", load_catalogue()))
