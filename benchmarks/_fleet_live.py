@@ -219,12 +219,17 @@ def submit_all(client: FleetClient, jobs: list[tuple[float, JobSpec]]) -> thread
     return thread
 
 
+def _are_over(rows: list[dict[str, Any]], jobs: int) -> bool:
+    """Return whether all jobs were submitted and have ended."""
+    return len(rows) == jobs and all(row["state"] in OVER for row in rows)
+
+
 def wait_for_all(client: FleetClient, jobs: int, limit_s: float) -> list[dict[str, Any]]:
     """Return all jobs once they have ended; names those that have not in time."""
     last_s = time.monotonic() + limit_s
     while True:
         rows = client.jobs(all_jobs=True)
-        if len(rows) == jobs and all(row["state"] in OVER for row in rows):
+        if _are_over(rows, jobs):
             return list(rows)
         if time.monotonic() > last_s:
             stuck = [(row["id"], row["state"], row["note"]) for row in rows]
@@ -400,8 +405,11 @@ def run_with_kills(
     server.start()
     try:
         submitting = submit_all(server.client, jobs)
+        last_s = time.monotonic() + limit_s
         time.sleep(1.5 * plan.round_s)
-        while min(workers, schedulers) < kills:
+        while min(workers, schedulers) < kills and time.monotonic() < last_s:
+            if _are_over(server.client.jobs(all_jobs=True), len(jobs)):
+                break
             if workers < kills and kill_a_worker(folder, rng, above=workers % 2 == 1):
                 workers += 1
                 witness.look(f"worker kill {workers}")

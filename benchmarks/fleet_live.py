@@ -143,7 +143,12 @@ def missed(figures: dict[str, Any]) -> list[str]:
             f"completion times: mean {live['mean_error']:+.1%}, {live['within_15_percent']} of "
             f"{live['jobs']} within 15 %, worst {live['worst_error']:+.1%}"
         )
-    if kills["wrong"] or kills["finished_once"] < kills["jobs"] or kills["processes_left"]:
+    if (
+        kills["wrong"]
+        or kills["finished_once"] < kills["jobs"]
+        or kills["processes_left"]
+        or min(kills["scheduler_kills"], kills["worker_kills"]) < KILLS
+    ):
         found.append(f"under kills: {kills}")
     rates = loaders["steps_per_s_by_cpus"]["loader-1"]
     few, most = min(rates, key=float), max(rates, key=float)

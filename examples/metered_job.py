@@ -108,6 +108,8 @@ class Meter:
         begin_s, end_s = lease.term
         if begin_s <= self.now_s:  # otherwise the real clock is ahead: it is the next round's
             self._rate, self._end_s = self._speed(lease.grant) / self._iteration_s, end_s
+        elif self.now_s >= self._end_s:  # rounds went by without a word: the old grant held on
+            self._end_s = begin_s
         ready_s = self.now_s + (1 - self.part) / self._rate
         done = ready_s <= self._end_s or self._end_s == self._unheard_s
         if done:
