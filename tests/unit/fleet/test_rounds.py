@@ -44,6 +44,22 @@ def test_every_policy_ends_every_job_and_records_who_ran(policy):
     assert (done <= trace.iterations + lost + 1e-6).all()
 
 
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+@pytest.mark.parametrize("quota", [None, 2])
+def test_a_range_of_gpus_beyond_reach_ends_at_what_there_is(allocator, quota):
+    job = one(flat(), iterations=600, gpus=64, min_gpus=1, max_gpus=64, tenant="lab")
+    rules = Rules(record=True, quotas={} if quota is None else {"lab": quota})
+    history = simulate_fleet(trace_of([job]), servers(2), f"fifo:{allocator}", rules=rules)
+    assert history.unfinished == 0
+    assert history.leases.gpus.sum() <= (quota or servers(2).num_gpus)
+
+
+def test_a_job_beyond_the_quota_of_its_tenant_is_named():
+    jobs = [one(flat(), iterations=600, gpus=n, job_id=n, tenant="lab") for n in (1, 3)]
+    with pytest.raises(InfeasibleError, match="job 3 needs 3 GPUs and its tenant 'lab' may hold 2"):
+        simulate_fleet(trace_of(jobs), servers(), "fifo:tune", rules=Rules(quotas={"lab": 2}))
+
+
 @given(
     st.lists(
         st.tuples(st.booleans(), st.integers(100, 4000), st.integers(1, 6), st.integers(0, 3000)),
@@ -212,9 +228,10 @@ def test_a_job_over_several_servers_loses_what_the_rules_say():
 
 
 def test_jobs_that_can_never_run_are_named():
-    trace = trace_of([one(flat(), iterations=10, gpus=2, tenant="a")])
+    trace = trace_of([one(flat(), iterations=10, gpus=2)])
+    gone = Rules(outages=(Outage(server=0, start_s=0.0, end_s=math.inf),))
     with pytest.raises(InfeasibleError, match="1 jobs wait at 0 s and none can run"):
-        simulate_fleet(trace, servers(), "fifo:greedy", rules=Rules(quotas={"a": 1}))
+        simulate_fleet(trace, servers(1), "fifo:greedy", rules=gone)
 
 
 def test_a_power_cap_holds_and_choosing_loses_less_than_one_limit():

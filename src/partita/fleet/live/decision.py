@@ -11,11 +11,10 @@ import numpy as np
 
 from partita.core.columns import Floats, Longs
 from partita.core.fleet import Job, Sensitivity, trace_of
-from partita.errors import InfeasibleError
 from partita.fleet.live.devices import Piece
 from partita.fleet.resources import Servers
 from partita.fleet.simulate.options import Rules
-from partita.fleet.simulate.state import first_state
+from partita.fleet.simulate.state import State, first_state
 from partita.fleet.snapshot import Snapshot
 from partita.fleet.table import Policy
 
@@ -83,19 +82,9 @@ class Decider:
         """Raise where a job can never run here.
 
         Raises:
-            InfeasibleError: It asks for what the servers do not have.
+            InfeasibleError: It asks for what the servers do not have, or its tenant may not hold.
         """
-        there = self.servers.num_gpus
-        if max(job.min_gpus, 1) > there:
-            raise InfeasibleError(
-                f"it needs {job.min_gpus} GPUs at least; there are {there} in all"
-            )
-        first_state(trace_of([self._within(job)]), self.servers, self._rules)
-
-    def _within(self, job: Job) -> Job:
-        """Return a job whose range of GPUs ends at those that there are."""
-        there = self.servers.num_gpus
-        return replace(job, gpus=min(job.gpus, there), max_gpus=min(job.max_gpus, there))
+        self._state([job])
 
     def grants(self, now_s: float, jobs: Sequence[LiveJob]) -> dict[int, Granted]:
         """Return what each job gets in the round that starts now; who is not there waits."""
@@ -123,9 +112,7 @@ class Decider:
 
     def snapshot(self, now_s: float, ranked: Sequence[LiveJob]) -> Snapshot:
         """Return what the policy sees of jobs that are sorted by arrival."""
-        trace = trace_of(_distinctly_named([self._within(each.job) for each in ranked]))
-        quotas = {name: gpus for name, gpus in self._quotas.items() if name in trace.tenants}
-        state = first_state(trace, self.servers, replace(self._rules, quotas=quotas))
+        state = self._state([each.job for each in ranked])
         state.active = np.arange(len(ranked), dtype=np.int64)
         state.remaining = _floats(each.remaining for each in ranked)
         state.attained_s = _floats(each.attained_s for each in ranked)
@@ -138,6 +125,12 @@ class Decider:
             _longs(piece.gpus for _, piece in held),
         )
         return state.snapshot(now_s)
+
+    def _state(self, jobs: Sequence[Job]) -> State:
+        """Return the state of jobs of which none has run; quotas of other tenants do not matter."""
+        trace = trace_of(_distinctly_named(jobs))
+        quotas = {name: gpus for name, gpus in self._quotas.items() if name in trace.tenants}
+        return first_state(trace, self.servers, replace(self._rules, quotas=quotas))
 
 
 def _distinctly_named(jobs: Sequence[Job]) -> list[Job]:

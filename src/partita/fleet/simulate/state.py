@@ -151,6 +151,8 @@ def first_state(trace: Trace, servers: Servers, rules: Rules) -> State:
         InfeasibleError: A job can never run here.
         InvalidInputError: A quota names no tenant, an outage no server.
     """
+    quota = _quota(trace, rules)
+    trace = _within_reach(trace, servers, quota)
     row = np.argsort(trace.arrival_s, kind="stable")
     profiles = build_profiles(trace, servers)
     least, most = trace.gpu_range
@@ -158,7 +160,6 @@ def first_state(trace: Trace, servers: Servers, rules: Rules) -> State:
     keys = zip(part.tolist(), trace.gpus[row].tolist(), strict=True)
     profile = np.array([profiles.rows[key] for key in keys], dtype=np.int64)
     may_run = _may_run(trace, servers, profiles, row, profile)
-    _check_runnable(trace, servers, profiles, row, may_run)
     restart = np.array([part.restart_s for part in trace.sensitivities])
     restart = np.minimum(np.where(np.isnan(restart), rules.restart_s, restart), rules.round_s)
     seconds = np.array([part.iteration_s for part in trace.sensitivities])
@@ -169,7 +170,7 @@ def first_state(trace: Trace, servers: Servers, rules: Rules) -> State:
         profiles=profiles,
         servers=servers,
         rules=rules,
-        quota=_quota(trace, rules),
+        quota=quota,
         fixed={
             "profile": profile,
             "arrival_s": trace.arrival_s[row],
@@ -209,34 +210,69 @@ def _top_speed(profiles: Profiles, profile: Longs) -> Floats:
     return top[profile]
 
 
-def _may_run(
-    trace: Trace, servers: Servers, profiles: Profiles, row: Longs, profile: Longs
-) -> Flags:
-    """Return for each job and class of servers whether it may run there."""
-    classes = profiles.num_classes
-    result: Flags = (profiles.floor.reshape(-1, classes) >= 0)[profile]
+def _within_reach(trace: Trace, servers: Servers, quota: Longs) -> Trace:
+    """Return a trace in which no job asks for more GPUs than it can ever hold.
+
+    That is what the servers of one class have, of the types that it may use, and what its tenant
+    may hold. A job with a range of GPUs asks for as many as that; one without cannot run.
+
+    Raises:
+        InfeasibleError: The fewest GPUs of a job are more than that.
+    """
+    of_server, _ = servers.classes
+    have = np.bincount(of_server, weights=servers.gpus).astype(np.int64)
+    there = np.where(_types_allowed(trace, servers), have, 0).max(axis=1)
+    allowed = np.append(np.where(quota < 0, there.max(), quota), there.max())[trace.tenant]
+    least, most = trace.gpu_range
+    for limit, why in (
+        (there, "of type {kinds} on servers of one kind; the most there are is {limit}"),
+        (allowed, "and its tenant {tenant!r} may hold {limit}"),
+    ):
+        if (least > limit).any():
+            row = int(np.argmax(least > limit))
+            job = trace.job(row)
+            words = why.format(
+                kinds=", ".join(job.gpu_types) or "any", tenant=job.tenant, limit=limit[row]
+            )
+            raise InfeasibleError(f"job {job.job_id} needs {least[row]} GPUs {words}")
+    reach = np.minimum(there, allowed)
+    if (most <= reach).all():
+        return trace
+    return replace(trace, gpus=np.minimum(trace.gpus, reach), max_gpus=np.minimum(most, reach))
+
+
+def _types_allowed(trace: Trace, servers: Servers) -> Flags:
+    """Return for each job of a trace and class of servers whether it may use that type of GPU."""
     _, samples = servers.classes
-    for k, server in enumerate(samples.tolist()):
-        kind = servers.gpu_types[int(servers.gpu_type[server])]
-        bit = 1 << trace.gpu_types.index(kind) if kind in trace.gpu_types else 0
-        mask = trace.gpu_mask[row]
-        result[:, k] &= (mask == 0) | ((mask & bit) != 0)
+    kinds = [servers.gpu_types[int(servers.gpu_type[server])] for server in samples.tolist()]
+    bits = np.array(
+        [1 << trace.gpu_types.index(kind) if kind in trace.gpu_types else 0 for kind in kinds]
+    )
+    result: Flags = (trace.gpu_mask[:, None] == 0) | ((trace.gpu_mask[:, None] & bits) != 0)
     return result
 
 
-def _check_runnable(
-    trace: Trace, servers: Servers, profiles: Profiles, row: Longs, may_run: Flags
-) -> None:
-    have = np.bincount(profiles.server_class, weights=servers.gpus, minlength=profiles.num_classes)
+def _may_run(
+    trace: Trace, servers: Servers, profiles: Profiles, row: Longs, profile: Longs
+) -> Flags:
+    """Return for each job and class of servers whether it may run there.
+
+    Raises:
+        InfeasibleError: A job may run nowhere.
+    """
+    classes = profiles.num_classes
+    has_choices = (profiles.floor.reshape(-1, classes) >= 0)[profile]
+    result: Flags = has_choices & _types_allowed(trace, servers)[row]
+    have = np.bincount(profiles.server_class, weights=servers.gpus, minlength=classes)
     least = trace.gpu_range[0][row]
-    runs = (may_run & (least[:, None] <= have[None, :])).any(axis=1)
+    runs = (result & (least[:, None] <= have)).any(axis=1)
     if not runs.all():
-        job = int(row[int(np.argmin(runs))])
-        kinds = ", ".join(trace.job(job).gpu_types) or "any"
+        job = trace.job(int(row[int(np.argmin(runs))]))
         raise InfeasibleError(
-            f"job {trace.job_id[job]} needs {trace.gpu_range[0][job]} GPUs of type {kinds} on "
-            f"servers of one kind; the most there are is {int(have.max())}"
+            f"job {job.job_id} needs {job.min_gpus} GPUs on servers of one kind, of a type that "
+            f"{job.sensitivity.name!r} knows ({', '.join(filter(None, job.sensitivity.gpu_types))})"
         )
+    return result
 
 
 def _quota(trace: Trace, rules: Rules) -> Longs:

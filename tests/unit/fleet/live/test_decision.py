@@ -78,12 +78,12 @@ def test_the_policy_is_told_for_how_long_each_has_run() -> None:
 
 def test_quotas_of_tenants_who_are_not_there_do_no_harm() -> None:
     decider = Decider(
-        servers(), policy_of("fifo:tune"), round_s=10.0, restart_s=1.0, quotas={"z": 1, "a": 1}
+        servers(), policy_of("fifo:tune"), round_s=10.0, restart_s=1.0, quotas={"z": 1, "a": 4}
     )
     live = [LiveJob(job=job, remaining=5) for job in jobs(6)]
     granted = decider.grants(20.0, live)
     gpus = {job.job_id: job.gpus for job in jobs(6) if job.tenant == "a"}
-    assert sum(gpus[job] for job in granted if job in gpus) <= 1
+    assert sum(gpus[job] for job in granted if job in gpus) <= 4
 
 
 def test_equal_names_of_different_curves_are_told_apart() -> None:
@@ -99,9 +99,18 @@ def test_equal_names_of_different_curves_are_told_apart() -> None:
 
 def test_what_can_never_run_is_refused() -> None:
     decider = Decider(servers(), policy_of("fifo:tune"), round_s=1.0, restart_s=0.0)
-    with pytest.raises(InfeasibleError, match="there are 4"):
+    with pytest.raises(InfeasibleError, match="the most there are is 4"):
         decider.check(Job(job_id=1, sensitivity=CURVES[0], iterations=5, gpus=5, min_gpus=5))
     wide = Job(job_id=1, sensitivity=CURVES[0], iterations=5, gpus=9, min_gpus=1, max_gpus=2**20)
     decider.check(wide)
     granted = decider.grants(0.0, [LiveJob(job=wide, remaining=5)])
     assert math.isfinite(granted[1].speed)
+
+
+def test_a_job_that_its_tenant_may_never_run_is_refused() -> None:
+    decider = Decider(
+        servers(), policy_of("fifo:tune"), round_s=1.0, restart_s=0.0, quotas={"lab": 1}
+    )
+    job = Job(job_id=7, sensitivity=CURVES[0], iterations=5, gpus=2, tenant="lab")
+    with pytest.raises(InfeasibleError, match="job 7 needs 2 GPUs and its tenant 'lab' may hold 1"):
+        decider.check(job)
