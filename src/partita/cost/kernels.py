@@ -38,7 +38,14 @@ def run_kernel(
     inputs: Sequence[Array],
     outputs: Sequence[Array],
 ) -> None:
-    """Run a kernel on inputs, filling outputs, interpreted or compiled."""
+    """Run a kernel on inputs, filling outputs, interpreted or compiled.
+
+    Args:
+        kernel: The kernel.
+        size: Rows that it works on, in all calls together where the caller knows of more.
+        inputs: Columns that it reads.
+        outputs: Columns that it changes.
+    """
     if size >= COMPILE_FROM or _interpreted[kernel] >= COMPILE_AFTER:
         _compiled(kernel)(*inputs, *outputs)
         return

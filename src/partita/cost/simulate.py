@@ -174,28 +174,8 @@ def play(
     Raises:
         InvalidInputError: The Program cannot run to its end; names what is stuck.
     """
-    matching = match(program)
-    out_port, in_port, num_ports, by_time = _kept_ports(program, cluster)
-    rows, devices, joints = len(program), len(program.devices), len(matching.joint_size)
-    start, end = np.zeros(rows), np.full(rows, -1.0)
-    cause, position = np.full(rows, -1, dtype=np.int32), program.ptr[:-1].copy()
-    blocking = transfers is TransferMode.BLOCKING
-    run_kernel(
-        _play,
-        rows,
-        [
-            *(program.ptr, program.kind, seconds, program.device, out_port, in_port),
-            np.array([int(by_time), int(joints > 0), int(blocking)]),
-            *(matching.partner, matching.joint, matching.joint_size),
-            *(matching.first_wait, matching.next_wait, _turns(program, matching)),
-        ],
-        [start, end, cause, position, *_scratch(rows, devices, joints, num_ports)],
-    )
-    stuck = np.flatnonzero(position < program.ptr[1:])
-    if len(stuck):
-        _refuse_stuck(program, _waiting_rows(program, position, end, stuck, blocking=blocking))
-    np.maximum(start, end, out=end)
-    instruction = np.arange(rows, dtype=np.int32)
+    start, end, cause = _times(program, cluster, seconds, transfers, len(program))
+    instruction = np.arange(len(program), dtype=np.int32)
     for column in (start, end, cause, instruction):
         column.flags.writeable = False
     return Timeline(
@@ -212,6 +192,45 @@ def play(
         bytes=program.bytes,
         cause=cause,
     )
+
+
+def step_lengths(program: Program, cluster: Cluster, seconds: Array) -> Array:
+    """Return the length of a step for each row of durations: that of ``play``, and no timeline.
+
+    Raises:
+        InvalidInputError: The Program cannot run to its end; names what is stuck.
+    """
+    overlapped = TransferMode.OVERLAPPED
+    ends = (_times(program, cluster, row, overlapped, seconds.size)[1] for row in seconds)
+    return np.array([end.max(initial=0.0) for end in ends])
+
+
+def _times(
+    program: Program, cluster: Cluster, seconds: Array, transfers: TransferMode, effort: int
+) -> tuple[Array, Array, Array]:
+    """Return start, end and cause of every row; ``effort`` = rows that are played in all."""
+    matching = match(program)
+    out_port, in_port, num_ports, by_time = _kept_ports(program, cluster)
+    rows, devices, joints = len(program), len(program.devices), len(matching.joint_size)
+    start, end = np.zeros(rows), np.full(rows, -1.0)
+    cause, position = np.full(rows, -1, dtype=np.int32), program.ptr[:-1].copy()
+    blocking = transfers is TransferMode.BLOCKING
+    run_kernel(
+        _play,
+        effort,
+        [
+            *(program.ptr, program.kind, seconds, program.device, out_port, in_port),
+            np.array([int(by_time), int(joints > 0), int(blocking)]),
+            *(matching.partner, matching.joint, matching.joint_size),
+            *(matching.first_wait, matching.next_wait, _turns(program, matching)),
+        ],
+        [start, end, cause, position, *_scratch(rows, devices, joints, num_ports)],
+    )
+    stuck = np.flatnonzero(position < program.ptr[1:])
+    if len(stuck):
+        _refuse_stuck(program, _waiting_rows(program, position, end, stuck, blocking=blocking))
+    np.maximum(start, end, out=end)
+    return start, end, cause
 
 
 def _waiting_rows(

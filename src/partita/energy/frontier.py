@@ -26,7 +26,7 @@ from partita.core.columns import Array
 from partita.core.energy import EnergyProfile, Frontier
 from partita.core.program import Program
 from partita.cost.dependencies import Dependencies, dependencies
-from partita.cost.simulate import play
+from partita.cost.simulate import play, step_lengths
 from partita.energy.improve import improve
 from partita.energy.mixing import lower_hull, mixed
 from partita.energy.options import Options, options_of
@@ -78,15 +78,17 @@ class EnergyModel:
     found: Dependencies
     options: Options
 
-    def simulated_s(self, seconds: Array) -> float:
-        """Return the length of a step in which each activity takes the given seconds."""
-        rows = np.where(self.found.activity >= 0, seconds[self.found.activity], self.seconds)
-        return play(self.program, self.cluster, rows).makespan_s
+    def simulated_s(self, seconds: Array) -> Array:
+        """Return the lengths of steps, a row each, for the seconds that each activity takes."""
+        activity = self.found.activity
+        rows = np.where(activity >= 0, seconds[:, activity], self.seconds)
+        return step_lengths(self.program, self.cluster, rows)
 
-    def realised(self, choice: Array) -> tuple[float, float]:
-        """Return simulated seconds and joules of a step with an option for each activity."""
-        length = self.simulated_s(self.options.seconds[choice])
-        return length, float(self.options.joules[choice].sum()) + self.options.blocking_w * length
+    def realised(self, choices: Array) -> tuple[Array, Array]:
+        """Return simulated seconds and joules of steps, a row each, for options of activities."""
+        lengths = self.simulated_s(self.options.seconds[choices])
+        joules = self.options.joules[choices].sum(axis=1)
+        return lengths, joules + self.options.blocking_w * lengths
 
     def clocks(self, choice: Array) -> Array:
         """Return the clock of every row of the Program; 0 = none is set."""
@@ -98,7 +100,7 @@ class EnergyModel:
         top = options_of(
             self.program, self.found, self.profile, self.device_types, self.seconds, top_only=True
         )
-        length = self.simulated_s(top.seconds)
+        length = float(self.simulated_s(top.seconds[None])[0])
         return length, float(top.joules.sum()) + top.blocking_w * length
 
 
@@ -358,12 +360,13 @@ def _frontier(
     Those that another one beats are left out, except that slower ones than the point of least
     energy stay where they are asked for.
     """
+    choices = np.stack([rounding.choice(candidate) for candidate in candidates])
+    lengths, energies = (column.tolist() for column in model.realised(choices))
     points: list[tuple[float, float, float, Array]] = []
-    for candidate, slower in itertools.zip_longest(candidates, candidates[1:]):
-        choice = rounding.choice(candidate)
-        length, energy = model.realised(choice)
-        bound = _bound(candidate, slower, rounding, length)
-        points.append((length, energy, min(bound, energy), model.clocks(choice)))
+    for i, (length, energy) in enumerate(zip(lengths, energies, strict=True)):
+        slower = candidates[i + 1] if i + 1 < len(candidates) else None
+        bound = _bound(candidates[i], slower, rounding, length)
+        points.append((length, energy, min(bound, energy), model.clocks(choices[i])))
     points.sort(key=lambda point: point[:2])
     least = min(range(len(points)), key=lambda i: points[i][1])
     kept = [

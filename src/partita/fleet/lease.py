@@ -112,9 +112,12 @@ class Lease:
     def wait_beyond(self, end_s: float, limit_s: float) -> bool:
         """Wait for what the scheduler says of the time after the end of a round.
 
+        It is told how far the job is first: what it says may depend on that.
+
         Returns:
             Whether it has renewed the lease or ended it; False = it has said nothing in time.
         """
+        self._report(force=True)
         return self._told.wait_beyond(end_s, limit_s)
 
     @property
