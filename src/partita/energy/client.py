@@ -32,7 +32,7 @@ from partita.energy.counter import Stamp, open_counter
 from partita.energy.devices.protocol import PowerDevice, WorkingDevice
 from partita.energy.mailbox import Mailbox, RankPlan
 from partita.energy.registration import RankInfo
-from partita.energy.stragglers import Sensitivity, SlowdownWatch
+from partita.energy.stragglers import Instruction, Sensitivity, SlowdownWatch
 from partita.energy.usage import EnergyUse, StepUse, Window
 
 _LOG = logging.getLogger("partita.energy")
@@ -287,10 +287,10 @@ class EnergyClient:
         }
 
 
-def _times(windows: Sequence[Window]) -> list[tuple[tuple[int, str, int], float]]:
+def _times(windows: Sequence[Window]) -> list[tuple[Instruction, float]]:
     """Return what the computing instructions of a step are, clocks included, and their seconds."""
     return [
-        ((place, w.name, w.clock_mhz), w.seconds)
+        (((place, w.name), w.clock_mhz), w.seconds)
         for place, w in enumerate(windows)
         if w.name not in _NOT_COMPUTED
     ]

@@ -327,20 +327,27 @@ class _Rounding:
 
 
 def _bound(
-    candidate: _Candidate, slower: _Candidate | None, rounding: _Rounding, time_s: float
+    candidate: _Candidate,
+    slower: _Candidate | None,
+    rounding: _Rounding,
+    *,
+    time_s: float,
+    best_s: float,
 ) -> float:
     """Return an energy that no plan falls below in a point's time.
 
     A faster plan may need less only where its own relaxed energy allows: the relaxed frontier is
     convex, so it rises towards faster steps at least as steeply as it does to the next slower
-    point. Beyond T* waiting counts: the bound is that of a step that takes the point's time.
+    point, and up to T* at least by the blocking power. Beyond T* waiting counts: the bound is that
+    of a step that takes the point's time.
     """
     power = rounding.model.options.blocking_w
-    rise = power
+    rise = 0.0
     if slower is not None and slower.limit_s > candidate.limit_s:
         rise = (candidate.relaxed_j - slower.relaxed_j) / (slower.limit_s - candidate.limit_s)
     when = time_s
-    if rise > power:
+    if candidate.limit_s <= best_s * (1 + TOLERANCE):
+        rise = max(rise, power, np.finfo(float).tiny)
         more = (candidate.bound_j - candidate.relaxed_j) / rise
         when = min(max(candidate.limit_s - more, rounding.fastest_s), time_s)
     line = candidate.relaxed_j + rise * max(0.0, candidate.limit_s - when)
@@ -365,7 +372,8 @@ def _frontier(
     points: list[tuple[float, float, float, Array]] = []
     for i, (length, energy) in enumerate(zip(lengths, energies, strict=True)):
         slower = candidates[i + 1] if i + 1 < len(candidates) else None
-        bound = _bound(candidates[i], slower, rounding, length)
+        bound = _bound(candidates[i], slower, rounding, time_s=length, best_s=best_s)
+        assert bound <= energy * (1 + 1e-9), f"a bound of {bound} J for a plan of {energy} J"
         points.append((length, energy, min(bound, energy), model.clocks(choices[i])))
     points.sort(key=lambda point: point[:2])
     least = min(range(len(points)), key=lambda i: points[i][1])

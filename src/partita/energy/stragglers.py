@@ -6,6 +6,9 @@ step in which nearly all instructions are slower counts at once; where only some
 over the last steps has to show it, so that one hiccup is no straggler. Nor need a step be over: if
 nearly all of its first part is slower, that counts, and the end of the step confirms or revokes it.
 If the others have become slower as well, nobody is a straggler.
+
+A straggler gets other clocks, which may have no past yet. It is not well for that: as long as the
+times fit the slowdown that was announced, seen from the nearest clock that has a past, it stays.
 """
 
 import math
@@ -15,6 +18,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from partita.errors import InvalidInputError
+
+Instruction = tuple[Hashable, float]
+"""What an instruction is, and its clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,7 @@ class SlowdownWatch:
 
     def __init__(self, sensitivity: Sensitivity | None = None) -> None:
         self._limits = sensitivity or Sensitivity()
-        self._past: dict[Hashable, list[float]] = {}
+        self._past: dict[Hashable, dict[float, list[float]]] = {}
         self._recent: deque[float] = deque(maxlen=self._limits.steps)
         self._num_instructions = 0
         self.announced = 1.0
@@ -73,27 +79,34 @@ class SlowdownWatch:
         limits = self._limits
         return max(limits.early_least, math.ceil(limits.early * self._num_instructions))
 
-    def suspect(self, times: Sequence[tuple[Hashable, float]]) -> float:
+    def suspect(self, times: Sequence[tuple[Instruction, float]]) -> float:
         """Return how many times as long the first part of a step takes; 1 = not without doubt."""
         ratios = self._ratios(times)
         if len(ratios) < self._limits.early_least or self._typical(ratios) < self._limits.slow:
             return 1.0
         return statistics.median(ratios)
 
-    def observe(self, times: Sequence[tuple[Hashable, float]]) -> float:
+    def observe(self, times: Sequence[tuple[Instruction, float]]) -> float:
         """Take note of a step, and return how many times as long it takes as it did; 1 = as ever.
 
         Args:
             times: For each instruction what it is, its clock included, and its seconds.
         """
         self._num_instructions = len(times)
-        slowdown = self._judge(self._ratios(times))
-        if slowdown < self._limits.slow and self.announced == 1.0:
-            for key, seconds in times:
-                past = self._past.setdefault(key, [])
-                if len(past) < self._limits.learned:
-                    past.append(seconds)
+        ratios = self._ratios(times)
+        slowdown = self._judge(ratios) if ratios else self._guess(times)
+        if self.announced > 1:
+            self._learn([item for item in times if self._expected(item[0]) is None], slowdown)
+        elif slowdown < self._limits.slow:
+            self._learn(times, 1.0)
         return slowdown
+
+    def _learn(self, times: Sequence[tuple[Instruction, float]], slowdown: float) -> None:
+        """Take times of a device that is so many times as slow as it was for its past."""
+        for (what, clock), seconds in times:
+            past = self._past.setdefault(what, {}).setdefault(clock, [])
+            if len(past) < self._limits.learned:
+                past.append(seconds / slowdown)
 
     def decide(self, slowdown: float, peers: Sequence[float] = ()) -> float | None:
         """Return the slowdown to announce, 1 = recovered; None = nothing new.
@@ -115,7 +128,7 @@ class SlowdownWatch:
         self.announced = slowdown
         return slowdown
 
-    def _ratios(self, times: Sequence[tuple[Hashable, float]]) -> list[float]:
+    def _ratios(self, times: Sequence[tuple[Instruction, float]]) -> list[float]:
         """Return measured over expected times, where one is expected; they ascend."""
         return sorted(
             seconds / expected
@@ -127,14 +140,34 @@ class SlowdownWatch:
         """Return what nearly all ratios reach."""
         return ratios[int((1 - self._limits.nearly_all) * len(ratios))]
 
-    def _expected(self, key: Hashable) -> float | None:
-        past = self._past.get(key, [])
+    def _expected(self, key: Instruction) -> float | None:
+        what, clock = key
+        past = self._past.get(what, {}).get(clock, [])
         return statistics.median(past) if len(past) >= 2 else None
+
+    def _guess(self, times: Sequence[tuple[Instruction, float]]) -> float:
+        """Return the slowdown of a step at clocks without a past, as close to that announced as is.
+
+        At another clock an instruction takes as long as at the nearest one with a past, or longer
+        or shorter in inverse proportion to the clock at most.
+        """
+        if self.announced == 1.0:
+            return 1.0
+        least, most = [], []
+        for (what, clock), seconds in times:
+            known = [c for c in self._past.get(what, {}) if self._expected((what, c))]
+            if known and clock > 0:
+                near = min(known, key=lambda c: abs(c - clock))
+                ends = [self._expected((what, near)) or 0.0]
+                ends.append(ends[0] * near / clock)
+                least.append(seconds / max(ends))
+                most.append(seconds / min(ends))
+        if not least:
+            return self.announced
+        return max(1.0, min(max(self.announced, statistics.median(least)), statistics.median(most)))
 
     def _judge(self, ratios: Sequence[float]) -> float:
         """Return the slowdown of a step, or of the last ones; ratios ascend."""
-        if not ratios:
-            return 1.0
         limits = self._limits
         middle = statistics.median(ratios)
         self._recent.append(middle)

@@ -6,7 +6,7 @@ from partita.energy.stragglers import Sensitivity, SlowdownWatch
 from partita.errors import InvalidInputError
 
 
-def step(*seconds: float, clock: int = 1000) -> list[tuple[object, float]]:
+def step(*seconds: float, clock: int = 1000) -> list[tuple[tuple[int, int], float]]:
     return [((place, clock), one) for place, one in enumerate(seconds)]
 
 
@@ -67,6 +67,33 @@ def test_what_a_slow_device_does_is_not_its_past() -> None:
         watch.observe(step(3.0, 6.0, 9.0, 12.0, clock=500))
     watch.decide(watch.observe(step(1.0, 2.0, 3.0, 4.0)))
     assert watch.observe(step(2.0, 4.0, 6.0, 8.0, clock=500)) == 1.0
+
+
+def test_a_straggler_at_clocks_without_a_past_is_still_one() -> None:
+    """It gets another plan because it is slow; that once made it look well."""
+    watch = SlowdownWatch()
+    well(watch)
+    watch.decide(watch.observe(step(1.5, 3.0, 4.5, 6.0)))
+    slow = step(1.2, 2.4, 3.6, 4.8, clock=1250)
+    for _ in range(4):
+        assert watch.decide(watch.observe(slow)) is None
+    assert watch.announced == pytest.approx(1.5)
+    assert watch.decide(watch.observe(step(0.8, 1.6, 2.4, 3.2, clock=1250))) == 1.0
+
+
+def test_a_straggler_that_recovers_with_its_plan_is_well_at_once() -> None:
+    watch = SlowdownWatch()
+    well(watch)
+    watch.decide(watch.observe(step(1.5, 3.0, 4.5, 6.0)))
+    assert watch.decide(watch.observe(step(0.8, 1.6, 2.4, 3.2, clock=1250))) == 1.0
+
+
+def test_a_straggler_without_any_past_at_new_instructions_stays() -> None:
+    watch = SlowdownWatch()
+    well(watch)
+    watch.decide(watch.observe(step(1.5, 3.0, 4.5, 6.0)))
+    others = [((f"other {place}", 500), 7.0) for place in range(3)]
+    assert watch.decide(watch.observe(others)) is None
 
 
 def test_limits_must_make_sense() -> None:
