@@ -95,6 +95,24 @@ def test_clocks_of_nearly_the_same_time_are_no_trouble(apart: float) -> None:
     check_assignments(pipeline_model(replace(known, seconds=seconds), Pipeline(microbatches=2)))
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_bounds_hold_up_to_the_slowest_where_waiting_is_dear(seed: int) -> None:
+    """Few points, few clocks and much blocking power: there T* and its neighbours are special."""
+    known = profile(2, np.random.default_rng(seed), clocks=CLOCKS[:3])
+    model = pipeline_model(
+        replace(known, blocking_w={"": 150.0}),
+        Pipeline(schedule=Schedule.GPIPE, microbatches=2),
+    )
+    time_s, energy_j = every_assignment(model)
+    frontier = solve_frontier(model, points=2, to_slowest=True)
+    for at_s, bound_j in zip(frontier.time_s, frontier.bound_j, strict=True):
+        within = time_s <= at_s * (1 + 1e-9)
+        waits_j = model.options.blocking_w * np.maximum(at_s - time_s, 0.0)
+        if at_s <= frontier.best_s:
+            waits_j = np.zeros(len(time_s))
+        assert bound_j <= (energy_j + waits_j)[within].min() * (1 + 1e-9)
+
+
 def check_assignments(model: EnergyModel) -> None:
     """Assert that points and bounds are what all assignments of clocks say."""
     frontier = solve_frontier(model, points=6, tries=2000)
