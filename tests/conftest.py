@@ -1,11 +1,15 @@
 """What several parts' tests share."""
 
+import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,13 +33,72 @@ def shared_data() -> Path:
     return root / "data"
 
 
+class Commands:
+    """Runs ``partita`` in processes of their own, forked from one that is warm."""
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[str] | None = None
+
+    def run(
+        self, *arguments: str, folder: Path, timeout_s: float = 240.0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end and return what it printed; one that takes longer is killed."""
+        server = self._server = self._server or self._start()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        with tempfile.TemporaryDirectory() as place:
+            out, err = Path(place) / "out", Path(place) / "err"
+            request = {
+                "arguments": arguments,
+                "folder": str(folder),
+                "environment": {**os.environ, **environment},
+                "out": str(out),
+                "err": str(err),
+            }
+            server.stdin.write(json.dumps(request) + "\n")
+            server.stdin.flush()
+            child = int(server.stdout.readline())
+            watch = threading.Timer(timeout_s, os.killpg, (child, signal.SIGKILL))
+            watch.start()
+            code = int(server.stdout.readline())
+            watch.cancel()
+            return subprocess.CompletedProcess(
+                arguments, code, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
+            )
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("command_server.py")],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        """End the warm process."""
+        if self._server is not None:
+            assert self._server.stdin is not None
+            assert self._server.stdout is not None
+            self._server.stdin.close()
+            self._server.stdout.close()
+            self._server.wait()
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Commands]:
+    """Return what runs commands as processes of their own."""
+    found = Commands()
+    yield found
+    found.close()
+
+
 RunPage = Callable[[Path], list[list[str]]]
 
 
 @pytest.fixture
-def run_page(tmp_path: Path) -> RunPage:
+def run_page(tmp_path: Path, commands: Commands) -> RunPage:
     """Return what runs the commands that a page shows, in their order; each must end well."""
-    environment = {**os.environ, "PARTITA_CACHE": str(tmp_path / "cache")}
 
     def run(page: Path) -> list[list[str]]:
         text = page.read_text(encoding="utf-8")
@@ -43,15 +106,8 @@ def run_page(tmp_path: Path) -> RunPage:
         lines = [line for block in blocks for line in block.splitlines()]
         shown = [shlex.split(x[2:], comments=True)[1:] for x in lines if x.startswith("$ partita")]
         for arguments in shown:
-            done = subprocess.run(
-                [sys.executable, "-m", "partita", *arguments],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=240,
-                check=False,
-            )
+            cache = str(tmp_path / "cache")
+            done = commands.run(*arguments, folder=tmp_path, PARTITA_CACHE=cache)
             assert not done.returncode, f"{arguments}: {done.stderr}"
         return shown
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,25 +43,18 @@ def test_every_command_has_help_with_an_example_and_json(run: Run, command: str)
     assert "--json" in out
 
 
-def demo(place: Path, *arguments: str) -> str:
+def demo(commands: Any, place: Path, *arguments: str) -> str:
     """Run the demo in a process of its own, as its ranks are forked from it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "partita", "demo", "--rounds", "1", "-o", "out", *arguments],
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = commands.run("demo", "--rounds", "1", "-o", "out", *arguments, folder=place)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return str(done.stdout)
 
 
 @pytest.mark.slow
 def test_demo_measures_plans_trains_simulates_draws_and_writes_a_valid_trace(
-    tmp_path: Path,
+    tmp_path: Path, commands: Any
 ) -> None:
-    out = demo(tmp_path)
+    out = demo(commands, tmp_path)
     assert "gradients equal one process" in " ".join(out.split())
     assert "x the whole step" in out
     assert "accuracy on v100" in out
@@ -80,8 +74,8 @@ def test_demo_measures_plans_trains_simulates_draws_and_writes_a_valid_trace(
 
 
 @pytest.mark.slow
-def test_demo_json_ranks_the_plans(tmp_path: Path) -> None:
-    found = json.loads(demo(tmp_path, "--json"))
+def test_demo_json_ranks_the_plans(tmp_path: Path, commands: Any) -> None:
+    found = json.loads(demo(commands, tmp_path, "--json"))
     assert found["trained"]["check"]["equal"]
     for plans in (found["plans"], found["here"]):
         values = [row["value"] for row in plans if "value" in row]

@@ -6,11 +6,8 @@ Only messages take real time, which is far below 1 % of these steps.
 """
 
 import json
-import os
 import runpy
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,35 +61,33 @@ def small_plan(place: Path, forward_s: list[float], microbatches: int = 4) -> So
     return solution
 
 
-def partita(place: Path, *arguments: str) -> Any:
-    """Run a command in a process of its own; returns what it printed as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", "partita", *arguments, "--json"],
-        cwd=place,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PARTITA_CACHE": str(place / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return json.loads(done.stdout)
+Emulate = Callable[..., Any]
 
 
-def emulate(place: Path, device: str, *options: str) -> Any:
-    """Run the plan on modelled devices, as fast as they are."""
-    plan = ("run", "plan.json", "--emulate", "--emulate-scale", "1")
-    return partita(place, *plan, "--power-device", device, *options)
+@pytest.fixture
+def emulate(tmp_path: Path, commands: Any) -> Emulate:
+    """Return what runs the plan on modelled devices, as fast as they are, and what it printed."""
+
+    def run(device: str, *options: str) -> Any:
+        plan = ("run", "plan.json", "--emulate", "--emulate-scale", "1", "--json")
+        device_options = ("--power-device", device, *options)
+        cache = str(tmp_path / "cache")
+        done = commands.run(*plan, *device_options, folder=tmp_path, PARTITA_CACHE=cache)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return json.loads(done.stdout)
+
+    return run
 
 
-def test_a_run_profiles_itself_saves_energy_and_answers_a_straggler(tmp_path: Path) -> None:
+def test_a_run_profiles_itself_saves_energy_and_answers_a_straggler(
+    tmp_path: Path, emulate: Emulate
+) -> None:
     for package in ("fastapi", "httpx", "uvicorn"):
         pytest.importorskip(package, reason=f"the server and its client need {package}")
     small_plan(tmp_path, [0.04, 0.06])
     server = ("--profile-steps", "2", "-O", "minimum_clock=800")
     with EnergyService(tmp_path, *server) as service:
         found = emulate(
-            tmp_path,
             f"modelled:a100,step=300,slow={SLOWDOWN}@step{SLOW_STEP}:rank0",
             *("--steps", str(SLOW_STEP + 6), "--energy-server", service.url),
             *("--profile-steps", "2", "--energy-wish", "slowdown=0.005"),
@@ -119,10 +114,10 @@ def test_a_run_profiles_itself_saves_energy_and_answers_a_straggler(tmp_path: Pa
     assert after["step_s"] < 0.95 * seconds[SLOW_STEP]
 
 
-def test_a_run_without_its_server_goes_on(tmp_path: Path) -> None:
+def test_a_run_without_its_server_goes_on(tmp_path: Path, emulate: Emulate) -> None:
     small_plan(tmp_path, [0.01, 0.01], microbatches=2)
     options = ("--energy-server", "http://127.0.0.1:9", "--steps", "2")
-    found = emulate(tmp_path, "modelled:a100", *options)
+    found = emulate("modelled:a100", *options)
     assert [plan["version"] for plan in found["energy"]["plans"]] == [None]
     assert found["steps"] == 2
     log = next((tmp_path / "runs").glob("*/logs/rank0.log")).read_text()
@@ -130,9 +125,9 @@ def test_a_run_without_its_server_goes_on(tmp_path: Path) -> None:
     assert "training goes on and asks again" in log
 
 
-def test_exported_logs_add_up_to_the_modelled_profile(tmp_path: Path) -> None:
+def test_exported_logs_add_up_to_the_modelled_profile(tmp_path: Path, emulate: Emulate) -> None:
     solution = small_plan(tmp_path, [0.02, 0.03], microbatches=2)
-    found = emulate(tmp_path, "modelled:a100", "--export-timing-csv", "csv", "--steps", "2")
+    found = emulate("modelled:a100", "--export-timing-csv", "csv", "--steps", "2")
     problem, plan = solution.problem, solution.plan
     program = lower(problem, plan)
     expected = modelled_profile(
@@ -209,6 +204,7 @@ def test_energy_that_is_unknown_is_not_written(make_job: MakeJob, tmp_path: Path
         (("--power-device", "nvml"), "would measure a machine that sleeps"),
         (("--power-device", "modelled:a100,slow=2"), "like 1.5@step20"),
         (("--energy-server", "localhost:7787"), "expected an address like"),
+        (("--energy-server", "http://127.0.0.1:abc"), "Invalid port: 'abc'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
@@ -218,3 +214,13 @@ def test_options_that_make_no_sense_are_refused(
     code, _, error = run("run", "plan.json", "--emulate", *options)
     assert code == 2
     assert why in " ".join(error.split())
+
+
+def test_training_with_no_address_of_a_server_is_refused_before_it_is_planned(
+    run: Callable[..., tuple[int, str, str]],
+) -> None:
+    code, out, error = run("train", "gpt3-small", "--energy-server", "http://127.0.0.1:abc")
+    assert code == 2
+    assert not out
+    assert "energy server 'http://127.0.0.1:abc': Invalid port: 'abc'" in " ".join(error.split())
+    assert "profiling" not in error

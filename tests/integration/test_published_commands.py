@@ -2,10 +2,8 @@
 
 import re
 import shlex
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,28 +66,14 @@ def test_the_page_has_a_plan_a_simulation_and_a_rehearsal_of_each() -> None:
         assert f"`bash run.sh {model} {size} {count} --partition_method {partition} " in text
 
 
-def test_every_command_of_the_page_runs(
-    run: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_every_command_of_the_page_runs(commands: Any, tmp_path: Path) -> None:
     for arguments in shown():
-        if arguments[0] == "train":
-            rehearse(arguments, tmp_path)
-            continue
-        code, _, err = run(*arguments, "-q")
-        assert code == 0, f"{arguments}: {err}"
+        done = commands.run(*arguments, "-q", folder=tmp_path)
+        assert done.returncode == 0, f"{arguments}: {done.stderr}"
         if arguments[0] == "plan":
             check_stages(tmp_path / value_of(arguments, "-o"), arguments)
     rehearsals = sorted((tmp_path / "runs").glob("*_emulated_*/results.json"))
     assert len(rehearsals) == len(PUBLISHED)
-
-
-def rehearse(arguments: list[str], folder: Path) -> None:
-    """Run a command that starts ranks in a process of its own: torch leaves their logs open."""
-    command = [sys.executable, "-m", "partita", *arguments, "-q"]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, f"{arguments}: {done.stderr}"
 
 
 def check_stages(file: Path, arguments: list[str]) -> None:

@@ -1,11 +1,10 @@
 """``partita train`` and ``partita run`` as a user types them, each in a process of its own."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -69,30 +68,29 @@ if __name__ == "__main__":
 """
 
 
+class Place(NamedTuple):
+    """A folder, and what runs commands in it."""
+
+    folder: Path
+    commands: Any
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("train")
+def place(tmp_path_factory: pytest.TempPathFactory, commands: Any) -> Place:
+    return Place(tmp_path_factory.mktemp("train"), commands)
 
 
 def partita(
-    place: Path, *arguments: str, code: int = 0, **more: str
+    place: Place, *arguments: str, code: int = 0, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command; the profile of the small model is measured once for all tests."""
-    environment = {**os.environ, "PARTITA_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "partita", *arguments],
-        cwd=place,
-        env={**environment, **more},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    cache = str(place.folder / "cache")
+    done = place.commands.run(*arguments, folder=place.folder, PARTITA_CACHE=cache, **more)
     assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
 
-def train(place: Path, *arguments: str, code: int = 0, **more: str) -> Any:
+def train(place: Place, *arguments: str, code: int = 0, **more: str) -> Any:
     """Train the small model; returns what it printed as JSON, or its error."""
     rounds = () if "--cluster" in arguments else ("--rounds", "2")
     options = (*SMALL, *rounds, *arguments, "--json")
@@ -100,7 +98,7 @@ def train(place: Path, *arguments: str, code: int = 0, **more: str) -> Any:
     return json.loads(done.stdout) if not code else done.stderr
 
 
-def test_a_run_is_checked_reported_and_kept(place: Path) -> None:
+def test_a_run_is_checked_reported_and_kept(place: Place) -> None:
     two = ("--devices", "2", "--planner", "uniform")
     found = train(place, *two, "--check", "--recalibrate", "again.json")
     assert found["check"]["equal"]
@@ -108,33 +106,35 @@ def test_a_run_is_checked_reported_and_kept(place: Path) -> None:
     assert found["origin"] == "measured"
     assert len(found["losses"]) == found["steps"] == 3
     assert [row["stage"] for row in found["report"]["stages"]] == [0, 1]
-    directory = place / found["directory"]
+    directory = place.folder / found["directory"]
     for name in ("plan.json", "results.json", "timeline.json", "trace.json"):
         assert json.loads((directory / name).read_text())
     assert (directory / "logs" / "rank1.log").exists()
-    assert json.loads((place / "again.json").read_text())["costs"]
+    assert json.loads((place.folder / "again.json").read_text())["costs"]
     again = train(place, "--devices", "2", "--repeatable")
     assert again["directory"] != found["directory"]
 
 
-def test_replicas_and_a_file_of_options(place: Path) -> None:
-    (place / "options.yaml").write_text("devices: 4\npp: 2\ndp: 2\ncheck: true\noptimizer: sgd\n")
+def test_replicas_and_a_file_of_options(place: Place) -> None:
+    (place.folder / "options.yaml").write_text(
+        "devices: 4\npp: 2\ndp: 2\ncheck: true\noptimizer: sgd\n"
+    )
     found = train(place, "--config", "options.yaml")
     assert found["check"]["equal"]
     assert len(found["devices"]) == 4
-    (place / "wrong.yaml").write_text("device_count: 4\n")
+    (place.folder / "wrong.yaml").write_text("device_count: 4\n")
     assert "there is no option 'device_count'" in train(place, "--config", "wrong.yaml", code=2)
 
 
 @pytest.mark.parametrize("baseline", ["single", "random", "ddp", "torch-1f1b"])
-def test_baselines_under_the_same_command(place: Path, baseline: str) -> None:
+def test_baselines_under_the_same_command(place: Place, baseline: str) -> None:
     found = train(place, "--devices", "2", "--baseline", baseline, "--check")
     assert found["check"]["equal"]
     assert found["baseline"] == baseline
     assert found["median_step_s"] > 0
 
 
-def test_every_order_and_kind_of_transfer_gives_the_same_losses(place: Path) -> None:
+def test_every_order_and_kind_of_transfer_gives_the_same_losses(place: Place) -> None:
     losses = {
         tuple(train(place, "--devices", "2", "--order", order, "--transfers", how)["losses"])
         for order, how in (("device", "overlapped"), ("program", "blocking"))
@@ -142,7 +142,7 @@ def test_every_order_and_kind_of_transfer_gives_the_same_losses(place: Path) -> 
     assert len(losses) == 1
 
 
-def test_fresh_processes_give_what_forked_ones_give(place: Path) -> None:
+def test_fresh_processes_give_what_forked_ones_give(place: Place) -> None:
     forked = train(place, "--devices", "2", "--launcher", "fork")
     fresh = train(place, "--devices", "2", "--launcher", "torchrun", "--check")
     assert fresh["check"]["equal"]
@@ -150,19 +150,21 @@ def test_fresh_processes_give_what_forked_ones_give(place: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["profile", "memory"])
-def test_what_else_is_noted_of_a_run(place: Path, kind: str) -> None:
+def test_what_else_is_noted_of_a_run(place: Place, kind: str) -> None:
     found = train(place, "--devices", "2", "--capture", kind)
     if kind == "memory":
         uses = found["memory"].values()
         assert len(uses) == 2
         assert all(use["exact"] and use["peak_bytes"] >= use["end_bytes"] > 0 for use in uses)
         return
-    events = json.loads((place / found["directory"] / "profiler.json").read_text())["traceEvents"]
+    events = json.loads((place.folder / found["directory"] / "profiler.json").read_text())[
+        "traceEvents"
+    ]
     assert {event["pid"] for event in events} == {0, 1}
     assert any(event.get("name", "").startswith("aten::") for event in events)
 
 
-def test_a_plan_for_machines_that_are_not_here_is_emulated(place: Path) -> None:
+def test_a_plan_for_machines_that_are_not_here_is_emulated(place: Place) -> None:
     found = train(place, "--cluster", "4xa100", "--emulate", "--emulate-scale", "1")
     assert found["origin"] == "emulated"
     assert any("emulated" in remark for remark in found["remarks"])
@@ -187,20 +189,20 @@ def test_a_plan_for_machines_that_are_not_here_is_emulated(place: Path) -> None:
     ],
 )
 def test_bad_options_are_met_with_one_line(
-    place: Path, arguments: list[str], code: int, words: str
+    place: Place, arguments: list[str], code: int, words: str
 ) -> None:
     error = train(place, *arguments, code=code)
     assert words in error
     assert "Traceback" not in error
 
 
-def test_more_gpus_than_there_are_are_refused(place: Path) -> None:
+def test_more_gpus_than_there_are_are_refused(place: Place) -> None:
     error = train(place, code=4, NUM_GPUS="64")
     assert "64 GPUs are wanted" in error
     assert "--emulate" in error
 
 
-def test_a_plan_for_another_model_is_refused_with_the_difference(place: Path) -> None:
+def test_a_plan_for_another_model_is_refused_with_the_difference(place: Place) -> None:
     found = train(place, "--devices", "2")
     error = partita(
         place, "run", f"{found['directory']}/plan.json", "--model", "gpt3-medium", code=2
@@ -208,15 +210,19 @@ def test_a_plan_for_another_model_is_refused_with_the_difference(place: Path) ->
     assert "another model" in error
 
 
-def test_a_script_of_the_users_own_trains_by_a_plan(place: Path) -> None:
-    (place / "own.py").write_text(SCRIPT)
+def test_a_script_of_the_users_own_trains_by_a_plan(place: Place) -> None:
+    (place.folder / "own.py").write_text(SCRIPT)
     partita(place, "profile", "own:build", "--rounds", "2", "-o", "own.json")
     partita(
         place, "plan", "own.json", "--devices", "2", "--microbatches", "4", "-o", "own.plan.json"
     )
     by_plan = partita(place, "run", "own.plan.json", "--", "own.py", "plan").stdout
     by_hand = subprocess.run(
-        [sys.executable, "own.py", "hand"], cwd=place, capture_output=True, text=True, check=True
+        [sys.executable, "own.py", "hand"],
+        cwd=place.folder,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert by_hand.splitlines() == [
         line for line in by_plan.splitlines() if line[:1] in "-0123456789"
@@ -225,7 +231,7 @@ def test_a_script_of_the_users_own_trains_by_a_plan(place: Path) -> None:
     assert "no script 'missing.py'" in alone
 
 
-def test_past_runs_are_listed_and_compared(place: Path) -> None:
+def test_past_runs_are_listed_and_compared(place: Place) -> None:
     first = train(place, "--devices", "2")
     second = train(place, "--devices", "2", "--schedule", "gpipe")
     names = [Path(run["directory"]).name for run in (first, second)]

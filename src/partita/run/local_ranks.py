@@ -58,12 +58,17 @@ def why_not_fork() -> str:
     return ""
 
 
+_ALLOWED_THREADS = torch.get_num_threads()
+"""Threads that torch begins with: the machine's cores, or what ``OMP_NUM_THREADS`` says."""
+
+
 def limit_threads(ranks: int) -> int:
     """Let torch compute with as many threads as each of some ranks here may have.
 
-    More than the cores' share makes all of them slower, up to ten times.
+    More than the cores' share makes all of them slower, up to ten times; no more than the user
+    allows by ``OMP_NUM_THREADS``.
     """
-    threads = max(1, machine_cores() // ranks)
+    threads = max(1, min(_ALLOWED_THREADS, machine_cores() // ranks))
     torch.set_num_threads(threads)
     return threads
 
