@@ -117,6 +117,9 @@ def test_a_missing_blocking_power_is_assumed_and_said(run: Run, profile: str) ->
     [
         (("frontier", "profile.csv", "--stages", "8"), 2, "has 3 stages"),
         (("frontier", "profile.csv", "--picture", "f.png"), 2, "only .svg files"),
+        (("frontier", "profile.csv", "--at", "nan"), 2, "'nan' is not a finite number"),
+        (("frontier", "profile.csv", "--straggler", "inf"), 2, "'inf' is not a finite number"),
+        (("compare", "profile.csv", "--straggler", "nan"), 2, "'nan' is not a finite number"),
         (("frontier", "profile.csv", "--profile", "profile.csv"), 2, "is a profile itself"),
         (("frontier", "profile.csv", "-c", "4xa100"), 2, "--cluster does not apply"),
         (("profile", "profile.csv", "--clock", "900"), 2, "is for a folder of logs"),
@@ -215,6 +218,15 @@ def test_a_modelled_profile_is_labelled_wherever_it_goes(run: Run) -> None:
     assert figures["blocking_w"] == {"a100": 80.0}
 
 
+def test_a_profile_of_more_stages_than_the_plan_is_refused(run: Run, profile: str) -> None:
+    assert run("plan", "gpt-small", "-c", "2xa100", "-p", "uniform", "-o", "p.json", "-q")[0] == 0
+    for command in (("frontier", "p.json"), ("compare", "p.json")):
+        code, out, err = run("energy", *command, "--profile", profile, "-q")
+        assert code == 2
+        assert "profile 'profile.csv' has 3 stages, the plan 2" in err
+        assert not out
+
+
 def logs(folder: Path, *, clock: bool) -> None:
     """Write what two ranks of a pipeline record in two steps of one microbatch."""
     folder.mkdir()
@@ -255,8 +267,16 @@ def test_clocks_that_a_log_lacks_come_from_a_log_of_clocks_or_an_option(run: Run
     assert "the log needs a column 'clock'" in err
     assert said(run("energy", "profile", "logs", "--clock", "900", "--json"))["clocks_mhz"] == [900]
     for rank in range(2):
-        Path(f"logs/{rank}.freqevents.csv").write_text("1100,0,1000\n")
+        events = "freq,start,end\n-1,0,5000000000\n1100,5000000000,40000000000\n"
+        Path(f"logs/{rank}.freqevents.csv").write_text(events)
     assert said(run("energy", "profile", "logs", "--json"))["clocks_mhz"] == [1100.0]
+    Path("logs/1.freqevents.csv").write_text("-1,0,40000000000\n")
+    code, _, err = run("energy", "profile", "logs", "-q")
+    assert code == 2
+    words = "no instruction of logs/instructions-1.csv lies within one clock of logs/1.freqevents"
+    assert words in err
+    assert "--clock MHZ" in err
+    assert len(err.strip().splitlines()) == 1
 
 
 def test_schedules_and_reports_become_a_profile(run: Run) -> None:

@@ -43,6 +43,7 @@ DEGREES = ("pp_degree", "dp_degree", "tp_degree", "world_size")
 CONFIG = {
     "seed": SEED,
     "cache": {"enabled": False},
+    "suppress-health-check": ["too_slow"],  # machines are shared
     "generation": {"max-examples": 12, "deterministic": True, "database": "none"},
     "phases": {"stateful": {"max-steps": 6}},
     "checks": {

@@ -17,7 +17,7 @@ from partita.cli.energy_inputs import (
     take_source_options,
     tries_option,
 )
-from partita.cli.options import output_options
+from partita.cli.options import FiniteRange, output_options
 from partita.core.energy import TIE, EnergyOrigin, Frontier
 from partita.documents import read_bytes
 from partita.errors import FormatError
@@ -45,7 +45,7 @@ from partita.units import format_joules
 @click.option("--points", type=click.IntRange(1, 2000), default=50, show_default=True)
 @tries_option
 @click.option(
-    "--straggler", type=click.FloatRange(1), default=1.2, show_default=True, help="T' / all-max."
+    "--straggler", type=FiniteRange(1), default=1.2, show_default=True, help="T' / all-max."
 )
 @click.option(
     "--pipelines",

@@ -23,7 +23,7 @@ from partita.cli.energy_inputs import (
     take_source_options,
     tries_option,
 )
-from partita.cli.options import output_options
+from partita.cli.options import FiniteRange, output_options
 from partita.core.energy import Frontier
 from partita.documents import save, write_text
 from partita.errors import InvalidInputError
@@ -54,7 +54,7 @@ MOST_ROWS = 12
 @click.option("--points", type=click.IntRange(1, 2000), default=50, show_default=True)
 @click.option(
     "--at",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     multiple=True,
     help="A further time in seconds, between the fastest step and T*; several times.",
 )
@@ -62,7 +62,7 @@ MOST_ROWS = 12
 @click.option("--to-slowest", is_flag=True, help="Go on beyond the least energy.")
 @click.option(
     "--straggler",
-    type=click.FloatRange(1),
+    type=FiniteRange(1),
     default=1.2,
     show_default=True,
     help="Of the savings: T' / all-max.",

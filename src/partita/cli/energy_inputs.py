@@ -126,6 +126,9 @@ def read_source(path: str, options: Mapping[str, Any], *, alone: bool = True) ->
         options: What ``take_source_options`` took.
         alone: Whether the options are for this file alone, so that one that says nothing of it is
             refused.
+
+    Raises:
+        InvalidInputError: The file is none of these, or the profile has more stages than the plan.
     """
     found = None if options["graph"] is not None else load(path)
     name = Path(path).name.split(".")[0].strip("-") or "stdin"
@@ -156,6 +159,11 @@ def read_source(path: str, options: Mapping[str, Any], *, alone: bool = True) ->
             _refuse(options, "a modelled profile says this itself", ("blocking",))
         return EnergySource(name=name, solution=solution, profile=modelled(solution))
     given = read_profile(options["profile_file"])
+    stages = len(solution.plan.stages)
+    if given.num_stages > stages:
+        raise InvalidInputError(
+            f"profile {options['profile_file']!r} has {given.num_stages} stages, the plan {stages}"
+        )
     profile, assumed = _fitted(given, options["blocking"], solution.plan.schedule)
     assumed += without_energy(solution, profile)
     return EnergySource(name=name, solution=solution, profile=profile, assumed=assumed)

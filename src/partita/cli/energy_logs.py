@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from partita.documents import read_text
-from partita.errors import FormatError
+from partita.errors import FormatError, InvalidInputError
 from partita.flows.energy_replay import RankLog
 from partita.formats.perseus import (
     Logged,
@@ -33,6 +33,7 @@ def read_logs(folder: Path, clock: float | None = None) -> dict[int, RankLog]:
 
     Raises:
         FormatError: A file breaks the rules of its format; names it.
+        InvalidInputError: No instruction of a rank has a clock in its log of clocks.
     """
     ranks = {}
     for rank, path in numbered(folder, r"instructions-(\d+)\.csv").items():
@@ -40,6 +41,11 @@ def read_logs(folder: Path, clock: float | None = None) -> dict[int, RankLog]:
         events = folder / f"{rank}.freqevents.csv"
         if events.exists():
             logged = with_clocks(logged, _read(events, read_clock_events))
+            if not logged:
+                raise InvalidInputError(
+                    f"no instruction of {path} lies within one clock of {events}; leave the latter "
+                    "out and give --clock MHZ, or a column 'clock' in the former"
+                )
         energy = folder / f"time-energy-{rank}.csv"
         readings = _read(energy, read_energy_log) if energy.exists() else None
         modelled = readings is not None and _read(energy, is_modelled_log)

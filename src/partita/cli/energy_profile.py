@@ -15,7 +15,7 @@ from partita.cli.energy_inputs import (
 )
 from partita.cli.energy_logs import numbered, read_logs
 from partita.cli.inputs import ProblemOptions, read_solution, take_problem_options
-from partita.cli.options import cluster_options, output_options
+from partita.cli.options import FiniteRange, cluster_options, output_options
 from partita.core.energy import EnergyOrigin, EnergyProfile
 from partita.core.program import Kind
 from partita.core.solution import Solution
@@ -42,7 +42,7 @@ from partita.units import format_joules, format_seconds
 @click.option("--clock", type=float, help="MHz of a log that does not say its clocks.")
 @click.option(
     "--warm-up",
-    type=click.FloatRange(0, 0.9),
+    type=FiniteRange(0, 0.9),
     default=WARM_UP,
     show_default=True,
     help="Share of the steps of each report that is left out.",

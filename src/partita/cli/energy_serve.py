@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from partita import __version__
-from partita.cli.options import SCHEDULES
+from partita.cli.options import SCHEDULES, FiniteRange
 from partita.cli.token import read_token
 from partita.errors import InvalidInputError, UnsupportedError
 
@@ -86,14 +86,14 @@ ANCESTORS: Mapping[str, str] = {
 )
 @click.option(
     "--poll-limit",
-    type=click.FloatRange(0, 1e7, min_open=True),
+    type=FiniteRange(0, 1e7, min_open=True),
     default=1800.0,
     show_default=True,
     help="Seconds that a rank waits for a schedule before it is told to ask again.",
 )
 @click.option(
     "--max-idle",
-    type=click.FloatRange(1, 1e9),
+    type=FiniteRange(1, 1e9),
     default=604800.0,
     envvar="ZEUS_PFO_MAX_JOB_IDLE_TIME",
     show_default=True,
@@ -101,7 +101,7 @@ ANCESTORS: Mapping[str, str] = {
 )
 @click.option(
     "--solve-limit",
-    type=click.FloatRange(0, 1e6, min_open=True),
+    type=FiniteRange(0, 1e6, min_open=True),
     default=300.0,
     show_default=True,
     help="Seconds for one frontier; then the job goes on at the highest clocks.",

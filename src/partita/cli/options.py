@@ -1,5 +1,6 @@
 """Options that several commands share, declared once."""
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -8,6 +9,24 @@ import click
 from partita.plan.table import DEFAULT_PLANNER
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers in which neither NaN nor an infinity is."""
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        """Return the number, or fail."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return found
+
+
 MODES = ("training", "inference")
 GRANULARITIES = ("op", "module", "block")
 DTYPES = ("float64", "float32", "bfloat16", "float16")

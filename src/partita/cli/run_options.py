@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from partita.cli.console import percent, print_json, stdout_console, table
 from partita.core.program import TransferMode
 from partita.documents import read_text, save, write_text
+from partita.energy.server_link import check_address
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.flows.summary import Summary
 from partita.run.baseline_names import TORCH_WAYS
@@ -218,7 +219,9 @@ def check_together(context: click.Context, baseline: str | None = None) -> None:
         refuse_given(context, why, "learning_rate")
     elif values["emulate_scale"]:
         raise InvalidInputError("--emulate-scale needs --emulate")
-    if not values["energy_server"]:
+    if values["energy_server"]:
+        check_address(values["energy_server"])
+    else:
         why = "it says when the energy server is told: add --energy-server"
         refuse_given(context, why, "profile_steps")
         why = "it says what the energy server's clocks keep: add --energy-server"

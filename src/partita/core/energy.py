@@ -16,6 +16,11 @@ from partita.errors import InvalidInputError
 
 TIE = 1e-9
 """Times and energies that differ by less, relatively, count as equal."""
+SHORTEST_S = 1e-9
+LONGEST_S = 1e6
+"""Seconds that one instruction may take."""
+MOST_J = 1e12
+"""Joules that one instruction may use."""
 
 
 class EnergyOrigin(StrEnum):
@@ -72,8 +77,10 @@ class EnergyProfile(Columns):
                 self.device_type, np.int32, rows, "device type", high=len(types) - 1
             ),
             clock_mhz=column(self.clock_mhz, np.float64, rows, "clock_mhz", low=1),
-            seconds=column(self.seconds, np.float64, rows, "seconds", low=1e-9, high=1e6),
-            joules=column(self.joules, np.float64, rows, "joules", high=1e12),
+            seconds=column(
+                self.seconds, np.float64, rows, "seconds", low=SHORTEST_S, high=LONGEST_S
+            ),
+            joules=column(self.joules, np.float64, rows, "joules", high=MOST_J),
             blocking_w=MappingProxyType(dict(self.blocking_w)),
         )
         for name, power in self.blocking_w.items():
@@ -178,6 +185,12 @@ class Frontier(Columns):
         )
         if bool((np.diff(self.time_s) < 0).any()):
             raise InvalidInputError("the points of a frontier must go from fast to slow")
+        for name in ("all_max_s", "all_max_j", "fastest_s", "best_s"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise InvalidInputError(f"{name} is {value}; expected more than 0, finite")
+        if not self.time_s[0] > 0:
+            raise InvalidInputError(f"time_s of row 0 is {self.time_s[0]}; expected more than 0")
 
     def __len__(self) -> int:
         return len(self.time_s)

@@ -1,8 +1,9 @@
 """The threads of a client: one that asks for plans, one that sends what was measured.
 
 The first one begins by finding the job's name, which need not be known yet.
-Both go on asking a server that does not answer, ever more rarely, and say so once. What a server
-refuses for good, such as a job that it does not know, ends the thread with one remark.
+Both go on asking a server that does not answer, or not with a plan, ever more rarely, and say so
+once. What a server refuses for good, such as a job that it does not know, ends the thread with one
+remark, and so does a mistake of our own; a letter that cannot be sent is left out.
 """
 
 import queue
@@ -10,18 +11,22 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from partita.energy.clock_plan import Entry
-from partita.energy.server_link import ServerError, ServerLink, pause_s
+from partita.energy.server_link import NO_SENSE, ServerError, ServerLink, pause_s
 
 _T = TypeVar("_T")
 LONG_POLL_S = 20.0
 _MOST_LETTERS = 256
 """Letters that are kept for a server that does not answer; the oldest are dropped."""
 _LONG_POLL_OVER = 504
+_OUR_MISTAKE = 400
 _CLOSE_S = 2.0
+_MOST_MHZ = 1_000_000
+_Letter = Callable[[], tuple[str, Mapping[str, Any]]]
+"""Returns where to post what."""
 
 
 class _Answer(Enum):
@@ -75,15 +80,21 @@ def read_plan(found: Mapping[str, Any]) -> RankPlan:
         ServerError: It is none.
     """
     try:
+        entries = tuple((str(name), int(mhz)) for name, mhz in found["frequencies"])
+        for name, mhz in entries:
+            if not 0 <= mhz <= _MOST_MHZ:
+                raise ValueError(f"{str(mhz)[:24]} MHz for {name!r}")
         return RankPlan(
             version=int(found["version"]),
             state=str(found["state"]),
-            entries=tuple((str(name), int(mhz)) for name, mhz in found["frequencies"]),
+            entries=entries,
             time_s=found.get("time_s"),
             energy_j=found.get("energy_j"),
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as exc:
-        raise ServerError(f"the energy server's answer is no clock plan: {exc!r}", 400) from exc
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as exc:
+        raise ServerError(
+            f"the energy server's answer is no clock plan: {exc!r}", NO_SENSE
+        ) from exc
 
 
 class Mailbox:
@@ -104,8 +115,7 @@ class Mailbox:
         self._find_job = job_id if callable(job_id) else lambda: job_id
         self._job_id, self._rank, self._registration, self._say = "", rank, registration, say
         self._incoming: RankPlan | None = None
-        self._letters: queue.Queue[Callable[[], tuple[str, Mapping[str, Any]]] | None]
-        self._letters = queue.Queue()
+        self._letters: queue.Queue[_Letter | None] = queue.Queue()
         self._stop = threading.Event()
         self._registered = threading.Event()
         self._complaining = threading.Lock()
@@ -155,7 +165,7 @@ class Mailbox:
             if not thread.is_alive():
                 link.close()
 
-    def _put(self, letter: Callable[[], tuple[str, Mapping[str, Any]]]) -> None:
+    def _put(self, letter: _Letter) -> None:
         if self._letters.qsize() >= _MOST_LETTERS:
             self._letters.get_nowait()
         self._letters.put(letter)
@@ -193,7 +203,7 @@ class Mailbox:
             if not self._threads[0].is_alive():
                 return
         while (letter := self._letters.get()) is not None:
-            if self._insist(partial(link.post, *letter())) is _Answer.STOPPED:
+            if self._insist(partial(_post, link, cache(letter))) is _Answer.STOPPED:
                 return
 
     def _insist(self, request: Callable[[], object]) -> _Answer:
@@ -203,20 +213,28 @@ class Mailbox:
             try:
                 request()
             except ServerError as exc:
-                failures += 1
-                self._complain(exc)
-                if not exc.is_passing:
-                    return _Answer.REFUSED
-                self._stop.wait(pause_s(failures))
+                failure = exc
+            except Exception as exc:  # noqa: BLE001 (no mistake here may end a thread unsaid)
+                failure = ServerError(f"energy server: {type(exc).__name__}: {exc}", _OUR_MISTAKE)
             else:
                 self._complained.discard(0)
                 return _Answer.DONE
+            failures += 1
+            self._complain(failure)
+            if not failure.is_passing:
+                return _Answer.REFUSED
+            self._stop.wait(pause_s(failures))
         return _Answer.STOPPED
 
     def _complain(self, exc: ServerError) -> None:
         """Say what is wrong, unless one of the threads has said so."""
         with self._complaining:
-            what = 0 if exc.is_passing else exc.status
+            what = 0 if exc.is_passing and exc.status != NO_SENSE else exc.status
             if what not in self._complained:
                 self._complained.add(what)
                 self._say(f"{exc}; training goes on with the last plan")
+
+
+def _post(link: ServerLink, letter: _Letter) -> None:
+    """Send a letter, which is written when it is sent first."""
+    link.post(*letter())

@@ -11,6 +11,8 @@ from partita.errors import InvalidInputError, PartitaError, UnsupportedError
 TOKEN_VARIABLE = "PARTITA_TOKEN"
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
+NO_SENSE = 502
+"""Status of an answer that is not what was asked for, whatever its own status."""
 
 
 class ServerError(PartitaError):
@@ -53,16 +55,8 @@ class ServerLink:
             InvalidInputError: It is no such address.
             UnsupportedError: httpx is not installed.
         """
-        if not url.startswith(("http://", "https://")):
-            raise InvalidInputError(
-                f"energy server {url!r}; expected an address like http://127.0.0.1:7787"
-            )
-        try:
-            self._httpx = importlib.import_module("httpx")
-        except ImportError:
-            raise UnsupportedError(
-                "an energy server needs the package httpx; install partita[energy]"
-            ) from None
+        check_address(url)
+        self._httpx = _httpx()
         token = os.environ.get(TOKEN_VARIABLE) if token is None else token
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
@@ -88,9 +82,12 @@ class ServerLink:
         where = f"energy server {self.url}"
         try:
             answer = self._client.request(method, f"{self.url}{path}", **rest)
-            found = answer.json() if answer.content else None
         except self._httpx.HTTPError as exc:
             raise ServerError(f"{where} does not answer: {exc or type(exc).__name__}") from exc
+        except (self._httpx.InvalidURL, ValueError) as exc:
+            raise ServerError(f"{where} cannot be asked for {path}: {exc}", 400) from exc
+        try:
+            found = answer.json() if answer.content else None
         except ValueError as exc:
             raise ServerError(f"{where} does not speak JSON", answer.status_code) from exc
         if answer.status_code != 200:
@@ -99,6 +96,36 @@ class ServerLink:
                 f"{where} refuses {path}: {answer.status_code} {why}", answer.status_code
             )
         return found
+
+
+def check_address(url: str) -> None:
+    """Refuse what is no address of a server.
+
+    Raises:
+        InvalidInputError: It has no scheme, host or port that can be.
+        UnsupportedError: httpx is not installed.
+    """
+    expected = "expected an address like http://127.0.0.1:7787"
+    if not url.startswith(("http://", "https://")):
+        raise InvalidInputError(f"energy server {url!r}; {expected}")
+    httpx = _httpx()
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL as exc:
+        raise InvalidInputError(f"energy server {url!r}: {exc}; {expected}") from exc
+    if not found.host or "%" in found.host:
+        raise InvalidInputError(f"energy server {url!r} names no host; {expected}")
+    if found.port is not None and not 0 < found.port < 2**16:
+        raise InvalidInputError(f"energy server {url!r}: port {found.port}; {expected}")
+
+
+def _httpx() -> Any:  # noqa: ANN401 (a module)
+    try:
+        return importlib.import_module("httpx")
+    except ImportError:
+        raise UnsupportedError(
+            "an energy server needs the package httpx; install partita[energy]"
+        ) from None
 
 
 def pause_s(failures: int) -> float:

@@ -195,7 +195,8 @@ ENERGY_FORMATS: Mapping[str, Format] = {
 """Formats that hold no graph and no plan."""
 
 _HEADS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("perseus-profile", frozenset({"instruction", "frequency", "time", "energy"})),
+    ("perseus-profile", frozenset({"instruction", "frequency"})),
+    ("perseus-profile", frozenset({"instruction", "power limit"})),
     ("perseus-frontier", frozenset({"time", "energy"})),
 )
 """The columns that tell a table's format; the first that are all there hold."""

@@ -25,6 +25,8 @@ from partita.formats.synergy_profile import (
 )
 
 _TRACE_LINE = re.compile(r"\d+,[^,\s][^,]*,[0-9.eE+-]+,\d+,\d+\s*")
+_BROKEN_TRACE_LINE = re.compile(r"\d+,\s*[A-Za-z][^,]*(,[^,]*){2,4}")
+"""A number, a name and about as many cells as there are fields: the reader says what is wrong."""
 _MATRICES = frozenset({"cpu_axis_per_gpu", "mem_axis_gb_per_gpu", "sets"})
 
 
@@ -35,7 +37,9 @@ def text_format(text: str) -> str | None:
         return "synergy-trace"
     if is_submission_head({cell.strip() for cell in first.split(",")}):
         return "submissions"
-    return "synergy-cluster" if is_synergy_cluster(text) else None
+    if is_synergy_cluster(text):
+        return "synergy-cluster"
+    return "synergy-trace" if _BROKEN_TRACE_LINE.fullmatch(first) else None
 
 
 def json_format(value: Any) -> str | None:  # noqa: ANN401 (JSON is any value)

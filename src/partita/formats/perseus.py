@@ -25,7 +25,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
-from partita.core.energy import EnergyOrigin, EnergyProfile, Frontier
+from partita.core.energy import (
+    LONGEST_S,
+    MOST_J,
+    SHORTEST_S,
+    EnergyOrigin,
+    EnergyProfile,
+    Frontier,
+)
 from partita.core.program import Kind, Program
 from partita.errors import FormatError, InvalidInputError
 
@@ -50,8 +57,10 @@ LOGGED: Mapping[Kind, str] = {
 }
 """Names in ``instructions-%d.csv``; other kinds have those of profiles."""
 
+_COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
 _NAMES = {kind: name for name, kind in reversed(list(INSTRUCTIONS.items()))}
 MAX_PLAN_BYTES = 2**26
+MAX_CLOCK_MHZ = 1_000_000
 
 
 class Sampled(NamedTuple):
@@ -86,18 +95,17 @@ def read_energy_csv(
         FormatError: A column is missing, or a row does not make sense; names the line.
     """
     gathered: dict[Sampled, list[tuple[float, float]]] = {}
-    stage_column = "stage"
     modelled = False
-    rows = _rows(text, ("instruction", "frequency", "time", "energy"))
-    for line, row in rows:
-        if "stage" not in row:
-            stage_column = "pp_rank"
-        stage = _number(row, stage_column, line)
+    for line, row in _rows(text, _COLUMNS, instead={"stage": "pp_rank"}):
+        stage = _number(row, "stage" if "stage" in row else "pp_rank", line)
         if stage != int(stage) or stage < 0:
             raise FormatError(f"stage is {stage:g}; expected a whole number from 0", line=line)
-        kind = _kind(row["instruction"], line)
-        clock = _number(row, "frequency", line)
-        values = (_number(row, "time", line), _number(row, "energy", line))
+        kind = _kind(row, line)
+        clock = _number(row, "frequency", line, low=1)
+        values = (
+            _number(row, "time", line, low=SHORTEST_S, high=LONGEST_S),
+            _number(row, "energy", line, low=0, high=MOST_J),
+        )
         modelled = modelled or row.get("origin") == EnergyOrigin.MODELLED.value
         key = Sampled(int(stage), kind, clock, row.get("device") or "")
         gathered.setdefault(key, []).append(values)
@@ -139,8 +147,7 @@ def write_energy_csv(profile: EnergyProfile) -> str:
     """
     typed = profile.device_types != ("",)
     modelled = profile.origin is EnergyOrigin.MODELLED
-    head = ["stage", "instruction", "frequency", "time", "energy"]
-    head += ["device"] * typed + ["origin"] * modelled
+    head = [*_COLUMNS, *["device"] * typed, *["origin"] * modelled]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(head)
@@ -168,7 +175,7 @@ def read_instruction_log(text: str) -> list[Logged]:
         if end < start:
             raise FormatError(f"the instruction ends at {end}, before it starts", line=line)
         clock = _number(row, "clock", line) if row.get("clock") else math.nan
-        found.append(Logged(_kind(row["instruction"], line), start, end, clock))
+        found.append(Logged(_kind(row, line), start, end, clock))
     return sorted(found, key=lambda logged: logged.start_s)
 
 
@@ -281,17 +288,14 @@ def read_clock_plan(text: str) -> list[list[tuple[str, int]]]:
 
 
 def _entry(entry: object, stage: int) -> tuple[str, int]:
-    if isinstance(entry, int) and not isinstance(entry, bool):
-        entry = ("", entry)
-    if (
-        isinstance(entry, tuple)
-        and len(entry) == 2
-        and isinstance(entry[0], str)
-        and isinstance(entry[1], int)
-        and entry[1] >= 0
-    ):
-        return entry[0], entry[1]
-    raise FormatError(f"stage {stage}: {entry!r} is not a clock or a (name, clock)")
+    name, clock = entry if isinstance(entry, tuple) and len(entry) == 2 else ("", entry)
+    if not isinstance(name, str) or not isinstance(clock, int) or isinstance(clock, bool):
+        raise FormatError(f"stage {stage}: {entry!r} is not a clock or a (name, clock)")
+    if not 0 <= clock <= MAX_CLOCK_MHZ:
+        raise FormatError(
+            f"stage {stage}: the clock is {str(clock)[:24]}; expected 0 to {MAX_CLOCK_MHZ} MHz"
+        )
+    return name, clock
 
 
 def write_clock_plan(
@@ -355,15 +359,25 @@ def read_results(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def _rows(text: str, needed: Sequence[str]) -> Iterable[tuple[int, dict[str, str]]]:
+def _rows(
+    text: str, needed: Sequence[str], *, instead: Mapping[str, str] | None = None
+) -> Iterable[tuple[int, dict[str, str | None]]]:
+    """Yield the rows below the head by column, and their lines.
+
+    Args:
+        text: The file.
+        needed: Columns that have to be there.
+        instead: Those that may be there in the place of others.
+    """
     reader = csv.DictReader(io.StringIO(text))
-    missing = [column for column in needed if column not in (reader.fieldnames or ())]
-    if missing:
-        raise FormatError(
-            f"there is no column {missing[0]!r}; expected {', '.join(needed)}", line=1
-        )
     empty = True
     try:
+        head = reader.fieldnames or ()
+        for column in needed:
+            if column not in head and (instead or {}).get(column) not in head:
+                raise FormatError(
+                    f"there is no column {column!r}; expected {', '.join(needed)}", line=1
+                )
         for row in reader:
             empty = False
             yield reader.line_num, row
@@ -373,20 +387,37 @@ def _rows(text: str, needed: Sequence[str]) -> Iterable[tuple[int, dict[str, str
         raise FormatError("there is no row below the head")
 
 
-def _number(row: Mapping[str, str | None], column: str, line: int) -> float:
-    try:
-        value = float(row[column] or "")
-    except (KeyError, ValueError):
-        raise FormatError(
-            f"{column} is {row.get(column)!r}; expected a number", line=line
-        ) from None
-    if not math.isfinite(value):
-        raise FormatError(f"{column} is {value}; expected a finite number", line=line)
+def _cell(row: Mapping[str, str | None], column: str, line: int) -> str:
+    value = row.get(column)
+    if value is None:
+        raise FormatError(f"the row is short: it has no {column}", line=line)
     return value
 
 
-def _kind(name: str | None, line: int) -> Kind:
-    kind = INSTRUCTIONS.get((name or "").strip().lower())
+def _number(
+    row: Mapping[str, str | None],
+    column: str,
+    line: int,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+) -> float:
+    cell = _cell(row, column, line)
+    try:
+        value = float(cell)
+    except ValueError:
+        raise FormatError(f"{column} is {cell!r}; expected a number", line=line) from None
+    if not math.isfinite(value):
+        raise FormatError(f"{column} is {value}; expected a finite number", line=line)
+    if not low <= value <= high:
+        limits = f"{low:g} to {high:g}" if high < math.inf else f"{low:g} or more"
+        raise FormatError(f"{column} is {value:g}; expected {limits}", line=line)
+    return value
+
+
+def _kind(row: Mapping[str, str | None], line: int) -> Kind:
+    name = _cell(row, "instruction", line)
+    kind = INSTRUCTIONS.get(name.strip().lower())
     if kind is None:
         raise FormatError(
             f"instruction {name!r} is not known; there are {', '.join(INSTRUCTIONS)}", line=line

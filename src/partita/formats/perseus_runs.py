@@ -3,9 +3,10 @@
 * ``%d.sched.json`` and ``%d.prof.json``: the clocks that ranks were told and what they reported.
   The n-th instruction of a name in a step ran at the n-th clock of that name. The artifact's
   schedules have clocks alone (``power_states``), whose names ``ranks.json`` lists.
-* ``%d.freqevents.csv``: ``freq,start,end`` in nanoseconds, when a rank's clock was set. It tells
-  the clocks of an ``instructions-%d.csv`` that does not say them: a clock holds from the end of
-  its own row to the start of the next. Instructions that a change falls into are left out.
+* ``%d.freqevents.csv``: ``freq,start,end`` in nanoseconds, from when to when a clock was in force
+  on a device; -1 = it was not locked. It tells the clocks of an ``instructions-%d.csv`` that does
+  not say them. A row ends wherever the clock is set, also to what it was, so that rows of one
+  clock in a row count as one. Instructions that lie in none of these are left out.
 """
 
 import csv
@@ -160,30 +161,47 @@ def _breakdown(result: Mapping[str, Any], key: str) -> dict[str, list[list[float
 
 
 def read_clock_events(text: str) -> list[tuple[float, float, float]]:
-    """Return clock, start and end in seconds of a ``%d.freqevents.csv``, by start."""
-    found = []
+    """Return clock, start and end in seconds of a ``%d.freqevents.csv``, by start.
+
+    Rows of one clock in a row are one.
+
+    Raises:
+        FormatError: A row is not of that form; knows the line.
+    """
+    rows = []
     for number, row in enumerate(csv.reader(io.StringIO(text)), 1):
-        if number == 1 and row and not row[0].strip().replace(".", "").isdigit():
+        if number == 1 and row and not row[0].strip().lstrip("-").replace(".", "").isdigit():
             continue
         try:
             clock, start, end = (float(cell) for cell in row[:3])
         except ValueError:
             raise FormatError("expected clock, start and end", line=number) from None
-        found.append((clock, start / _NANOSECONDS, end / _NANOSECONDS))
-    return sorted(found, key=lambda event: event[1])
+        if not (math.isfinite(clock) and -math.inf < start <= end < math.inf):
+            raise FormatError(
+                f"clock {clock:g} from {start:g} to {end:g}; expected numbers, the end last",
+                line=number,
+            )
+        rows.append((clock, start / _NANOSECONDS, end / _NANOSECONDS))
+    found: list[tuple[float, float, float]] = []
+    for clock, start, end in sorted(rows, key=lambda event: event[1]):
+        if found and found[-1][0] == clock:
+            found[-1] = (clock, found[-1][1], max(end, found[-1][2]))
+        else:
+            found.append((clock, start, end))
+    return found
 
 
 def with_clocks(
     logged: Sequence[Logged], events: Sequence[tuple[float, float, float]]
 ) -> list[Logged]:
-    """Return instructions with the clock that held, without those that a change falls into."""
+    """Return instructions with the clock that held, without those that none held all through."""
     starts = np.array([event[1] for event in events])
     kept = []
     for one in logged:
         if not math.isnan(one.clock_mhz):
             kept.append(one)
             continue
-        last = int(np.searchsorted(starts, one.end_s)) - 1
-        if last >= 0 and events[last][2] <= one.start_s:
+        last = int(np.searchsorted(starts, one.start_s, side="right")) - 1
+        if last >= 0 and events[last][0] > 0 and one.end_s <= events[last][2]:
             kept.append(one._replace(clock_mhz=events[last][0]))
     return kept

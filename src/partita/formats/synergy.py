@@ -2,21 +2,22 @@
 
 A trace has no header: ``job_id,model,arrival_s,iterations,gpus``. A matrix holds speeds relative to
 the GPU-proportional share by CPUs (rows) and GB (columns) a GPU. The released reader takes an
-unknown model for alexnet; here it is refused. Arrivals of ``0.001 * row`` mark a static trace: its
-first round starts at 1 s.
+unknown model for alexnet; here it is refused. Arrivals of ``0.001 * row`` or ``0.001 * job_id``
+mark a static trace: its first round starts at 1 s.
 """
 
 import configparser
 import csv
 import io
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
 from partita.core.cluster import Cluster, Device, Host, Level
 from partita.core.codec import parse_json
+from partita.core.columns import MAX_SECONDS, Floats
 from partita.core.fleet import FleetHistory, Sensitivity, SensitivityOrigin, Trace
 from partita.errors import FormatError, InvalidInputError
 
@@ -40,6 +41,7 @@ _CLUSTER_DEFAULTS = {
 _WHOLE = ("racks", "servers_per_rack", "gpus_per_server", "cpus_per_server")
 _MOST_GPUS = 2**20
 _LARGEST = 2**53
+_N = TypeVar("_N", int, float)
 _RESULT_COLUMNS = "job_id,model,gpus,arrival_s,iters,iter_time_s,finish_s,jct_s"
 
 
@@ -123,8 +125,7 @@ def read_trace(
     used = list(dict.fromkeys(row[1] for row in rows))
     arrival = np.array([row[2] for row in rows])
     if static is None:
-        steps = STATIC_STEP_S * np.arange(len(rows))
-        static = len(rows) > 1 and bool(np.allclose(arrival, steps, rtol=0, atol=1e-9))
+        static = _is_static(arrival, np.array([row[0] for row in rows], dtype=np.float64))
     return Trace(
         name=name,
         sensitivities=tuple(models[model] for model in used),
@@ -134,6 +135,16 @@ def read_trace(
         arrival_s=arrival,
         iterations=np.array([row[3] for row in rows], dtype=np.int64),
         gpus=np.array([row[4] for row in rows], dtype=np.int32),
+    )
+
+
+def _is_static(arrival: Floats, job_id: Floats) -> bool:
+    """Return whether arrivals only count jobs, all of them or those that were picked from more."""
+    if arrival.min() > STATIC_START_S or arrival.max() == 0:
+        return False
+    return any(
+        np.allclose(arrival, STATIC_STEP_S * number, rtol=0, atol=1e-9)
+        for number in (np.arange(len(arrival)), job_id)
     )
 
 
@@ -147,16 +158,29 @@ def _job(
     model = row[1].strip()
     if model not in models:
         raise FormatError(f"unknown model {model!r}; known are {', '.join(models)}", line=line)
+    arrival = _figure(float, row[2], "arrival_s", line, most=MAX_SECONDS)
+    job = _figure(int, row[0], "job_id", line)
+    iterations = _figure(int, row[3], "iterations", line)
+    return job, model, arrival, iterations, _figure(int, row[4], "gpus", line, most=2**31 - 1)
+
+
+def _figure(
+    number: Callable[[str], _N], cell: str, what: str, line: int, *, most: float = _LARGEST
+) -> _N:
+    """Return the number in a field.
+
+    Raises:
+        FormatError: It is none, or none that can be; names the field and the line.
+    """
     try:
-        job, arrival, iterations, gpus = int(row[0]), float(row[2]), int(row[3]), int(row[4])
+        value = number(cell)
     except ValueError as exc:
         raise FormatError(
-            f"{exc}; expected job_id,model,arrival_s,iterations,gpus", line=line
+            f"{what}: {exc}; expected job_id,model,arrival_s,iterations,gpus", line=line
         ) from exc
-    for what, value in (("job_id", job), ("iterations", iterations), ("gpus", gpus)):
-        if not 0 <= value <= _LARGEST:
-            raise FormatError(f"{what} is {value:.3g}; expected 0 to 2^53", line=line)
-    return job, model, arrival, iterations, gpus
+    if not 0 <= value <= most:
+        raise FormatError(f"{what} is {float(cell):.3g}; expected 0 to {most:.3g}", line=line)
+    return value
 
 
 def write_trace(trace: Trace) -> str:

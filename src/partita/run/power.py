@@ -19,7 +19,7 @@ from partita.energy.devices.modelled import ModelledDevice
 from partita.energy.devices.protocol import PowerDevice, WorkingDevice
 from partita.energy.devices.table import DEVICES, open_device
 from partita.energy.registration import JobInfo, RankInfo, register_job
-from partita.energy.server_link import ServerError
+from partita.energy.server_link import ServerError, check_address
 from partita.errors import InvalidInputError
 from partita.run.metering import EnergyMeter, Meter, NoMeter
 from partita.run.process_transport import Member, used_devices
@@ -55,10 +55,8 @@ class Power:
     def __post_init__(self) -> None:
         if self.profile_steps < 1:
             raise InvalidInputError(f"profile_steps is {self.profile_steps}; expected 1 or more")
-        if self.server and not self.server.startswith(("http://", "https://")):
-            raise InvalidInputError(
-                f"energy server {self.server!r}; expected an address like http://127.0.0.1:7787"
-            )
+        if self.server:
+            check_address(self.server)
         if self.wish:
             parse_wish(self.wish)  # refuses one that makes no sense before anything runs
         name = self.device.partition(":")[0]

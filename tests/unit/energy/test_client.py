@@ -1,6 +1,7 @@
 """The client: sets clocks, measures, reports, and is never held up by a server."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from partita.core.program import Kind
 from partita.energy.client import ClientOptions, EnergyClient
 from partita.energy.devices.modelled import ModelledDevice, SlowSpell
 from partita.energy.devices.null import NullDevice
+from partita.energy.mailbox import read_plan
 from partita.energy.modelled import DvfsCurve
 from partita.energy.registration import JobInfo, RankInfo, register_job
 from partita.energy.server_link import ServerError, ServerLink, pause_s
@@ -423,8 +425,98 @@ def test_registering_has_a_limit_and_says_why(server: FakeServer) -> None:
     server.refusals["/register_job"] = 422
     with pytest.raises(ServerError, match="422 because"):
         register_job(URL, JobInfo(), transport=server.transport)
-    with pytest.raises(InvalidInputError, match="expected an address"):
-        ServerLink("server:7787")
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("server:7787", "expected an address like"),
+        ("ftp://server:7787", "expected an address like"),
+        ("http://127.0.0.1:abc", "Invalid port: 'abc'; expected an address like"),
+        ("http://server:99999", "port 99999; expected an address like"),
+        ("http://server:0", "port 0; expected an address like"),
+        ("http://", "names no host"),
+        ("http://[bad", "names no host"),
+        ("http://a b", "names no host"),
+        ("http://999.1.1.1", "Invalid IPv4 address"),
+    ],
+)
+def test_an_address_that_makes_no_sense_is_refused_before_anything_is_sent(
+    url: str, why: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=re.escape(f"energy server {url!r}")) as caught:
+        ServerLink(url)
+    assert why in str(caught.value)
+    with pytest.raises(InvalidInputError):
+        EnergyClient(ModelledDevice(CURVE)).connect(url, "job-1")
+
+
+@pytest.mark.parametrize("job", ["job\n1", "j" * 70000])
+def test_a_request_that_cannot_be_made_is_an_error_of_the_server(
+    server: FakeServer, job: str
+) -> None:
+    link = ServerLink(URL, transport=server.transport)
+    with pytest.raises(ServerError, match="cannot be asked for") as caught:
+        link.post(f"/result/{job}", {})
+    assert not caught.value.is_passing
+    with pytest.raises(ServerError, match="cannot be asked for /result"):
+        link.post("/result/job-1", {"slowdown": float("nan")})
+    link.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"version": float("inf")},
+        {"version": None},
+        {"frequencies": [["forward", float("inf")]]},
+        {"frequencies": [["forward", float("nan")]]},
+        {"frequencies": [["forward", -5]]},
+        {"frequencies": [["forward", 10**400]]},
+        {"frequencies": [["forward"]]},
+        {"frequencies": 7},
+    ],
+)
+def test_an_answer_that_is_no_plan_is_said(wrong: dict) -> None:
+    plan = {"version": 1, "state": "deployed", "frequencies": [["forward", 1400]], **wrong}
+    with pytest.raises(ServerError, match="is no clock plan") as caught:
+        read_plan(plan)
+    assert caught.value.is_passing
+
+
+def test_a_plan_that_makes_no_sense_is_said_once_and_the_next_one_counts(
+    server: FakeServer,
+) -> None:
+    server.deploy(10**400, 1000)
+    loop = Loop(server)
+    until(lambda: bool(loop.said))
+    server.deploy(1400, 700)
+    loop.await_version(2)
+    loop.client.close()
+    assert len(loop.said) == 1
+    assert "is no clock plan" in loop.said[0]
+    assert loop.said[0].endswith("; training goes on with the last plan")
+
+
+def test_a_letter_that_cannot_be_written_is_said_and_left_out(server: FakeServer) -> None:
+    loop = Loop(server)
+    mailbox = loop.client._mailbox
+    mailbox.report(lambda _: 1 / 0, None)
+    mailbox.report(lambda told: {"rank": told}, 0)
+    until(lambda: server.posted("/result/job-1") == [{"rank": 0}])
+    loop.client.close()
+    assert loop.said == [
+        "energy server: ZeroDivisionError: division by zero; training goes on with the last plan"
+    ]
+
+
+def test_a_job_that_cannot_be_found_by_mistake_is_said(server: FakeServer) -> None:
+    loop = Loop()
+    loop.client.connect(URL, lambda: {}["job"], transport=server.transport)
+    until(lambda: bool(loop.said))
+    loop.step()
+    loop.client.close()
+    assert "KeyError: 'job'; training goes on" in loop.said[0]
 
 
 def test_pauses_grow_to_a_limit() -> None:

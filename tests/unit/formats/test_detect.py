@@ -93,6 +93,8 @@ def test_unknown_content_is_one_clear_error_with_the_known_formats(data, words):
         (b'{"format": "partita.plan", "version": 99}', ["newer"]),
         (b'{"format": 3}', ["format is 3"]),
         (b"Server0\n A 1 a.txt", ["'a.txt'", "cannot be opened here"]),
+        (b"stage,instruction,frequency,time\n0,forward,9,1\n", ["no column 'energy'"]),
+        (b"stage,instruction,power limit,time,energy\n", ["no column 'frequency'"]),
     ],
 )
 def test_broken_files_are_refused(data, words):

@@ -19,6 +19,9 @@ PROFILE = [{"2": 0.5}, {"2": {"0": 40.0, "100": 20.0}}, {"2": {"0": 100.0, "100"
     ("text", "name"),
     [
         ("0,alexnet,0.001,3349,1\n1,gnmt,5,1,2\n", "synergy-trace"),
+        ("0,alexnet,0.001,3349\n", "synergy-trace"),
+        ("0,alexnet,nan,3349,1\n", "synergy-trace"),
+        ("0,alexnet,0,3349,1,7\n", "synergy-trace"),
         ("[CLUSTER]\nracks = 1\n", "synergy-cluster"),
         ("# mine\n[CLUSTER]\nracks = 1\n", "synergy-cluster"),
         (json.dumps(PROFILE), "synergy-profile"),
@@ -36,6 +39,12 @@ def test_a_file_is_told_by_its_content(text, name):
 def test_what_needs_sensitivities_says_which_command_reads_it(text):
     with pytest.raises(FormatError, match="partita fleet trace"):
         read_any(text.encode())
+
+
+@pytest.mark.parametrize("text", ["1410,0,1000,5\n", "0,alexnet\n", "jobs,alexnet,0,1,1\n"])
+def test_other_tables_are_no_broken_trace(text):
+    with pytest.raises(FormatError, match="no known format"):
+        detect_format(text.encode())
 
 
 def test_a_profile_comes_back():

@@ -1,6 +1,7 @@
 """Files of Perseus: what is read, what is written, and what is refused."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -45,6 +46,10 @@ def test_a_profile_is_read_and_written() -> None:
     assert again == profile
 
 
+def test_the_stage_may_be_called_as_the_artifact_does() -> None:
+    assert read_energy_csv(PROFILE.replace("stage", "pp_rank")) == read_energy_csv(PROFILE)
+
+
 def test_ranks_of_a_stage_are_the_slowest_and_the_mean() -> None:
     text = (
         "rank,dp_rank,pp_rank,tp_rank,stage,instruction,frequency,time,energy\n"
@@ -64,8 +69,17 @@ def test_ranks_of_a_stage_are_the_slowest_and_the_mean() -> None:
         (PROFILE + "0,sleep,1410,1,1\n", "instruction 'sleep' is not known"),
         (PROFILE + "0,forward,x,1,1\n", "frequency is 'x'"),
         (PROFILE + "0.5,forward,1000,1,1\n", "stage is 0.5"),
-        (PROFILE + "0,forward,1000,nan,1\n", "time is nan"),
-        (PROFILE + "0,forward,1000,0,1\n", "seconds"),
+        (PROFILE + "0,forward,1000,nan,1\n", "line 6: time is nan"),
+        (PROFILE + "0,forward,1000,0,1\n", "line 6: time is 0; expected 1e-09 to 1e.06"),
+        (PROFILE + "0,forward,1000,-0.5,1\n", "line 6: time is -0.5; expected 1e-09 to 1e.06"),
+        (PROFILE + "0,forward,1000,1,-3\n", "line 6: energy is -3; expected 0 to 1e.12"),
+        (PROFILE + "0,forward,0,1,1\n", "line 6: frequency is 0; expected 1 or more"),
+        (PROFILE + "0,forward,1000\n", "line 6: the row is short: it has no time"),
+        (PROFILE + "0\n", "line 6: the row is short: it has no instruction"),
+        (PROFILE + "0,forward,1000,,1\n", "line 6: time is ''; expected a number"),
+        ("stage,instruction,power limit,time,energy\n", "line 1: there is no column 'frequency'"),
+        ("instruction,frequency,time,energy\n", "line 1: there is no column 'stage'"),
+        ("stage,instruction,frequency,time\r0,forward\r", "new-line character"),
     ],
 )
 def test_a_bad_profile_is_named(text: str, words: str) -> None:
@@ -139,6 +153,22 @@ def test_clock_plans_of_both_kinds_are_read() -> None:
 def test_a_plan_with_code_or_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(FormatError):
         read_clock_plan(text)
+
+
+@pytest.mark.parametrize(
+    ("clock", "words"),
+    [
+        ("True", "is not a clock or a (name, clock)"),
+        ("-1", "stage 1: the clock is -1; expected 0 to 1000000 MHz"),
+        ("1000001", "stage 1: the clock is 1000001; expected 0 to 1000000 MHz"),
+        ("9" * 4000, "stage 1: the clock is 999999"),
+    ],
+)
+def test_a_clock_that_cannot_be_is_refused_in_one_line(clock: str, words: str) -> None:
+    for entry in (clock, f"('forward', {clock})"):
+        with pytest.raises(FormatError, match=re.escape(words)) as caught:
+            read_clock_plan(f"[[0, 1000000], [{entry}]]")
+        assert len(str(caught.value)) < 100
 
 
 def test_reports_need_a_rank() -> None:

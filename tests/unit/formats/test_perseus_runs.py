@@ -82,14 +82,40 @@ def test_a_rank_without_a_stage_is_refused():
 
 
 def test_a_log_of_clocks_tells_the_clock_and_leaves_changes_out():
-    events = read_clock_events("freq,start,end\n1400,0,1000000000\n700,5000000000,6000000000\n")
-    assert events == [(1400.0, 0.0, 1.0), (700.0, 5.0, 6.0)]
-    logged = [Logged(Kind.FORWARD, *window) for window in ((2, 3), (4, 5.5), (5.2, 7), (6, 8))]
+    # As Perseus's power controller writes it: a row is the time in which a clock was in force.
+    text = (
+        "freq,start,end\n-1,0,1000000000\n1400,1100000000,4000000000\n"
+        "1400,4000000001,5000000000\n700,5200000000,9000000000\n"
+    )
+    events = read_clock_events(text)
+    assert events == [(-1.0, 0.0, 1.0), (1400.0, 1.1, 5.0), (700.0, 5.2, 9.0)]
+    windows = ((0.2, 0.8), (0.9, 1.5), (1.1, 2), (3, 4.5), (4.5, 5.5), (5.1, 6), (6, 9), (8, 9.5))
+    logged = [Logged(Kind.FORWARD, *window) for window in windows]
     found = with_clocks([*logged, Logged(Kind.BACKWARD, 0, 1, 900.0)], events)
-    assert [(one.start_s, one.clock_mhz) for one in found] == [(2, 1400.0), (6, 700.0), (0, 900.0)]
+    assert [(one.start_s, one.clock_mhz) for one in found] == [
+        (1.1, 1400.0),
+        (3, 1400.0),
+        (6, 700.0),
+        (0, 900.0),
+    ]
     assert math.isnan(logged[0].clock_mhz)
-    with pytest.raises(FormatError, match="expected clock, start and end"):
-        read_clock_events("1400,0,1\nx,y,z\n")
+
+
+def test_a_log_of_clocks_needs_no_head_and_may_begin_unlocked():
+    assert read_clock_events("-1,0,1000000000\n") == [(-1.0, 0.0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("x,y,z", "line 2: expected clock, start and end"),
+        ("1400,5,1", "line 2: clock 1400 from 5 to 1; expected numbers, the end last"),
+        ("nan,0,1", "line 2: clock nan"),
+    ],
+)
+def test_a_broken_log_of_clocks_names_its_line(row, words):
+    with pytest.raises(FormatError, match=words):
+        read_clock_events(f"1400,0,1\n{row}\n")
 
 
 def test_profiles_and_frontiers_are_found_by_content_and_written_by_ending():

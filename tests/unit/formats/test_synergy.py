@@ -80,7 +80,13 @@ def test_arrivals_a_millisecond_apart_are_a_static_trace():
         ("", "is empty"),
         ("1,steep,0,5\n", "4 fields"),
         ("1,steep,0,5,1\n2,vgg,0,5,1\n", "unknown model 'vgg'; known are steep, flat"),
-        ("1,steep,x,5,1\n", "could not convert"),
+        ("1,steep,x,5,1\n", "line 1: arrival_s: could not convert"),
+        ("1,steep,0,5,1\n2,steep,nan,5,1\n", "line 2: arrival_s is nan; expected 0 to 1e"),
+        ("1,steep,inf,5,1\n", "line 1: arrival_s is inf; expected 0 to 1e"),
+        ("1,steep,-1,5,1\n", "line 1: arrival_s is -1; expected 0 to 1e"),
+        ("1,steep,0,five,1\n", "line 1: iterations: invalid literal"),
+        (f"1,steep,0,{'9' * 400},1\n", "line 1: iterations is inf; expected 0 to 9"),
+        (f"1,steep,0,5,{2**40}\n", "line 1: gpus is 1.1e"),
     ],
 )
 def test_a_broken_trace_names_its_line(text, message):

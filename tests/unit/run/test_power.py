@@ -42,6 +42,7 @@ def test_power_is_part_of_a_job() -> None:
         ({"device": "gpu"}, "power device 'gpu' is not known; there are nvml"),
         ({"device": "modelled:a100,speed=2"}, "option 'speed'"),
         ({"server": "localhost:7787"}, "expected an address like"),
+        ({"server": "http://127.0.0.1:abc"}, "Invalid port: 'abc'"),
         ({"profile_steps": 0}, "profile_steps is 0"),
     ],
 )

@@ -5,10 +5,12 @@ stragglers in the same order give the same schedules, so that a server that star
 it was by telling the scheduler again what it had been told.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from partita.core.energy import EnergyProfile, Frontier
 from partita.energy.clock_plan import Entry
@@ -73,6 +75,15 @@ class Scheduler(ABC):
         self.ranks = tuple(ranks)
         self.workload = Workload(job, self.ranks)
 
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Refuse values of options that no job can have.
+
+        Raises:
+            InvalidInputError: Names the option.
+        """
+        del options
+
     def needs(self) -> tuple[SolveTask, ...]:
         """Return the frontiers that ``next`` will ask for."""
         return ()
@@ -119,5 +130,5 @@ def positive(what: str, value: float) -> None:
     Raises:
         InvalidInputError: It is not.
     """
-    if not value > 0:
+    if not 0 < value < math.inf:
         raise InvalidInputError(f"{what} is {value}; expected a number above 0")

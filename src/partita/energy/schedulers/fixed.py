@@ -1,10 +1,11 @@
 """Schedulers that do not look at results: highest clocks, two clocks, plans from files."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from partita.core.energy import Frontier
 from partita.energy.clock_plan import NAMES, Entry
-from partita.energy.schedulers.base import Deployment, Scheduler, State
+from partita.energy.schedulers.base import Deployment, Scheduler, State, positive
 from partita.energy.schedulers.job import Job, Rank, Result
 from partita.energy.schedulers.workload import CLOCKED
 from partita.errors import InvalidInputError
@@ -46,6 +47,12 @@ class TwoFrequencies(Scheduler):
                         f"rank {rank.rank} cannot be set to {clock} MHz; it has "
                         f"{rank.clocks_mhz[0]} down to {rank.clocks_mhz[-1]}"
                     )
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Refuse values of options that no job can have."""
+        for name, clock in options.items():
+            positive(name, clock)
 
     def next(self, solved: Mapping[str, Frontier]) -> Deployment:
         """Return the one schedule there is."""

@@ -18,6 +18,7 @@ Figures of time and energy are those of one pipeline.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,6 @@ class Perseus(Scheduler):
         patience: int = 3,
     ) -> None:
         super().__init__(job, ranks)
-        positive("points", points)
         options = SweepOptions(
             warmup_step_ratio=warmup_step_ratio,
             minimum_clock=minimum_clock,
@@ -79,6 +79,14 @@ class Perseus(Scheduler):
             self.workload.entries(rank.rank, nothing)  # refuses names that no plan will fit
         if job.profile is not None:
             self._take(job.profile)
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Refuse values of options that no job can have."""
+        positive("points", options.get("points", 1))
+        if options.get("blocking_w"):
+            positive("blocking_w", options["blocking_w"])
+        SweepOptions.among(options)
 
     @property
     def _profiling(self) -> bool:

@@ -2,11 +2,12 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from partita.core.energy import EnergyProfile, Frontier
 from partita.energy.schedulers.base import Deployment, Scheduler, State, positive
 from partita.energy.schedulers.job import Job, Rank, Result
-from partita.energy.schedulers.sweep import Measured, Sweep, SweepOptions, kept
+from partita.energy.schedulers.sweep import Measured, Sweep, SweepOptions, check_seconds, kept
 from partita.errors import InvalidInputError
 
 
@@ -44,6 +45,11 @@ class InstructionProfiler(Scheduler):
         )
         self._sweep = Sweep(self.ranks, options)
         self._measured = Measured(self.workload, warmup_step_ratio)
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Refuse values of options that no job can have."""
+        SweepOptions.among(options)
 
     def next(self, solved: Mapping[str, Frontier]) -> Deployment:
         """Return the clocks that are measured next."""
@@ -98,10 +104,6 @@ class GlobalPowerLimit(Scheduler):
         patience: int = 3,
     ) -> None:
         super().__init__(job, ranks)
-        if not 0 <= eta_knob <= 1:
-            raise InvalidInputError(f"eta_knob is {eta_knob}; expected 0 to 1")
-        if max_power_w:
-            positive("max_power_w", max_power_w)
         self._eta = eta_knob
         self._ratio = warmup_step_ratio
         self._max_w = max_power_w * job.world_size
@@ -114,6 +116,16 @@ class GlobalPowerLimit(Scheduler):
         self._sweep = Sweep(self.ranks, options)
         self._best: tuple[float, list[int], float, float] | None = None
         self._problem = ""
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Refuse values of options that no job can have."""
+        eta = options.get("eta_knob", 0.0)
+        if not 0 <= eta <= 1:
+            raise InvalidInputError(f"eta_knob is {eta}; expected 0 to 1")
+        if options.get("max_power_w"):
+            positive("max_power_w", options["max_power_w"])
+        SweepOptions.among(options)
 
     def next(self, solved: Mapping[str, Frontier]) -> Deployment:
         """Return the clock that is measured next, or in the end the best."""
@@ -140,8 +152,13 @@ class GlobalPowerLimit(Scheduler):
                 self._problem = f"rank {result.rank} did not report the energy of its iterations"
                 return
         seconds = max(statistics.fmean(self._kept(one.iteration_s)) for one in results)
+        try:
+            check_seconds("the ranks reported that an iteration", seconds)
+        except InvalidInputError as exc:
+            self._problem = str(exc)
+            return
         joules = sum(statistics.fmean(self._kept(one.iteration_j)) for one in results)
-        self._max_w = self._max_w or (joules / seconds if seconds > 0 else 0.0)
+        self._max_w = self._max_w or joules / seconds
         cost = self._eta * joules + (1 - self._eta) * self._max_w * seconds
         if self._best is None or cost < self._best[0]:
             self._best = (cost, clocks, seconds, joules)

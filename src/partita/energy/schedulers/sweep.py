@@ -3,12 +3,14 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
-from partita.core.energy import EnergyOrigin, EnergyProfile
+from partita.core.energy import LONGEST_S, MOST_J, SHORTEST_S, EnergyOrigin, EnergyProfile
 from partita.core.program import Kind
+from partita.energy.clock_plan import NAMES
 from partita.energy.schedulers.job import Rank, Result
 from partita.energy.schedulers.workload import CLOCKED, KIND_OF, Workload
 from partita.errors import InvalidInputError
@@ -43,6 +45,15 @@ class SweepOptions:
                 f"minimum_clock is {self.minimum_clock}, clocks {self.clocks}, patience "
                 f"{self.patience}; expected 0, 0 and 1 or more"
             )
+
+    @classmethod
+    def among(cls, options: Mapping[str, Any]) -> "SweepOptions":
+        """Return those that are among the options of a scheduler.
+
+        Raises:
+            InvalidInputError: A value makes no sense.
+        """
+        return cls(**{one.name: options[one.name] for one in fields(cls) if one.name in options})
 
 
 class Sweep:
@@ -104,6 +115,18 @@ def kept(values: Sequence[object], warmup_step_ratio: float) -> slice:
     return slice(min(max(int(len(values) * warmup_step_ratio), 1), len(values) - 1), None)
 
 
+def check_seconds(what: str, seconds: float) -> None:
+    """Refuse a time that nothing takes.
+
+    Raises:
+        InvalidInputError: It is too short or too long.
+    """
+    if not SHORTEST_S <= seconds <= LONGEST_S:
+        raise InvalidInputError(
+            f"{what} took {seconds:g} s; expected {SHORTEST_S:g} to {LONGEST_S:g}"
+        )
+
+
 Row = tuple[int, Kind, str, int]
 """Stage, kind, type of device and clock."""
 
@@ -156,7 +179,7 @@ class Measured:
         """Return mean seconds and joules of each kind of instruction of a rank.
 
         Raises:
-            InvalidInputError: Something that is needed was not measured.
+            InvalidInputError: Something that is needed was not measured, or cannot be.
         """
         samples: dict[Row, list[tuple[float, float]]] = defaultdict(list)
         for name, iterations in result.seconds.items():
@@ -176,13 +199,15 @@ class Measured:
                     samples[row].append((second, joule))
         if not samples:
             raise InvalidInputError(f"rank {rank.rank} did not report the time of its instructions")
-        return {
-            row: (
-                max(statistics.fmean(pair[0] for pair in pairs), 1e-9),
-                statistics.fmean(pair[1] for pair in pairs),
-            )
-            for row, pairs in samples.items()
-        }
+        found = {}
+        for row, pairs in samples.items():
+            mean_s, mean_j = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+            what = f"rank {rank.rank} reported that its {NAMES[row[1]]!r}"
+            check_seconds(what, mean_s)
+            if not mean_j <= MOST_J:
+                raise InvalidInputError(f"{what} used {mean_j:g} J; expected {MOST_J:g} at most")
+            found[row] = mean_s, mean_j
+        return found
 
     def _stages(self, rank: Rank, name: str, count: int) -> list[int]:
         """Return the stage of each instruction of a name in a report.

@@ -35,7 +35,7 @@ _KINDS: Mapping[Any, tuple[type, ...]] = {
 
 
 def check_scheduler(name: str, options: Mapping[str, object]) -> None:
-    """Refuse a scheduler or options that there are not.
+    """Refuse a scheduler or options that there are not, and values that no job can have.
 
     Raises:
         InvalidInputError: Says what there is.
@@ -65,6 +65,7 @@ def check_scheduler(name: str, options: Mapping[str, object]) -> None:
         if parameter.default is inspect.Parameter.empty and option not in options:
             given = _FROM_FILES.get(option, option)
             raise InvalidInputError(f"scheduler {name!r} needs the option {given!r}")
+    SCHEDULERS[name].check_options(options)
 
 
 def make_scheduler(

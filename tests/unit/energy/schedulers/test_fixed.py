@@ -116,6 +116,15 @@ def test_a_plan_that_does_not_fit_says_why(cluster: Any, plan: Any, words: str) 
         ("perseus", {"blocking_w": True}, "expected a value of type float"),
         ("all-max", {"points": 3}, "it has none"),
         ("two-frequencies", {"forward_freq": 3}, "needs the option 'backward_freq'"),
+        ("two-frequencies", {"forward_freq": 3, "backward_freq": 0}, "backward_freq is 0"),
+        ("perseus", {"points": -3}, "points is -3; expected a number above 0"),
+        ("perseus", {"blocking_w": -1.0}, "blocking_w is -1.0; expected a number above 0"),
+        ("perseus", {"blocking_w": float("nan")}, "blocking_w is nan"),
+        ("perseus", {"warmup_step_ratio": 5}, "warmup_step_ratio is 5; expected 0 up to below 1"),
+        ("instruction-profiler", {"patience": 0}, "patience 0; expected"),
+        ("global-power-limit", {"warmup_step_ratio": float("nan")}, "warmup_step_ratio is nan"),
+        ("global-power-limit", {"eta_knob": 1.5}, "eta_knob is 1.5; expected 0 to 1"),
+        ("global-power-limit", {"max_power_w": float("inf")}, "max_power_w is inf"),
     ],
 )
 def test_schedulers_and_options_are_checked(name: str, options: Any, words: str) -> None:

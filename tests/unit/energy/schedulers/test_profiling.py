@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,35 @@ def test_unknown_energy_leaves_the_clocks_at_their_highest(cluster: Any) -> None
         assert "did not report the energy" in told.deployment.note
         assert {clock for entries in told.deployment.entries for _, clock in entries} == {1400}
         assert not told.deployment.finished
+
+
+@pytest.mark.parametrize("name", ["instruction-profiler", "perseus", "global-power-limit"])
+@pytest.mark.parametrize("seconds", [0.0, 1e-300, 1e-10, 2e6, 1e9])
+def test_times_that_nothing_takes_leave_the_clocks_at_their_highest(
+    cluster: Any, name: str, seconds: float
+) -> None:
+    told = cluster(Job(pp=2, microbatches=2), name).register()
+    for result in [told.result(rank) for rank in told.ranks]:
+        wrong = dict.fromkeys(result.seconds, ((seconds,) * 2,) * 2)
+        told.session.add_result(replace(result, iteration_s=(seconds,) * 2, seconds=wrong))
+    told.advance()
+    assert told.session.settled
+    assert f"took {seconds:g} s; expected 1e-09 to 1e+06" in told.deployment.note
+    assert {clock for entries in told.deployment.entries for _, clock in entries} == {1400}
+    assert not told.deployment.time_s
+
+
+@pytest.mark.parametrize("name", ["instruction-profiler", "perseus"])
+def test_energies_that_nothing_uses_leave_the_clocks_at_their_highest(
+    cluster: Any, name: str
+) -> None:
+    told = cluster(Job(microbatches=2), name).register()
+    result = told.result(told.ranks[0])
+    wrong = dict.fromkeys(result.joules, ((1e14,) * 2,) * 2)
+    told.session.add_result(replace(result, joules=wrong))
+    told.advance()
+    assert "'forward' used 1e+14 J; expected 1e+12 at most" in told.deployment.note
+    assert {clock for entries in told.deployment.entries for _, clock in entries} == {1400}
 
 
 def test_unknown_power_of_waiting_is_said(cluster: Any) -> None:
