@@ -279,7 +279,9 @@ def _simulated_once(
         added = round(plan.restart_s * speeds[row["id"]] / small_s)
         curve = replace(spec.sensitivity, iteration_s=small_s)
         spec = replace(spec, sensitivity=curve, steps=spec.steps * SMALL + added)
-        jobs.append(core_job(spec, row["id"], row["submitted_s"] - epoch_s, ("v100",)))
+        jobs.append(
+            core_job(spec, row["id"], row["submitted_s"] - epoch_s, {"v100": SERVERS * GPUS})
+        )
     trace = replace(trace_of(_sharing(jobs)), start_s=0.0)
     rules = Rules(round_s=plan.round_s, restart_s=plan.restart_s, record=True)
     return simulate_rounds(trace, declared(), policy_of(plan.policy), rules=rules)

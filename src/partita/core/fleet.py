@@ -40,6 +40,14 @@ class SensitivityOrigin(StrEnum):
     MODELLED = "modelled"
 
 
+_LARGEST = 1e9
+_FIGURES = (
+    *("dataset_gb", "working_gb", "demand_cpus", "demand_memory_gb", "demand_speed", "restart_s"),
+    "storage_bandwidth_mb_per_s",
+)
+"""Figures of a sensitivity that are not known, or not negative."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sensitivity(Columns):
     """The speed of a job by CPUs and memory a GPU, and by type and number of GPUs.
@@ -111,6 +119,7 @@ class Sensitivity(Columns):
         names([kind or "any" for kind in types], f"GPU types of {where}")
         if not (self.iteration_s > 0 and math.isfinite(self.iteration_s)):
             raise InvalidInputError(f"{where}: iteration_s is {self.iteration_s}; expected > 0")
+        self._check_figures(where)
         points = np.size(self.frontier_speed)
         self._set(
             gpu_types=types,
@@ -139,6 +148,15 @@ class Sensitivity(Columns):
         )
         if not self.speed.max() > 0:
             raise InvalidInputError(f"{where}: no point has a speed above 0")
+
+    def _check_figures(self, where: str) -> None:
+        for text in (self.name, self.kind, self.machine, *self.gpu_types):
+            if not text.isascii() and text != text.encode("utf-8", "replace").decode("utf-8"):
+                raise InvalidInputError(f"{where}: {text!r} is not text that can be written")
+        for name in _FIGURES:
+            value = getattr(self, name)
+            if not (math.isnan(value) or 0 <= value <= _LARGEST):
+                raise InvalidInputError(f"{where}: {name} is {value}; expected 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
 A *choice* is CPUs and memory a GPU with the speed they give. A list holds the choices that no other
 beats (as fast for no more of either), by ascending speed, for one sensitivity, number of GPUs and
 class of servers. Between measured CPU counts the speed is interpolated, below the lowest it falls
-in proportion; memory counts by the highest measured size within it. So no choice promises what no
-point supports.
+in proportion; memory counts by the highest measured size within it, and below the lowest a job does
+not run; nor does it on fewer GPUs than were measured. So no choice promises what no point supports.
 
 The *fair* speed is that of the GPU-proportional share of the server, and no choice is slower: who
 runs by a choice runs at least at the fair speed. The *floor* is the cheapest choice within that
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.core.columns import Columns, Flags, Floats, Longs
+from partita.core.columns import Columns, Flags, Floats, Ints, Longs
 from partita.core.fleet import Sensitivity, Trace
 from partita.errors import InfeasibleError
 from partita.fleet.resources import Servers
@@ -59,15 +59,29 @@ def speed_at(part: Sensitivity, kind: str, gpus: int, cpus: float, memory_gb: fl
     return _speed(points, cpus, memory_gb)
 
 
-def _points(part: Sensitivity, kind: str, gpus: int) -> tuple[Floats, Floats, Floats] | None:
-    """Return CPUs, memory and speed of the points for a type and number of GPUs."""
+def fewest_gpus(part: Sensitivity, kind: str) -> float:
+    """Return the fewest GPUs of a type that a job is known to run on; infinite = on none."""
+    here = _rows_of_type(part, kind)
+    return math.inf if here is None else max(float(part.gpus[here].min()), 1.0)
+
+
+def _rows_of_type(part: Sensitivity, kind: str) -> Flags | None:
+    """Return which points are for a type of GPU; None = it does not run there."""
     name = next((known for known in (kind, "") if known in part.gpu_types), None)
     if name is None:
         # Jobs whose points name other types run where the type of the server is not told.
         name = part.gpu_types[0] if not kind else None
     if name is None:
         return None
-    here = part.gpu_type == part.gpu_types.index(name)
+    result: Flags = part.gpu_type == part.gpu_types.index(name)
+    return result
+
+
+def _points(part: Sensitivity, kind: str, gpus: int) -> tuple[Floats, Floats, Floats] | None:
+    """Return CPUs, memory and speed of the points for a type and number of GPUs."""
+    here = _rows_of_type(part, kind)
+    if here is None or gpus < fewest_gpus(part, kind):
+        return None
     counts = np.unique(part.gpus[here])
     exact = counts[np.isin(counts, (0, gpus))]
     if len(exact):
@@ -77,16 +91,15 @@ def _points(part: Sensitivity, kind: str, gpus: int) -> tuple[Floats, Floats, Fl
 
 
 def _between(
-    part: Sensitivity, here: Flags, counts: Floats, gpus: int
+    part: Sensitivity, here: Flags, counts: Ints, gpus: int
 ) -> tuple[Floats, Floats, Floats]:
-    """Return points for a number of GPUs between two that were measured, or beyond them."""
+    """Return points for a number of GPUs between two that were measured, or above all."""
     at = int(np.searchsorted(counts, gpus))
-    low, high = counts[max(at - 1, 0)], counts[min(at, len(counts) - 1)]
+    low, high = counts[at - 1], counts[min(at, len(counts) - 1)]
     rows = here & (part.gpus == low)
     cpus, memory, speed = part.cpus[rows], part.memory_gb[rows], part.speed[rows]
     if low == high:
-        share = min(gpus / low, 1.0)
-        return cpus, memory, speed * share
+        return cpus, memory, speed
     others = here & (part.gpus == high)
     upper = (part.cpus[others], part.memory_gb[others], part.speed[others])
     above = np.array([_speed(upper, c, m) for c, m in zip(cpus, memory, strict=True)])
@@ -96,9 +109,8 @@ def _between(
 def _speed(points: tuple[Floats, Floats, Floats], cpus: float, memory_gb: float) -> float:
     all_cpus, all_memory, all_speed = points
     levels = np.unique(all_memory)
-    usable = levels[levels <= memory_gb * (1 + _CLOSE)]
     best = 0.0
-    for level in usable if len(usable) else levels[:1]:
+    for level in levels[levels <= memory_gb * (1 + _CLOSE)]:
         rows = np.flatnonzero(all_memory == level)
         rows = rows[np.argsort(all_cpus[rows], kind="stable")]
         axis, curve = all_cpus[rows], np.maximum.accumulate(all_speed[rows])
@@ -128,13 +140,9 @@ def build_profiles(trace: Trace, servers: Servers) -> Profiles:
                 float(servers.memory_gb[server]),
             )
             lists.append(_choices(trace.sensitivities[part], gpus, room))
-    for (part, _), row in rows.items():
+    for (part, gpus), row in rows.items():
         if all(len(lists[row * len(samples) + k][0]) == 0 for k in range(len(samples))):
-            raise InfeasibleError(
-                f"jobs of {trace.sensitivities[part].name!r} run on GPUs of the types "
-                f"{', '.join(trace.sensitivities[part].gpu_types)}; the cluster has "
-                f"{', '.join(names)}"
-            )
+            raise InfeasibleError(_why_nowhere(trace.sensitivities[part], gpus, servers))
     first = np.concatenate([[0], np.cumsum([len(part[0]) for part in lists])]).astype(np.int64)
     return Profiles(
         rows=rows,
@@ -149,6 +157,24 @@ def build_profiles(trace: Trace, servers: Servers) -> Profiles:
             dtype=np.int64,
         ),
         fair_speed=np.array([part[4] for part in lists]),
+    )
+
+
+def _why_nowhere(part: Sensitivity, gpus: int, servers: Servers) -> str:
+    """Return why jobs of a sensitivity run on no server."""
+    fewest = min(fewest_gpus(part, kind) for kind in servers.gpu_types)
+    if math.isinf(fewest):
+        return (
+            f"jobs of {part.name!r} run on GPUs of the types {', '.join(part.gpu_types)}; the "
+            f"cluster has {', '.join(servers.gpu_types)}"
+        )
+    if gpus < fewest:
+        return f"jobs of {part.name!r} run on {fewest:g} GPUs or more; one asks for {gpus}"
+    share = float((servers.memory_gb / servers.gpus).max())
+    return (
+        f"jobs of {part.name!r} need {float(part.memory_gb.min()):.4g} GB of memory a GPU at "
+        f"least; a GPU's share of a server is {share:.4g} GB at most: ask for more GPUs, or for "
+        "servers with more memory"
     )
 
 

@@ -58,6 +58,12 @@ class Servers(Columns):
         return int(self.gpus.sum())
 
     @cached_property
+    def gpus_by_type(self) -> dict[str, int]:
+        """GPUs of each type."""
+        count = np.bincount(self.gpu_type, weights=self.gpus, minlength=len(self.gpu_types))
+        return dict(zip(self.gpu_types, count.astype(int).tolist(), strict=True))
+
+    @cached_property
     def classes(self) -> tuple[Ints, Ints]:
         """Servers that are alike: the class of each, and the first server of each class."""
         rows = np.stack(

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,3 +90,16 @@ def test_equal_sensitivities_are_one_and_different_ones_need_names_of_their_own(
     other = Job(job_id=9, sensitivity=flat(iteration_s=2.0), iterations=1)
     with pytest.raises(InvalidInputError, match="two different sensitivities named 'flat'"):
         trace_of([*jobs, other])
+
+
+@pytest.mark.parametrize("field", ["restart_s", "demand_cpus", "working_gb", "dataset_gb"])
+@pytest.mark.parametrize("value", [-1.0, 1e308, math.inf])
+def test_figures_of_a_sensitivity_are_within_reason(field, value):
+    with pytest.raises(InvalidInputError, match=f"{field} is .*; expected 0 or more"):
+        replace(steep(), **{field: value})
+
+
+def test_a_name_that_cannot_be_written_is_refused():
+    with pytest.raises(InvalidInputError, match="is not text that can be written"):
+        replace(steep(), name="\ud800")
+    assert replace(steep(), name="größer 🚀").name == "größer 🚀"

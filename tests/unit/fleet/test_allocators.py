@@ -140,12 +140,25 @@ def test_joint_stops_nobody_for_a_job_that_has_as_much_to_do(work, gpus, priorit
 
 
 def test_jobs_overtake_under_fifo_only_where_the_policy_says_so():
-    part = flat()
-    lengths = [9000, 600, 300, 60]
-    jobs = [Job(job_id=i, sensitivity=part, iterations=n) for i, n in enumerate(lengths)]
+    """Of the next jobs in line, twice as many as there are GPUs, who ends soonest goes first."""
+    part, come = flat(), list(range(10))
+    jobs = [Job(job_id=i, sensitivity=part, iterations=900 - i) for i in come]
     snapshot = snapshot_of(jobs, servers(1))
-    assert policy_of("fifo:joint").order(snapshot).tolist() == [1, 0, 2, 3]
+    assert snapshot.servers.num_gpus == 4
+    assert policy_of("fifo:joint").order(snapshot).tolist() == [7, 6, 5, 4, 3, 2, 1, 0, 8, 9]
     for name in ("fifo:joint-in-order", "las:joint", "fifo:tune"):
-        assert policy_of(name).order(snapshot).tolist() == [0, 1, 2, 3]
-    late = replace(snapshot, now_s=9000.0 + 86_400.0 + 1)
-    assert policy_of("fifo:joint").order(late).tolist() == [0, 1, 2, 3]
+        assert policy_of(name).order(snapshot).tolist() == come
+    late = replace(snapshot, now_s=900.0 + 86_400.0 + 1)
+    assert policy_of("fifo:joint").order(late).tolist() == come
+
+
+def test_who_was_overtaken_for_too_long_goes_before_those_who_run():
+    part = flat()
+    jobs = [
+        Job(job_id=0, sensitivity=part, iterations=900, gpus=4),
+        Job(job_id=1, sensitivity=part, iterations=300),
+    ]
+    snapshot = running(jobs, servers(1), held=1)
+    assert policy_of("fifo:joint").order(snapshot).tolist() == [1, 0]
+    late = replace(snapshot, now_s=900.0 + 86_400.0 + 1)
+    assert policy_of("fifo:joint").order(late).tolist() == [0, 1]

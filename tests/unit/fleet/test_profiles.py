@@ -41,7 +41,7 @@ def test_memory_counts_by_the_size_below():
         memory_gb=np.array([50.0, 100.0]),
         speed=np.array([1.0, 3.0]),
     )
-    assert [speed_at(part, "", 1, 2, m) for m in (40, 50, 99, 100)] == [1.0, 1.0, 1.0, 3.0]
+    assert [speed_at(part, "", 1, 2, m) for m in (40, 50, 99, 100)] == [0.0, 1.0, 1.0, 3.0]
 
 
 def test_counts_between_those_measured_are_interpolated():

@@ -54,6 +54,73 @@ def test_a_range_of_gpus_beyond_reach_ends_at_what_there_is(allocator, quota):
     assert history.leases.gpus.sum() <= (quota or servers(2).num_gpus)
 
 
+@pytest.mark.parametrize("policy", ["fifo:joint", "srtf:joint-in-order", "las:joint"])
+def test_jobs_with_ranges_keep_the_quota_of_their_tenant(policy):
+    jobs = [
+        one(flat(), iterations=3000, job_id=i, gpus=2, min_gpus=1, max_gpus=8, tenant="ab"[i % 2])
+        for i in range(6)
+    ]
+    rules = Rules(record=True, quotas={"a": 2})
+    leases = simulate_fleet(trace_of(jobs), servers(2), policy, rules=rules).leases
+    of_a = leases.job % 2 == 0
+    for moment in np.unique(leases.start_s):
+        held = of_a & (leases.start_s <= moment) & (moment < leases.end_s)
+        assert leases.gpus[held].sum() <= 2
+
+
+def counted(**points):
+    """Return a curve that is known for some numbers of GPUs of a type: a100=(4, 8)."""
+    kinds = tuple(points)
+    rows = [(kinds.index(kind), gpus) for kind, known in points.items() for gpus in known]
+    return Sensitivity(
+        name="counted",
+        iteration_s=1.0,
+        gpu_types=kinds,
+        gpu_type=np.array([kind for kind, _ in rows]),
+        gpus=np.array([gpus for _, gpus in rows]),
+        cpus=np.ones(len(rows)),
+        memory_gb=np.full(len(rows), 10.0),
+        speed=np.array([float(gpus) for _, gpus in rows]),
+    )
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_nobody_runs_on_fewer_gpus_than_are_known(allocator):
+    jobs = [
+        one(counted(v100=(4, 8)), iterations=900, job_id=i, gpus=8, min_gpus=1, max_gpus=8)
+        for i in range(3)
+    ]
+    there = replace(servers(1), gpu_types=("v100",), gpus=np.array([6]))
+    rules = Rules(record=True)
+    history = simulate_fleet(trace_of(jobs), there, f"fifo:{allocator}", rules=rules)
+    assert history.unfinished == 0
+    assert set(history.leases.gpus.tolist()) <= {4, 5, 6}
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_a_range_ends_at_the_gpus_of_the_types_that_are_known(allocator):
+    job = one(counted(a100=(1, 8)), iterations=900, gpus=8, min_gpus=1, max_gpus=8)
+    there = replace(
+        servers(2),
+        gpu_types=("a100", "v100"),
+        gpu_type=np.array([0, 1]),
+        gpus=np.array([2, 8]),
+    )
+    history = simulate_fleet(trace_of([job]), there, f"fifo:{allocator}")
+    assert history.unfinished == 0
+
+
+def test_what_no_server_can_run_is_told_with_its_reason():
+    there = replace(servers(1), gpu_types=("v100",))
+    small = trace_of([one(counted(v100=(4, 8)), iterations=9, gpus=2)])
+    with pytest.raises(InfeasibleError, match="run on 4 GPUs or more; one asks for 2"):
+        simulate_fleet(small, there, "fifo:tune")
+    share = float((servers(1).memory_gb / servers(1).gpus)[0])
+    hungry = replace(flat("hungry"), memory_gb=np.array([share + 1]))
+    with pytest.raises(InfeasibleError, match=rf"'hungry' need {share + 1:g} GB of memory a GPU"):
+        simulate_fleet(trace_of([one(hungry, iterations=9)]), servers(1), "fifo:tune")
+
+
 def test_a_job_beyond_the_quota_of_its_tenant_is_named():
     jobs = [one(flat(), iterations=600, gpus=n, job_id=n, tenant="lab") for n in (1, 3)]
     with pytest.raises(InfeasibleError, match="job 3 needs 3 GPUs and its tenant 'lab' may hold 2"):

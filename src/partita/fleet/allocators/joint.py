@@ -6,7 +6,7 @@ would only take turns on the same GPUs: the one that waits ends no sooner for it
 Nobody starves: who waits goes before all behind it as soon as those GPUs are free. A job with a
 range of GPUs shrinks where it could not run otherwise, and grows into GPUs nobody waits for.
 
-Overtaking. Under FIFO, among the jobs next in line, half as many as there are GPUs, who ends
+Overtaking. Under FIFO, among the jobs next in line, twice as many as there are GPUs, who ends
 soonest starts first; nobody is overtaken for longer than its own length and a day. In the table of
 policies this is an option: ``fifo:joint`` overtakes, ``fifo:joint-in-order`` does not, and jobs
 start in the order of arrival (those behind fill in where one does not fit). Other orderings have
@@ -36,7 +36,7 @@ from partita.fleet.snapshot import Allocation, Snapshot, piece_jobs
 
 SWAPS = 16
 """Swaps of jobs between servers that are tried in a round, at least."""
-WINDOW = 0.5
+WINDOW = 2.0
 """Jobs next in line that may overtake one another, for each GPU."""
 PATIENCE_S = 86_400.0
 """Beyond its own length, how long a job may be overtaken."""
@@ -88,16 +88,18 @@ def keep_running(snapshot: Snapshot, order: Longs) -> Longs:
 def overtake(snapshot: Snapshot, order: Longs) -> Longs:
     """Return an order of arrival in which, of those next in line, who ends soonest goes first.
 
-    Who runs goes before all who wait, since otherwise whom it has overtaken would stop it.
+    Who runs goes before all who wait, since otherwise whom it has overtaken would stop it; but who
+    was overtaken for too long has its place by arrival again, before those who run and came later.
+    Otherwise a job of many GPUs would wait for as long as smaller ones come.
     """
-    running, waiting = order[snapshot.speed[order] > 0], order[snapshot.speed[order] == 0]
     left = _left_s(snapshot)
     patient = snapshot.now_s - snapshot.arrival_s <= left + PATIENCE_S
+    yields = patient & (snapshot.speed == 0)
+    waiting = order[yields[order]]
     window = max(int(WINDOW * snapshot.servers.num_gpus), 1)
-    places = np.flatnonzero(patient[waiting])[:window]
-    jobs = waiting[places]
-    waiting[places] = jobs[np.argsort(left[jobs], kind="stable")]
-    return np.concatenate([running, waiting])
+    jobs = waiting[:window]
+    waiting[:window] = jobs[np.argsort(left[jobs], kind="stable")]
+    return np.concatenate([order[~yields[order]], waiting])
 
 
 def _left_s(snapshot: Snapshot) -> Floats:

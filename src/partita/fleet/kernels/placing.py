@@ -91,6 +91,8 @@ def best_class(j: int, queue: Queue, table: Table, class_free: Column) -> int:
         if not queue.may_run[j * classes + k] or class_free[k] < queue.gpus[j]:
             continue
         here = table.fair_speed[queue.profile[j] * classes + k]
+        if here <= 0:  # not with as few GPUs
+            continue
         if best < 0 or here > table.fair_speed[queue.profile[j] * classes + best]:
             best = k
     return best

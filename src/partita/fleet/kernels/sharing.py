@@ -187,13 +187,26 @@ def rebalance(limit: int, queue: Queue, site: Site, table: Table) -> None:
             site.settled[hot] = 1
 
 
-def resize_jobs(
-    order: Column, queue: Queue, site: Site, table: Table, class_free: Column, span: Column
-) -> None:
-    """Give jobs with a range fewer GPUs where that lets them run, or more where some are free.
+def may_hold(j: int, gpus: int, queue: Queue, quota: Column) -> bool:
+    """Return whether the tenant of a job may hold so many GPUs more."""
+    tenant = queue.tenant[j]
+    return bool(tenant < 0 or quota[tenant] < 0 or quota[tenant] >= gpus)
 
-    ``span`` holds the fewest and the most GPUs of each job, flat. A job that holds more than it
-    asked for gives them back while others wait.
+
+def hold(j: int, gpus: int, queue: Queue, class_free: Column, quota: Column) -> None:
+    """Give GPUs of its class to a job, and charge its tenant."""
+    class_free[queue.klass[j]] -= gpus
+    tenant = queue.tenant[j]
+    if tenant >= 0 and quota[tenant] >= 0:
+        quota[tenant] -= gpus
+
+
+def shrink_jobs(
+    order: Column, queue: Queue, table: Table, class_free: Column, quota: Column, span: Column
+) -> bool:
+    """Give jobs with a range fewer GPUs where that lets them run; return whether some still wait.
+
+    Who only waits for the quota of its tenant does not count.
     """
     waiting = False
     for i in range(len(order)):
@@ -203,17 +216,27 @@ def resize_jobs(
         while queue.klass[j] < 0 and queue.gpus[j] > span[2 * j]:
             queue.gpus[j] -= 1
             queue.profile[j] -= 1
-            queue.klass[j] = best_class(j, queue, table, class_free)
+            if may_hold(j, queue.gpus[j], queue, quota):
+                queue.klass[j] = best_class(j, queue, table, class_free)
         if queue.klass[j] >= 0:
-            class_free[queue.klass[j]] -= queue.gpus[j]
-        else:
+            hold(j, queue.gpus[j], queue, class_free, quota)
+        elif may_hold(j, queue.gpus[j], queue, quota):
             waiting = True
-    while not waiting:
+    return waiting
+
+
+def grow_jobs(
+    order: Column, queue: Queue, table: Table, class_free: Column, quota: Column, span: Column
+) -> None:
+    """Give free GPUs to jobs with a range, one by one, to whom they speed up most."""
+    while True:
         best, most = -1, 0.0
         for i in range(len(order)):
             j = order[i]
             k = queue.klass[j]
             if k < 0 or queue.gpus[j] >= span[2 * j + 1] or class_free[k] <= 0:
+                continue
+            if not may_hold(j, 1, queue, quota):
                 continue
             here = list_of(j, queue, table)
             now = table.fair_speed[here]
@@ -224,7 +247,7 @@ def resize_jobs(
             return
         queue.gpus[best] += 1
         queue.profile[best] += 1
-        class_free[queue.klass[best]] -= 1
+        hold(best, 1, queue, class_free, quota)
 
 
 def share(
@@ -236,11 +259,15 @@ def share(
     table: Table,
     limits: tuple[Column, Column, Column, int],
 ) -> None:
-    """Select, place and divide; ``limits``: free GPUs by class, quotas, spans of jobs, swaps."""
+    """Select, place and divide; ``limits``: free GPUs by class, quotas, spans of jobs, swaps.
+
+    Spans hold the fewest and the most GPUs of each job, flat; none = no job has a range. A job that
+    holds more than it asked for gives them back while others wait.
+    """
     class_free, quota, span, swaps = limits
     select_jobs(order, queue, site, table, class_free, quota)
-    if len(span) > 0:
-        resize_jobs(order, queue, site, table, class_free, span)
+    if len(span) > 0 and not shrink_jobs(order, queue, table, class_free, quota, span):
+        grow_jobs(order, queue, table, class_free, quota, span)
     place_jobs(newest, queue, site, table, mode != FLOORS)
     if mode == FLOORS:
         take_floors(order, queue, site, table)
@@ -263,7 +290,10 @@ SHARING = (
     best_exchange,
     price_on,
     rebalance,
-    resize_jobs,
+    may_hold,
+    hold,
+    shrink_jobs,
+    grow_jobs,
     share,
 )
 """Every kernel of these allocators, callees first."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partita.core.columns import Floats, Longs
-from partita.core.fleet import Job, Sensitivity, trace_of
+from partita.core.fleet import Job, trace_of
 from partita.fleet.live.devices import Piece
 from partita.fleet.resources import Servers
 from partita.fleet.simulate.options import Rules
@@ -135,14 +135,13 @@ class Decider:
 
 def _distinctly_named(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs with names of sensitivities that are distinct, as a trace wants them."""
-    named: dict[int, Sensitivity] = {}
-    taken: set[str] = set()
-    for job in jobs:
-        part = job.sensitivity
-        if id(part) not in named:
-            free = part.name not in taken
-            named[id(part)] = part if free else replace(part, name=f"{part.name} {job.job_id}")
-            taken.add(named[id(part)].name)
+    parts = {id(job.sensitivity): job.sensitivity for job in jobs}
+    if len({part.name for part in parts.values()}) == len(parts):
+        return list(jobs)
+    named = {
+        key: replace(part, name=f"{number} {part.name}")
+        for number, (key, part) in enumerate(parts.items())
+    }
     return [replace(job, sensitivity=named[id(job.sensitivity)]) for job in jobs]
 
 

@@ -92,7 +92,11 @@ class Fleet:
             InfeasibleError: It can never run here.
             InvalidInputError: It wants a type of GPU that is not there.
         """
-        self._decider.check(core_job(spec, 0, 0.0, self.servers.gpu_types))
+        try:
+            self._decider.check(core_job(spec, 0, 0.0, self.servers.gpus_by_type))
+        except InfeasibleError as exc:
+            why = str(exc).removeprefix("job 0 ")
+            raise InfeasibleError(f"job {spec.name!r} can never run here: {why}") from exc
         number, _ = self.store.add_job(spec.said(), key or uuid.uuid4().hex, time.time())
         return number
 

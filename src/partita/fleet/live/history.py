@@ -48,7 +48,7 @@ def history_of(
         kinds=tuple(kinds[name] for name in models),
         job_id=np.array([row.id for row in rows]),
         model=np.array([models.index(part.name) for part in parts]),
-        gpus=np.array([core_job(s, 0, 0.0, ()).gpus for s in specs]),
+        gpus=np.array([core_job(s, 0, 0.0, {}).gpus for s in specs]),
         arrival_s=_since(epoch_s, [row.submitted_s for row in rows]),
         start_s=_since(epoch_s, [row.started_s for row in rows]),
         finish_s=_since(epoch_s, done),

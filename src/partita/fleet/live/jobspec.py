@@ -1,7 +1,7 @@
 """A job as its user describes it, and as the policies see it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -160,22 +160,24 @@ def plain_sensitivity(
     )
 
 
-def core_job(spec: JobSpec, number: int, arrival_s: float, types: Sequence[str]) -> Job:
-    """Return a job as policies see it, on a cluster with some types of GPU.
+def core_job(spec: JobSpec, number: int, arrival_s: float, gpus: Mapping[str, int]) -> Job:
+    """Return a job as policies see it, on a cluster with some GPUs of each type.
 
-    Of several choices those count whose type is there. A policy knows one range for all types: the
+    Of several choices those count whose GPUs are there. A policy knows one range for all types: the
     counts that all these choices allow, or where there are none in common, the first choice.
 
     Raises:
         InvalidInputError: The cluster has none of the types.
     """
-    known = [kind for kind in types if kind]
+    known = [kind for kind in gpus if kind]
     there = [each for each in spec.gpus if not each.type or not known or each.type in known]
     if not there:
         wanted = " or ".join(str(each) for each in spec.gpus)
         raise InvalidInputError(
             f"job {spec.name!r} wants {wanted} GPUs; the cluster has {', '.join(known)}"
         )
+    enough = [each for each in there if each.least <= gpus.get(each.type, each.least)]
+    there = enough or there
     least, most = max(each.least for each in there), min(each.most for each in there)
     if least > most:
         there = there[:1]

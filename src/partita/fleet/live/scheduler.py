@@ -56,7 +56,7 @@ class Scheduler:
     ) -> None:
         self.store, self.engine, self.settings = store, engine, settings
         self._decider = decider
-        self._types = decider.servers.gpu_types
+        self._gpus = decider.servers.gpus_by_type
         self._specs: dict[int, JobSpec] = {}
         self._curves: dict[str, Sensitivity] = {}
         self._unfit: dict[int, str] = {}
@@ -101,8 +101,8 @@ class Scheduler:
             at_s = now_s if is_first else self.rounds.start_s(number)
             if not is_first and not self._is_settled(at_s, now_s):
                 return self.rounds.settling_s / 10
-            self._last_round = number
             self._round(at_s, now_s)
+            self._last_round = number
         jobs = [row for row in self.store.open_jobs() if row.state is JobState.WAITING]
         if jobs:
             self._start_waiting(jobs, now_s)
@@ -191,7 +191,7 @@ class Scheduler:
             return False
         if row.id not in self._unfit:
             try:
-                self._decider.check(core_job(self.spec(row), row.id, 0.0, self._types))
+                self._decider.check(core_job(self.spec(row), row.id, 0.0, self._gpus))
             except PartitaError as exc:
                 self._unfit[row.id] = f"cannot run on these servers: {exc}"
                 self.store.update_job(row.id, note=self._unfit[row.id])
@@ -201,7 +201,7 @@ class Scheduler:
 
     def _live(self, row: JobRow, attempt: AttemptRow | None, at_s: float) -> LiveJob:
         spec = self.spec(row)
-        job = core_job(spec, row.id, max(0.0, row.submitted_s - self.epoch_s), self._types)
+        job = core_job(spec, row.id, max(0.0, row.submitted_s - self.epoch_s), self._gpus)
         remaining = max(1, spec.steps - self.step(row))
         if attempt is None or attempt.stop_s is not None:
             return LiveJob(job=job, remaining=remaining, attained_s=row.attained_s)

@@ -181,6 +181,7 @@ def find_spellings(
     attempt: Callable[[Mapping[Clause, str]], Attempt],
     *,
     required: Sequence[Clause] = REQUIRED,
+    unseen: Sequence[Clause] = (),
 ) -> Mapping[Clause, str]:
     """Return how a script spells the contract, found by runs of one iteration.
 
@@ -189,6 +190,8 @@ def find_spellings(
         first: The spellings to begin with; clauses that are absent are not passed at all.
         attempt: Runs the script for one iteration with some spellings.
         required: Clauses that the script must take.
+        unseen: Those that its text does not name. Whether it takes them is seen by a spelling that
+            nobody has: a script that takes that one, too, heeds neither.
 
     Raises:
         InvalidInputError: The script does not take a required clause; names each.
@@ -202,6 +205,9 @@ def find_spellings(
     while True:
         result = attempt(dict(search.using))
         if not result.failure and not search.missing:
+            doubted = {clause: f"--no-such-{clause}" for clause in unseen if clause in search.using}
+            if doubted and not attempt({**search.using, **doubted}).failure:
+                raise _lacks(script, list(doubted))
             return search.using
         if search.missing and not refused_options(result.log):
             raise _lacks(script, search.missing)

@@ -182,6 +182,7 @@ class _Profiler:
             self._options.first,
             attempt,
             required=self._options.required,
+            unseen=self._options.unseen,
         )
         self._file.update(spellings={str(clause): word for clause, word in found.items()})
         return found

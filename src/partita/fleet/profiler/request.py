@@ -106,6 +106,7 @@ class ScriptOptions:
         rest: The script's arguments without those above.
         first: Spellings to begin with.
         required: What the script must take.
+        unseen: What of that neither its text nor its arguments name.
     """
 
     batch_size: int
@@ -116,6 +117,7 @@ class ScriptOptions:
     rest: tuple[str, ...]
     first: Mapping[Clause, str]
     required: tuple[Clause, ...]
+    unseen: tuple[Clause, ...] = ()
 
     def workers_at(self, cpus: float, ranks: Ranks) -> int:
         """Return the loading processes of each rank: one for each CPU, or part of one, it has."""
@@ -169,10 +171,8 @@ def script_options(request: ProfileRequest, source: str) -> ScriptOptions:
     for clause in taken:
         given[clause], rest = take_option(rest, clause)
     required = (*REQUIRED, *((Clause.EPOCHS,) if request.epochs is not None else ()))
-    first = {
-        clause: first_spelling(clause, source, request.arguments) or SPELLINGS[clause][0]
-        for clause in required
-    }
+    named = {clause: first_spelling(clause, source, request.arguments) for clause in required}
+    first = {clause: spelling or SPELLINGS[clause][0] for clause, spelling in named.items()}
     for clause in _TOLD_IF_TAKEN:
         spelling = first_spelling(clause, source, request.arguments)
         if spelling is not None:
@@ -188,6 +188,7 @@ def script_options(request: ProfileRequest, source: str) -> ScriptOptions:
         rest=tuple(rest),
         first=first,
         required=required,
+        unseen=tuple(clause for clause, spelling in named.items() if spelling is None),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from partita.core.columns import Flags, Floats, Longs
 from partita.core.fleet import Trace
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.fleet.profiles import Profiles, build_profiles
+from partita.fleet.profiles import Profiles, build_profiles, fewest_gpus
 from partita.fleet.resources import Servers
 from partita.fleet.simulate.options import Rules
 from partita.fleet.snapshot import Allocation, Snapshot, piece_jobs
@@ -206,22 +206,24 @@ def _top_speed(profiles: Profiles, profile: Longs) -> Floats:
     for row in range(len(top)):
         begin = profiles.first[row * profiles.num_classes]
         end = profiles.first[(row + 1) * profiles.num_classes]
-        top[row] = profiles.speed[begin:end].max()
+        top[row] = profiles.speed[begin:end].max(initial=0.0)
     return top[profile]
 
 
 def _within_reach(trace: Trace, servers: Servers, quota: Longs) -> Trace:
     """Return a trace in which no job asks for more GPUs than it can ever hold.
 
-    That is what the servers of one class have, of the types that it may use, and what its tenant
-    may hold. A job with a range of GPUs asks for as many as that; one without cannot run.
+    That is what the servers of one class have, of the types that it may use and is known to run on,
+    and what its tenant may hold. A job with a range of GPUs asks for as many as that, and takes no
+    fewer than it is known to run on; one without cannot run.
 
     Raises:
         InfeasibleError: The fewest GPUs of a job are more than that.
     """
     of_server, _ = servers.classes
     have = np.bincount(of_server, weights=servers.gpus).astype(np.int64)
-    there = np.where(_types_allowed(trace, servers), have, 0).max(axis=1)
+    fewest = _fewest_gpus(trace, servers)
+    there = np.where(np.isfinite(fewest), have, 0).max(axis=1)
     allowed = np.append(np.where(quota < 0, there.max(), quota), there.max())[trace.tenant]
     least, most = trace.gpu_range
     for limit, why in (
@@ -231,24 +233,35 @@ def _within_reach(trace: Trace, servers: Servers, quota: Longs) -> Trace:
         if (least > limit).any():
             row = int(np.argmax(least > limit))
             job = trace.job(row)
-            words = why.format(
-                kinds=", ".join(job.gpu_types) or "any", tenant=job.tenant, limit=limit[row]
-            )
+            types = job.gpu_types or tuple(filter(None, job.sensitivity.gpu_types))
+            words = why.format(kinds=", ".join(types) or "any", tenant=job.tenant, limit=limit[row])
             raise InfeasibleError(f"job {job.job_id} needs {least[row]} GPUs {words}")
     reach = np.minimum(there, allowed)
-    if (most <= reach).all():
+    known = np.minimum(fewest.min(axis=1), reach).astype(np.int64)
+    if ((most <= reach) & ((least == most) | (least >= known))).all():
         return trace
-    return replace(trace, gpus=np.minimum(trace.gpus, reach), max_gpus=np.minimum(most, reach))
+    raised = np.where(least < most, np.maximum(least, known), least)
+    return replace(
+        trace,
+        min_gpus=raised,
+        gpus=np.clip(trace.gpus, raised, np.maximum(reach, raised)),
+        max_gpus=np.maximum(np.minimum(most, reach), raised),
+    )
 
 
-def _types_allowed(trace: Trace, servers: Servers) -> Flags:
-    """Return for each job of a trace and class of servers whether it may use that type of GPU."""
+def _fewest_gpus(trace: Trace, servers: Servers) -> Floats:
+    """Return for each job and class of servers the fewest GPUs it is known to run on there.
+
+    Infinite = it may not use that type of GPU, or does not run on it.
+    """
     _, samples = servers.classes
     kinds = [servers.gpu_types[int(servers.gpu_type[server])] for server in samples.tolist()]
+    known = np.array([[fewest_gpus(part, kind) for kind in kinds] for part in trace.sensitivities])
     bits = np.array(
         [1 << trace.gpu_types.index(kind) if kind in trace.gpu_types else 0 for kind in kinds]
     )
-    result: Flags = (trace.gpu_mask[:, None] == 0) | ((trace.gpu_mask[:, None] & bits) != 0)
+    barred = (trace.gpu_mask[:, None] != 0) & ((trace.gpu_mask[:, None] & bits) == 0)
+    result: Floats = np.where(barred, math.inf, known[trace.sensitivity])
     return result
 
 
@@ -262,15 +275,15 @@ def _may_run(
     """
     classes = profiles.num_classes
     has_choices = (profiles.floor.reshape(-1, classes) >= 0)[profile]
-    result: Flags = has_choices & _types_allowed(trace, servers)[row]
+    result: Flags = has_choices & np.isfinite(_fewest_gpus(trace, servers)[row])
     have = np.bincount(profiles.server_class, weights=servers.gpus, minlength=classes)
     least = trace.gpu_range[0][row]
     runs = (result & (least[:, None] <= have)).any(axis=1)
     if not runs.all():
         job = trace.job(int(row[int(np.argmin(runs))]))
         raise InfeasibleError(
-            f"job {job.job_id} needs {job.min_gpus} GPUs on servers of one kind, of a type that "
-            f"{job.sensitivity.name!r} knows ({', '.join(filter(None, job.sensitivity.gpu_types))})"
+            f"job {job.job_id} needs {job.min_gpus} GPUs on servers of one kind where "
+            f"{job.sensitivity.name!r} runs; there are none"
         )
     return result
 

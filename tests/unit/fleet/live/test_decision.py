@@ -97,6 +97,19 @@ def test_equal_names_of_different_curves_are_told_apart() -> None:
     assert granted[2].pieces[0].cpus == pytest.approx(1.0)
 
 
+def test_names_that_look_like_names_of_ours_do_no_harm() -> None:
+    names = ("same", "same 3", "1 same", "same")
+    live = [
+        LiveJob(
+            job=Job(job_id=n, sensitivity=curve((1, float(n)), name=name), iterations=5),
+            remaining=5,
+        )
+        for n, name in enumerate(names, start=1)
+    ]
+    decider = Decider(servers(), policy_of("fifo:tune"), round_s=1.0, restart_s=0.0)
+    assert set(decider.grants(0, live)) == {1, 2, 3, 4}
+
+
 def test_what_can_never_run_is_refused() -> None:
     decider = Decider(servers(), policy_of("fifo:tune"), round_s=1.0, restart_s=0.0)
     with pytest.raises(InfeasibleError, match="the most there are is 4"):

@@ -152,22 +152,24 @@ def test_gpus_are_read_as_they_are_written(wanted: list[GpuChoice]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "types", "expected"),
+    ("gpus", "there", "expected"),
     [
-        ("4 to 8 a100 or 8 v100", ("a100",), (8, 4, 8, ("a100",))),
-        ("4 to 8 a100 or 8 v100", ("a100", "v100"), (8, 8, 8, ("a100", "v100"))),
-        ("2 a100 or 8 v100", ("a100", "v100"), (2, 2, 2, ("a100",))),
-        ("2 to 6", ("a100",), (6, 2, 6, ())),
-        ("4 a100", ("",), (4, 4, 4, ())),
+        ("4 to 8 a100 or 8 v100", {"a100": 8}, (8, 4, 8, ("a100",))),
+        ("4 to 8 a100 or 8 v100", {"a100": 8, "v100": 8}, (8, 8, 8, ("a100", "v100"))),
+        ("4 to 8 a100 or 8 v100", {"a100": 4, "v100": 4}, (8, 4, 8, ("a100",))),
+        ("9 a100 or 8 v100", {"a100": 4, "v100": 4}, (9, 9, 9, ("a100",))),
+        ("2 a100 or 8 v100", {"a100": 8, "v100": 8}, (2, 2, 2, ("a100",))),
+        ("2 to 6", {"a100": 8}, (6, 2, 6, ())),
+        ("4 a100", {"": 8}, (4, 4, 4, ())),
     ],
 )
-def test_choices_as_policies_see_them(gpus: str, types: tuple[str, ...], expected: tuple) -> None:
+def test_choices_as_policies_see_them(gpus: str, there: dict[str, int], expected: tuple) -> None:
     spec = read(f"command: x\nsteps: 5\ngpus: {gpus}\n")
-    job = core_job(spec, 1, 0.0, types)
+    job = core_job(spec, 1, 0.0, there)
     assert (job.gpus, job.min_gpus, job.max_gpus, job.gpu_types) == expected
 
 
 def test_a_type_that_is_not_there_is_refused() -> None:
     spec = read("command: x\nsteps: 5\ngpus: 2 h100\n")
     with pytest.raises(InvalidInputError, match="wants 2 h100 GPUs; the cluster has a100"):
-        core_job(spec, 1, 0.0, ("a100",))
+        core_job(spec, 1, 0.0, {"a100": 8})

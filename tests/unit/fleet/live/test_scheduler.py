@@ -46,6 +46,21 @@ def test_a_job_runs_to_its_end_without_a_restart(world: World) -> None:
     assert [what for _, what in world.store.events(job)][-1] == "finished: 3 steps done"
 
 
+def test_a_decision_that_fails_is_made_again_and_fails_until_it_succeeds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = world.submit(steps=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.scheduler._decider, "grants", lambda *_: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                world.next_round()
+            with pytest.raises(ZeroDivisionError):
+                world.poll(0.1)
+    world.poll(0.1)
+    assert world.state(job) == "running"
+
+
 def test_a_lease_is_renewed_while_the_gpus_stay(world: World) -> None:
     job = world.submit(steps=100)
     world.next_round()

@@ -22,6 +22,25 @@ FIRST = {
 }
 
 
+def test_a_script_that_takes_any_option_is_asked_for_those_its_text_does_not_name():
+    def takes_anything(_):
+        return Attempt("", "")
+
+    def takes_spellings(spellings):
+        unknown = [word for word in spellings.values() if word.startswith("--no-such")]
+        return (
+            Attempt("failed", f"unrecognized arguments: {unknown[0]}")
+            if unknown
+            else Attempt("", "")
+        )
+
+    unseen = (Clause.WORKERS,)
+    with pytest.raises(InvalidInputError, match="does not take --workers/-j"):
+        find_spellings("x.py", FIRST, takes_anything, unseen=unseen)
+    assert find_spellings("x.py", FIRST, takes_anything) == FIRST
+    assert find_spellings("x.py", FIRST, takes_spellings, unseen=unseen) == FIRST
+
+
 @pytest.mark.parametrize(
     ("words", "value", "rest"),
     [
