@@ -72,6 +72,12 @@ def test_every_row_of_the_1000_job_trace_is_equal(synergy, models):
         check(synergy, models, row)
 
 
+def test_some_jobs_of_the_static_trace_are_a_static_trace(synergy, models):
+    lines = (synergy / "traces" / "deploy_static_100.csv").read_text().splitlines(keepends=True)
+    assert read_trace("".join(lines[3::7]), models).start_s == 1.0
+    assert read_trace(lines[5], models).start_s == 1.0
+
+
 @pytest.mark.parametrize("name", ["deploy_dynamic_100", "synth_multi_load4_1000"])
 def test_traces_are_written_as_they_were_read(synergy, models, name):
     text = (synergy / "traces" / f"{name}.csv").read_text()

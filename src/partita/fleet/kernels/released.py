@@ -8,12 +8,17 @@ does ``floor(300 / iteration)`` iterations a round and ends with a round.
 
 What is kept although it is odd: an order's key sees the speed of the last round; FTF serves the
 smallest ratio first; LAS fills by GPU counts before it allocates, and sorts by GPUs under tune; a
-job not run for 1000 hours goes first for ever; the run ends with the first round without a job.
+job not run for 1000 hours goes first for ever, from the round after the one that finds it; a victim
+of tune that asks for no more than fair runs at speed 1 and keeps its key; the run ends with the
+first round without a job. Jobs with equal keys and arrivals keep the order of the last round, and
+new ones that in which a binary heap gives up equal arrivals.
 
 Departure that changes no result: a round whose order, jobs and so grants equal those of the last
 is not computed again. Keys are linear in the rounds that pass, so the number of such rounds is
-known; it is taken one lower where rounding could matter. A first-fit walk starts at the first
-server that may still hold the vector, since free room only shrinks within a round.
+known; it is taken lower where rounding could matter. A first-fit walk starts at the first
+server that may still hold the vector, since free room only shrinks within a round. The heap is
+kept only while arrivals that several jobs share are to come; each round's events pass through it,
+since they change how it gives up these.
 """
 
 import math
@@ -33,6 +38,7 @@ from partita.fleet.kernels.released_packing import (
     NEXT,
     NOW,
     PACKING,
+    QUEUED,
     ROUND_S,
     ROUNDS,
     ROWS,
@@ -42,8 +48,11 @@ from partita.fleet.kernels.released_packing import (
     STATUS,
     STUCK,
     TETRIS,
+    TIES_ACTIVE,
+    TIES_AHEAD,
     TUNE,
     Demands,
+    Events,
     Jobs,
     Room,
     Rows,
@@ -51,6 +60,60 @@ from partita.fleet.kernels.released_packing import (
     empty_room,
 )
 from partita.fleet.kernels.sorting import SORTING, sort_jobs
+
+NOISE = 1e-13
+"""Keys closer than this share of them may change places by rounding."""
+
+
+def push(event: int, events: Events, count: Column) -> None:
+    """Add an event to the heap as Python's ``heapq`` does."""
+    heap, when = events.heap, events.when
+    at = count[QUEUED]
+    count[QUEUED] = at + 1
+    while at > 0 and when[event] < when[heap[(at - 1) >> 1]]:
+        heap[at] = heap[(at - 1) >> 1]
+        at = (at - 1) >> 1
+    heap[at] = event
+
+
+def pop(events: Events, count: Column) -> int:
+    """Take the first event from the heap as Python's ``heapq`` does."""
+    heap, when = events.heap, events.when
+    end = count[QUEUED] - 1
+    first, event = heap[0], heap[end]
+    at = 0
+    while 2 * at + 1 < end:
+        child = 2 * at + 1
+        if child + 1 < end and not when[heap[child]] < when[heap[child + 1]]:
+            child += 1
+        heap[at] = heap[child]
+        at = child
+    while at > 0 and when[event] < when[heap[(at - 1) >> 1]]:
+        heap[at] = heap[(at - 1) >> 1]
+        at = (at - 1) >> 1
+    heap[at] = event
+    count[QUEUED] = end
+    return int(first)
+
+
+def pass_events(rounds: int, running: int, jobs: Jobs, events: Events, count: Column) -> None:
+    """Let the events of equal rounds go through the heap; those of the last stay there.
+
+    No job arrives before the last of them.
+    """
+    lease, start = len(jobs.arrival), len(jobs.arrival) + 1
+    arrived = count[NEXT]
+    for i in range(rounds):
+        if i == rounds - 1:
+            while arrived < lease and jobs.arrival[arrived] <= events.clock[NOW]:
+                arrived += 1
+        events.when[lease], events.when[start] = 3 * arrived - 2, 3 * arrived - 1
+        for _ in range(running):
+            push(lease, events, count)
+        push(start, events, count)
+        if i < rounds - 1:
+            for _ in range(running + 1):
+                pop(events, count)
 
 
 def set_keys(
@@ -80,10 +143,14 @@ def set_keys(
             jobs.key[j] = (now - jobs.arrival[j] + remaining) / alone
             jobs.slope[j] = (clock[ROUND_S] + gain) / alone
         elif ordering == DRF:
-            jobs.key[j], jobs.slope[j] = demands.largest_share[jobs.demand[j]], 0.0
+            d = jobs.demand[j]
+            jobs.key[j] = max(demands.share_gpus[d], demands.share_cpus[d], demands.share_memory[d])
+            jobs.slope[j] = 0.0
         elif ordering == TETRIS:
-            share = demands.sum_of_shares[jobs.demand[j]]
-            jobs.key[j], jobs.slope[j] = remaining * share, gain * share
+            d = jobs.demand[j]
+            a, b, c = demands.share_gpus[d], demands.share_cpus[d], demands.share_memory[d]
+            jobs.key[j] = a * remaining + b * remaining + c * remaining
+            jobs.slope[j] = gain * (a + b + c)
         else:
             jobs.key[j], jobs.slope[j] = jobs.arrival[j], 0.0
 
@@ -147,13 +214,15 @@ def fill_round(
             running += 1
     for i in range(running):
         j = jobs.chosen[i]
-        jobs.step[j] = math.floor(clock[ROUND_S] / (jobs.iteration_s[j] / jobs.speed[j]))
+        speed = 1.0 if jobs.step[j] < 0 else jobs.speed[j]
+        jobs.step[j] = math.floor(clock[ROUND_S] / (jobs.iteration_s[j] / speed))
     return running
 
 
 def equal_rounds(ordering: int, free_order: bool, jobs: Jobs, clock: Column, count: Column) -> int:
     """Return how many rounds from this one on have the same grants."""
     rounds = 1.0e15
+    noise = 0.0 if ordering == LAS else NOISE
     if count[NEXT] < len(jobs.arrival):
         wait = jobs.arrival[count[NEXT]] - clock[NOW]
         rounds = float(math.ceil(wait / clock[ROUND_S]))
@@ -165,16 +234,31 @@ def equal_rounds(ordering: int, free_order: bool, jobs: Jobs, clock: Column, cou
             left = jobs.last_run[j] + STARVED_S - clock[NOW]
             rounds = min(rounds, max(math.floor(left / clock[ROUND_S]), 1.0))
         if i > 0 and not free_order and rounds > 1 and jobs.rank[j] == jobs.rank[jobs.order[i - 1]]:
-            rounds = min(rounds, 1 + rounds_in_order(jobs.order[i - 1], j, jobs))
+            rounds = min(rounds, 1 + rounds_in_order(jobs.order[i - 1], j, noise, jobs))
     return max(int(rounds), 1)
 
 
-def rounds_in_order(a: int, b: int, jobs: Jobs) -> float:
+def twins(a: int, b: int, jobs: Jobs) -> bool:
+    """Return whether two jobs have the same key, bit for bit, while neither's grant changes."""
+    return bool(
+        jobs.demand[a] == jobs.demand[b]
+        and jobs.total[a] == jobs.total[b]
+        and jobs.done[a] == jobs.done[b]
+        and jobs.step[a] == jobs.step[b]
+        and jobs.speed[a] == jobs.speed[b]
+    )
+
+
+def rounds_in_order(a: int, b: int, noise: float, jobs: Jobs) -> float:
     """Return for how many further rounds job a keeps its place before job b."""
     gap = jobs.key[b] - jobs.key[a]
-    if gap < 0 or (gap == 0 and b < a):
+    if gap < 0 or (gap == 0 and jobs.arrival[b] < jobs.arrival[a]):
         return 0.0
     closing = jobs.slope[a] - jobs.slope[b]
+    if noise > 0 and (jobs.slope[a] != 0 or jobs.slope[b] != 0):
+        gap -= noise * jobs.key[b]
+        if gap <= 0:
+            return 1.0e15 if twins(a, b, jobs) else 0.0
     if closing <= 0:
         return 1.0e15
     meet = gap / closing
@@ -202,8 +286,9 @@ def write_row(
     rows.memory[row] = memory
 
 
-def advance(rounds: int, running: int, jobs: Jobs, clock: Column, count: Column) -> None:
+def advance(rounds: int, running: int, jobs: Jobs, events: Events, count: Column) -> None:
     """Let equal rounds pass, and end the jobs that are done."""
+    clock = events.clock
     begin = clock[NOW]
     clock[NOW] = begin + rounds * clock[ROUND_S]
     count[ROUNDS] += rounds
@@ -223,22 +308,68 @@ def advance(rounds: int, running: int, jobs: Jobs, clock: Column, count: Column)
         if jobs.done[j] < jobs.total[j]:
             jobs.order[kept] = j
             kept += 1
+        else:
+            count[TIES_ACTIVE] -= events.tied[j]
     count[ACTIVE] = kept
 
 
-def admit(ordering: int, jobs: Jobs, clock: Column, count: Column) -> None:
-    """Add the jobs that have arrived, and raise those that starve."""
-    while count[NEXT] < len(jobs.arrival) and jobs.arrival[count[NEXT]] <= clock[NOW]:
-        jobs.order[count[ACTIVE]] = count[NEXT]
+def admit(jobs: Jobs, events: Events, count: Column) -> None:
+    """Add the jobs that have arrived; equal arrivals in the order of the heap."""
+    num_jobs = len(jobs.arrival)
+    from_heap = count[TIES_AHEAD] > 0
+    while True:
+        if from_heap:
+            j = pop(events, count)
+            if j == num_jobs:
+                continue
+            if j > num_jobs:
+                return
+        else:
+            j = count[NEXT]
+            if j == num_jobs or jobs.arrival[j] > events.clock[NOW]:
+                return
+        jobs.order[count[ACTIVE]] = j
         count[ACTIVE] += 1
         count[NEXT] += 1
         count[EVENTS] += 1
-    if ordering == FIFO:
+        count[TIES_AHEAD] -= events.tied[j]
+        count[TIES_ACTIVE] += events.tied[j]
+
+
+def sort_active(jobs: Jobs, events: Events, count: Column) -> None:
+    """Sort the active jobs by key, then arrival; those equal in both stay in their order."""
+    active = count[ACTIVE]
+    if count[TIES_ACTIVE] == 0:
+        sort_jobs(jobs.order, active, jobs.key, jobs.rank, jobs.spare)
         return
+    for i in range(active):
+        events.place[jobs.order[i]] = i
+    sort_jobs(jobs.order, active, jobs.key, jobs.rank, jobs.spare)
+    for i in range(1, active):
+        j, at = jobs.order[i], i
+        while at > 0:
+            before = jobs.order[at - 1]
+            if (
+                jobs.rank[before] != jobs.rank[j]
+                or jobs.key[before] != jobs.key[j]
+                or jobs.arrival[before] != jobs.arrival[j]
+                or events.place[before] < events.place[j]
+            ):
+                break
+            jobs.order[at] = before
+            at -= 1
+        jobs.order[at] = j
+
+
+def raise_starving(jobs: Jobs, clock: Column, count: Column) -> bool:
+    """Raise the jobs that starve, from the next round on; return whether there are new ones."""
+    found = False
     for i in range(count[ACTIVE]):
         j = jobs.order[i]
-        if clock[NOW] - jobs.last_run[j] > STARVED_S:
+        if jobs.rank[j] == 0 and clock[NOW] - jobs.last_run[j] > STARVED_S:
             jobs.rank[j] = 1
+            found = True
+    return found
 
 
 def released_rounds(
@@ -246,47 +377,60 @@ def released_rounds(
     jobs: Jobs,
     demands: Demands,
     room: Room,
-    clock: Column,
+    events: Events,
     count: Column,
     rows: Rows,
 ) -> None:
     """Play rounds until all is done, or the rows are full; ``count[STATUS]`` says which."""
     ordering, allocator = policy
+    clock = events.clock
     count[STATUS] = RUNNING
     while count[STATUS] == RUNNING:
         if count[ROWS] == len(rows.start):
             count[STATUS] = FULL
             return
-        admit(ordering, jobs, clock, count)
+        admit(jobs, events, count)
         if count[ACTIVE] == 0:
             count[ROUNDS] += 1
             count[EVENTS] += 1
             count[STATUS] = DONE
             return
         set_keys(ordering, 0, jobs, demands, clock, count)
-        sort_jobs(jobs.order, count[ACTIVE], jobs.key, jobs.rank, jobs.spare)
+        sort_active(jobs, events, count)
+        raised = ordering != FIFO and raise_starving(jobs, clock, count)
         running = fill_round(ordering, allocator, jobs, demands, room, clock, count)
         if running < 0 or (running == 0 and count[NEXT] == len(jobs.arrival)):
             count[STATUS] = STUCK
             return
-        set_keys(ordering, 1, jobs, demands, clock, count)
-        free_order = allocator == FAIR and running == count[ACTIVE]
-        rounds = equal_rounds(ordering, free_order, jobs, clock, count)
+        free_order = ordering in (FIFO, DRF)  # their keys stay
+        if allocator == FAIR and running == count[ACTIVE] and count[TIES_ACTIVE] == 0:
+            free_order = True
+        if not free_order:
+            set_keys(ordering, 1, jobs, demands, clock, count)
+        rounds = 1 if raised else equal_rounds(ordering, free_order, jobs, clock, count)
         write_row(rounds, running, jobs, room, clock, count, rows)
-        advance(rounds, running, jobs, clock, count)
+        advance(rounds, running, jobs, events, count)
+        if count[TIES_AHEAD] > 0:
+            pass_events(rounds, running, jobs, events, count)
 
 
 FAMILY = (
     *SORTING,
     *PACKING,
+    push,
+    pop,
+    pass_events,
     set_keys,
     choose,
     fill_round,
+    twins,
     rounds_in_order,
     equal_rounds,
     write_row,
     advance,
     admit,
+    sort_active,
+    raise_starving,
     released_rounds,
 )
 """Every kernel of this simulator, callees first."""

@@ -9,11 +9,16 @@ FAIR, GREEDY, TUNE = range(3)
 STARVED_S = 3_600_000.0
 NOW, ROUND_S = range(2)
 ROUNDS, EVENTS, ACTIVE, NEXT, ROWS, FREE_GPUS, NUM_PIECES, STATUS = range(8)
+QUEUED, TIES_AHEAD, TIES_ACTIVE, COUNTS = range(8, 12)
 RUNNING, FULL, DONE, STUCK = range(4)
 
 
 class Jobs(NamedTuple):
-    """The jobs in order of arrival: what is fixed, then what changes."""
+    """The jobs in order of arrival: what is fixed, then what changes.
+
+    ``speed`` is what keys see. ``step`` is the iterations of a round; below 0 while a job that is
+    to run at speed 1 has none yet.
+    """
 
     arrival: Column
     total: Column
@@ -40,16 +45,32 @@ class Jobs(NamedTuple):
     storage: Column
 
 
+class Events(NamedTuple):
+    """The clock, and what the released code's heap makes of jobs that arrive at the same time.
+
+    ``tied`` marks these, ``place`` is their place in the order. The heap holds arrivals, ends of
+    leases (all the number after the last job) and the next round (the number after that), by
+    ``when``.
+    """
+
+    clock: Column
+    tied: Column
+    place: Column
+    heap: Column
+    when: Column
+
+
 class Demands(NamedTuple):
-    """Distinct demands: what a GPU of the job asks for, its ideal speed, shares for DRF."""
+    """Distinct demands: what a GPU of the job asks for, its ideal speed, shares of the cluster."""
 
     cpus: Column
     memory: Column
     storage: Column
     speed: Column
     above_fair: Column
-    largest_share: Column
-    sum_of_shares: Column
+    share_gpus: Column
+    share_cpus: Column
+    share_memory: Column
     hint: Column
 
 
@@ -189,8 +210,13 @@ def place(
 
 
 def demote(j: int, jobs: Jobs, demands: Demands, room: Room) -> None:
-    """Give a running job the fair share on the GPUs it has, where it holds more of anything."""
-    jobs.speed[j] = 1.0
+    """Give a running job the fair share on the GPUs it has, where it holds more of anything.
+
+    It runs at speed 1 in any case; its next key sees that only where it asks for more than fair.
+    """
+    jobs.step[j] = -1.0
+    if demands.above_fair[jobs.demand[j]]:
+        jobs.speed[j] = 1.0
     fair = room.fair
     if not (jobs.cpus[j] > fair[0] or jobs.memory[j] > fair[1] or jobs.storage[j] > fair[2]):
         return

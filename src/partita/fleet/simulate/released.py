@@ -47,23 +47,25 @@ def simulate_released(
     demands, demand_of = _demands(trace, servers, fair=allocator == "fair")
     jobs = _jobs(trace, by_arrival, demand_of, demands.speed[demand_of])
     room = _room(servers)
-    clock, count = np.array([_start(trace), ROUND_S]), np.zeros(8, dtype=np.int64)
+    count = np.zeros(packing.COUNTS, dtype=np.int64)
+    events = _events(trace, by_arrival, jobs, servers.num_gpus, count)
     work = float((trace.fair_s / ROUND_S).sum())
     fast = pays(kernel.FAMILY, work)
     run = compiled(kernel.FAMILY) if fast else kernel.released_rounds
     if not fast:
         jobs, demands, room = as_lists(jobs), as_lists(demands), as_lists(room)
+        events = as_lists(events)
     policy = (ORDERINGS[ordering], ALLOCATORS[allocator])
     chunks: list[packing.Rows] = []
     while count[packing.STATUS] in (packing.RUNNING, packing.FULL):
         rows = _rows()
         count[packing.ROWS] = 0
-        run(policy, jobs, demands, room, clock, count, rows)
+        run(policy, jobs, demands, room, events, count, rows)
         chunks.append(packing.Rows(*(part[: count[packing.ROWS]] for part in rows)))
     if count[packing.STATUS] == packing.STUCK:
         raise InfeasibleError(
             f"{ordering}:{allocator} by the released rules cannot place a job at "
-            f"{clock[packing.NOW]:g} s; the released code ends there too"
+            f"{events.clock[packing.NOW]:g} s; the released code ends there too"
         )
     return _history(trace, servers, f"{ordering}:{allocator}", by_arrival, jobs, count, chunks)
 
@@ -90,9 +92,10 @@ def _check(trace: Trace, servers: Servers, ordering: str, allocator: str) -> Non
 
 
 def _start(trace: Trace) -> float:
+    """Return the time of the first round; that of the released code follows the first row."""
     if not math.isnan(trace.start_s):
         return trace.start_s
-    return math.ceil(float(trace.arrival_s.min()) / ROUND_S) * ROUND_S
+    return math.ceil(float(trace.arrival_s[0]) / ROUND_S) * ROUND_S
 
 
 def _demands(trace: Trace, servers: Servers, *, fair: bool) -> tuple[packing.Demands, Longs]:
@@ -108,18 +111,20 @@ def _demands(trace: Trace, servers: Servers, *, fair: bool) -> tuple[packing.Dem
         shares.append(np.array([n, vector[0], vector[1]]) / total)
         if fair:
             vector, speed = capacity / gpus * n, 1.0
-        vectors.append(vector / n)
+        vectors.append(vector)
         speeds.append(speed)
-    per_gpu, share = np.array(vectors), np.array(shares)
+    asked, counts = np.array(vectors), distinct[:, 1:]
+    per_gpu, share = asked / counts, np.array(shares)
     return (
         packing.Demands(
             cpus=per_gpu[:, 0].copy(),
             memory=per_gpu[:, 1].copy(),
             storage=per_gpu[:, 2].copy(),
             speed=np.array(speeds),
-            above_fair=(per_gpu > capacity / gpus).any(axis=1),
-            largest_share=share.max(axis=1),
-            sum_of_shares=share.sum(axis=1),
+            above_fair=(asked > capacity / gpus * counts).any(axis=1),
+            share_gpus=share[:, 0].copy(),
+            share_cpus=share[:, 1].copy(),
+            share_memory=share[:, 2].copy(),
             hint=np.zeros(len(distinct) + 1, dtype=np.int64),
         ),
         of.ravel(),
@@ -127,19 +132,23 @@ def _demands(trace: Trace, servers: Servers, *, fair: bool) -> tuple[packing.Dem
 
 
 def _demand(trace: Trace, part: int, n: int, capacity: Floats, gpus: float) -> tuple[Floats, float]:
-    """Return the ideal demand of a job, cut at a server, and the speed that the cut leaves."""
+    """Return the ideal demand of a job, cut at a server, and the speed that the cut leaves.
+
+    What exceeds a server becomes the fair share, at speed 1, where the GPUs do as well.
+    """
     known = trace.sensitivities[part]
     best = int(np.argmax(known.speed))
     cpus = _given(known.demand_cpus, float(known.cpus[best]))
     memory = _given(known.demand_memory_gb, float(known.memory_gb[best]))
     speed = _given(known.demand_speed, float(known.speed[best]))
     fair = capacity / gpus * n
-    if n > gpus:
-        return fair, 1.0
     ideal = n * np.array([cpus, memory, STORAGE_MB_PER_S])
+    cut = ideal > capacity
+    if n > gpus:
+        return np.where(cut, fair, ideal), 1.0 if cut.any() else speed
     vector = np.minimum(ideal, capacity)
-    if (vector < ideal).any() and ideal[0] != fair[0]:
-        speed = 1 + (speed - 1) * (vector[0] - fair[0]) / (ideal[0] - fair[0])
+    if cut.any() and ideal[0] != fair[0]:
+        speed = 1 + (speed - 1) / (ideal[0] - fair[0]) * (vector[0] - fair[0])
     return vector, float(speed)
 
 
@@ -152,21 +161,49 @@ def _jobs(trace: Trace, rows: Longs, demand_of: Longs, speed_of: Floats) -> pack
     seconds = np.array([part.iteration_s for part in trace.sensitivities])
     floats = {name: np.zeros(count) for name in packing.Jobs._fields}
     whole = ("rank", "order", "spare", "chosen", "first_piece", "num_pieces")
+    arrival = trace.arrival_s[rows]
     return packing.Jobs(
         **{
             **floats,
             **{name: np.zeros(count, dtype=np.int64) for name in whole},
-            "arrival": trace.arrival_s[rows],
+            "arrival": arrival,
             "total": trace.iterations[rows].astype(np.float64),
             "iteration_s": seconds[trace.sensitivity[rows]],
             "gpus": trace.gpus[rows].astype(np.int64),
             "demand": demand_of[rows].astype(np.int64),
-            "last_run": trace.arrival_s[rows].copy(),
+            "last_run": arrival.copy(),
             "speed": speed_of[rows],
             "start": np.full(count, math.nan),
             "finish": np.full(count, math.nan),
         }
     )
+
+
+def _events(
+    trace: Trace, rows: Longs, jobs: packing.Jobs, gpus: int, count: Longs
+) -> packing.Events:
+    """Return the clock and a heap with all arrivals and the first round.
+
+    It stays empty where all arrivals differ.
+    """
+    num_jobs = len(rows)
+    same = np.concatenate(([False], jobs.arrival[1:] == jobs.arrival[:-1], [False]))
+    tied = (same[1:] | same[:-1]).astype(np.int64)
+    size = num_jobs + gpus + 1 if tied.any() else 0
+    events = packing.Events(
+        clock=np.array([_start(trace), ROUND_S]),
+        tied=tied,
+        place=np.zeros(num_jobs, dtype=np.int64),
+        heap=np.zeros(size, dtype=np.int64),
+        when=np.zeros(num_jobs + 2, dtype=np.int64),
+    )
+    if tied.any():
+        events.when[:num_jobs] = 3 * np.searchsorted(jobs.arrival, jobs.arrival)
+        for j in np.argsort(rows).tolist():
+            kernel.push(j, events, count)
+        kernel.pass_events(1, 0, jobs, events, count)
+        count[packing.TIES_AHEAD] = tied.sum()
+    return events
 
 
 def _room(servers: Servers) -> packing.Room:
