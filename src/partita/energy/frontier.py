@@ -45,7 +45,7 @@ from partita.energy.rounding import (
 )
 from partita.errors import InvalidInputError
 
-TRIES = 60_000
+TRIES = 40_000
 """Groups of activities that the search for better clocks tries, over all points of a frontier."""
 SMALL_GAP = 0.002
 """A point that is no further from its bound is good enough."""
