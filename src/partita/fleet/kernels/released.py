@@ -15,10 +15,10 @@ new ones that in which a binary heap gives up equal arrivals.
 
 Departure that changes no result: a round whose order, jobs and so grants equal those of the last
 is not computed again. Keys are linear in the rounds that pass, so the number of such rounds is
-known; it is taken lower where rounding could matter. A first-fit walk starts at the first
-server that may still hold the vector, since free room only shrinks within a round. The heap is
-kept only while arrivals that several jobs share are to come; each round's events pass through it,
-since they change how it gives up these.
+known; it is taken lower where rounding could matter. A first-fit walk starts at the first server
+that may still hold the vector, since free room only shrinks within a round. The heap is kept only
+while arrivals that several jobs share are to come; the events of each round pass through it, since
+they change the order in which it gives these up.
 """
 
 import math
@@ -255,7 +255,8 @@ def rounds_in_order(a: int, b: int, noise: float, jobs: Jobs) -> float:
     if gap < 0 or (gap == 0 and jobs.arrival[b] < jobs.arrival[a]):
         return 0.0
     closing = jobs.slope[a] - jobs.slope[b]
-    if noise > 0 and (jobs.slope[a] != 0 or jobs.slope[b] != 0):
+    moving = jobs.step[a] > 0 or jobs.step[b] > 0 or jobs.slope[a] != 0 or jobs.slope[b] != 0
+    if noise > 0 and moving:
         gap -= noise * jobs.key[b]
         if gap <= 0:
             return 1.0e15 if twins(a, b, jobs) else 0.0
