@@ -53,7 +53,7 @@ def measure() -> Measured:
     }
     clusters = {
         gpus: servers_of(read_cluster((folder / "configs" / f"c{gpus}.ini").read_text()))
-        for gpus in set(CLUSTER_OF.values())
+        for gpus in {*CLUSTER_OF.values(), 2048}
     }
     cases = [(traces[name], clusters[gpus]) for name, gpus in CLUSTER_OF.items()]
     dealt = [part for part in models.values() if part.kind]
@@ -61,7 +61,7 @@ def measure() -> Measured:
         released_group(folder, traces, clusters),
         rules_group(cases[:2]),
         explained(),
-        joint_group(cases),
+        joint_group([*cases, (traces["static_single_4096"], clusters[2048])]),
         fresh_group(dealt, clusters[32]),
         opt_group(*cases[0]),
         power_group(*cases[1]),

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from partita.core.columns import Floats, Longs
 from partita.errors import InvalidInputError
 from partita.fleet import orderings
-from partita.fleet.allocators.joint import joint, overtake
+from partita.fleet.allocators.joint import joint, overtake, shortest_of_equals
 from partita.fleet.allocators.opt import opt
 from partita.fleet.allocators.simple import fair, greedy, tune
 from partita.fleet.snapshot import Allocation, Snapshot
@@ -41,7 +41,8 @@ class AllocatorEntry:
     Attributes:
         allocate: Returns who gets what, given the order of the jobs.
         ordered: Whether the order matters although every job runs.
-        overtakes: Whether short jobs may overtake, within bounds, in the plain order of arrival.
+        overtakes: Whether short jobs may overtake, within bounds, in the plain order of arrival,
+            and equals in other orders.
         title: What it does, in a few words.
     """
 
@@ -96,13 +97,15 @@ class Policy:
         """Return the jobs of a snapshot, first first."""
         keys = self.ordering.keys(snapshot)
         ordered = orderings.order_of(snapshot, keys, ranked=self.ordering.ranked)
-        return self.admitted(snapshot, ordered)
+        return self.admitted(snapshot, ordered, keys)
 
-    def admitted(self, snapshot: Snapshot, ordered: Longs) -> Longs:
-        """Return the order in which jobs are served, given that of the ordering."""
-        if self.ordering.by_arrival and self.allocator.overtakes:
+    def admitted(self, snapshot: Snapshot, ordered: Longs, keys: Floats) -> Longs:
+        """Return the order in which jobs are served, given that of the ordering and its keys."""
+        if not self.allocator.overtakes:
+            return ordered
+        if self.ordering.by_arrival:
             return overtake(snapshot, ordered)
-        return ordered
+        return shortest_of_equals(snapshot, ordered, keys)
 
 
 def policy_of(name: str) -> Policy:

@@ -146,10 +146,23 @@ def test_jobs_overtake_under_fifo_only_where_the_policy_says_so():
     snapshot = snapshot_of(jobs, servers(1))
     assert snapshot.servers.num_gpus == 4
     assert policy_of("fifo:joint").order(snapshot).tolist() == [7, 6, 5, 4, 3, 2, 1, 0, 8, 9]
-    for name in ("fifo:joint-in-order", "las:joint", "fifo:tune"):
+    for name in ("fifo:joint-in-order", "las:joint-in-order", "fifo:tune"):
         assert policy_of(name).order(snapshot).tolist() == come
     late = replace(snapshot, now_s=900.0 + 86_400.0 + 1)
     assert policy_of("fifo:joint").order(late).tolist() == come
+
+
+def test_of_equals_with_as_many_gpus_the_shortest_goes_first():
+    sizes, lengths = [1, 2, 1, 2, 1], [500, 900, 300, 100, 400]
+    jobs = [
+        Job(job_id=i, sensitivity=flat(), iterations=n, gpus=g)
+        for i, (n, g) in enumerate(zip(lengths, sizes, strict=True))
+    ]
+    snapshot = snapshot_of(jobs, servers(1))
+    assert policy_of("las:joint").order(snapshot).tolist() == [2, 3, 4, 1, 0]
+    assert policy_of("las:tune").order(snapshot).tolist() == [0, 1, 2, 3, 4]
+    attained = replace(snapshot, attained_s=np.array([0.0, 0.0, 9.0, 0.0, 0.0]))
+    assert policy_of("las:joint").order(attained).tolist() == [4, 3, 1, 0, 2]
 
 
 def test_who_was_overtaken_for_too_long_goes_before_those_who_run():

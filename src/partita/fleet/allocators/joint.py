@@ -10,7 +10,8 @@ Overtaking. Under FIFO, among the jobs next in line, twice as many as there are 
 soonest starts first; nobody is overtaken for longer than its own length and a day. In the table of
 policies this is an option: ``fifo:joint`` overtakes, ``fifo:joint-in-order`` does not, and jobs
 start in the order of arrival (those behind fill in where one does not fit). Other orderings have
-their own idea of who is next, and keep it.
+their own idea of who is next, and keep it. Where it makes no difference, as LAS does among jobs
+that have not run yet, who ends soonest of those with as many GPUs goes first, not the oldest.
 
 What they get. On each server CPUs and memory go, step by step, to the job for which they are worth
 most for their share of the server; jobs change servers where that gains more than the restarts cost
@@ -100,6 +101,22 @@ def overtake(snapshot: Snapshot, order: Longs) -> Longs:
     jobs = waiting[:window]
     waiting[:window] = jobs[np.argsort(left[jobs], kind="stable")]
     return np.concatenate([order[~yields[order]], waiting])
+
+
+def shortest_of_equals(snapshot: Snapshot, order: Longs, keys: Floats) -> Longs:
+    """Return an order in which, of jobs with equal keys and GPUs, who ends soonest goes first.
+
+    Who runs goes before its equals that wait. Each job takes a place of one of its equals, so that
+    jobs of other sizes stay where they are.
+    """
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    waits = snapshot.speed == 0
+    left = np.where(waits, _left_s(snapshot), 0.0)
+    equal = (snapshot.gpus, keys, snapshot.rank)
+    result = order.copy()
+    result[place[np.lexsort((place, *equal))]] = np.lexsort((place, left, waits, *equal))
+    return result
 
 
 def _left_s(snapshot: Snapshot) -> Floats:

@@ -89,7 +89,7 @@ class _Player:
             snapshot = state.snapshot(self.now_s)
             keys = self.policy.ordering.keys(snapshot)
             order = order_of(snapshot, keys, ranked=self.policy.ordering.ranked)
-            served = self.policy.admitted(snapshot, order)
+            served = self.policy.admitted(snapshot, order, keys)
             granted = allocate_under(
                 self.rules.power_cap_w, self.trace.sensitivities, snapshot, served, self._ask
             )
