@@ -42,7 +42,7 @@ GENERAL = [name for name in PLANNERS if name not in ("expert", "uniform_transfor
 """The planners for any graph; the others refuse graphs that lack what they go by (own tests)."""
 
 NEEDED: Mapping[str, Callable[[Problem], dict[str, Any]]] = {
-    "auto": lambda problem: {"iterations": 20},
+    "auto": lambda problem: {"iterations": 5},
     "brute-force": lambda problem: {"iterations": 40, "time_limit": 600.0},
     "local-search": lambda problem: {"iterations": 5},
     "hierarchical": lambda problem: {"iterations": 5},

@@ -164,6 +164,8 @@ def clock_readings(skew_ns: int, drift: float) -> list[Any]:
 
 
 def main(path: str) -> None:
+    # A shell that starts tests in the background lets them ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     begin = Scenarios(JobDirectory(Path(path)))
     scenarios: dict[str, Callable[[], None]] = {
         "killed": lambda: begin.run_with_code(lambda: os.kill(os.getpid(), signal.SIGKILL)),
