@@ -1,12 +1,33 @@
 """Writing down what happens in a simulation, as a history."""
 
+from typing import Any
+
 import numpy as np
 
 from partita.core.columns import Array, Floats
 from partita.core.fleet import FleetHistory, Leases, Trace, Usage
+from partita.fleet.resources import Servers
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.state import State
 from partita.fleet.snapshot import Allocation, piece_jobs
+
+
+def known_before(trace: Trace, servers: Servers) -> dict[str, Any]:
+    """Return what a history says of its trace and servers, whatever becomes of the jobs."""
+    return {
+        "trace": trace.name,
+        "servers": servers.names,
+        "num_gpus": servers.num_gpus,
+        "num_cpus": float(servers.cpus.sum()),
+        "memory_gb": float(servers.memory_gb.sum()),
+        "models": tuple(part.name for part in trace.sensitivities),
+        "kinds": tuple(part.kind for part in trace.sensitivities),
+        "job_id": trace.job_id,
+        "model": trace.sensitivity,
+        "gpus": trace.gpus,
+        "arrival_s": trace.arrival_s,
+        "fair_s": trace.fair_s,
+    }
 
 
 class Recorder:
@@ -64,24 +85,13 @@ class Recorder:
         known = np.array([len(part.frontier_w) > 0 for part in trace.sensitivities])
         energy = np.where(known[trace.sensitivity], state.energy_j[back], np.nan)
         return FleetHistory(
-            trace=trace.name,
+            **known_before(trace, servers),
             policy=self.policy,
             round_s=self.rules.round_s,
             rounds=self.rounds,
             events=self.events,
-            servers=servers.names,
-            num_gpus=servers.num_gpus,
-            num_cpus=float(servers.cpus.sum()),
-            memory_gb=float(servers.memory_gb.sum()),
-            models=tuple(part.name for part in trace.sensitivities),
-            kinds=tuple(part.kind for part in trace.sensitivities),
-            job_id=trace.job_id,
-            model=trace.sensitivity,
-            gpus=trace.gpus,
-            arrival_s=trace.arrival_s,
             start_s=state.start_s[back],
             finish_s=state.finish_s[back],
-            fair_s=trace.fair_s,
             attained_gpu_s=state.gpu_s[back],
             preemptions=state.preemptions[back].astype(np.int32),
             migrations=state.migrations[back].astype(np.int32),

@@ -11,6 +11,7 @@ from partita.fleet.kernels import released as kernel
 from partita.fleet.kernels import released_packing as packing
 from partita.fleet.kernels.compiled import as_lists, compiled, pays
 from partita.fleet.resources import Servers
+from partita.fleet.simulate.recorder import known_before
 
 ORDERINGS = {
     "fifo": packing.FIFO,
@@ -242,24 +243,13 @@ def _history(
     back[by_arrival] = np.arange(len(trace))
     rows = packing.Rows(*(np.concatenate(parts) for parts in zip(*chunks, strict=True)))
     return FleetHistory(
-        trace=trace.name,
+        **known_before(trace, servers),
         policy=f"{policy} as released",
         round_s=ROUND_S,
         rounds=int(count[packing.ROUNDS]),
         events=int(count[packing.EVENTS]),
-        servers=servers.names,
-        num_gpus=servers.num_gpus,
-        num_cpus=float(servers.cpus.sum()),
-        memory_gb=float(servers.memory_gb.sum()),
-        models=tuple(part.name for part in trace.sensitivities),
-        kinds=tuple(part.kind for part in trace.sensitivities),
-        job_id=trace.job_id,
-        model=trace.sensitivity,
-        gpus=trace.gpus,
-        arrival_s=trace.arrival_s,
         start_s=np.asarray(jobs.start)[back],
         finish_s=np.asarray(jobs.finish)[back],
-        fair_s=trace.fair_s,
         attained_gpu_s=np.asarray(jobs.attained)[back] * trace.gpus,
         usage=Usage(
             start_s=rows.start,
