@@ -8,6 +8,7 @@ import fcntl
 import os
 import signal
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -138,6 +139,21 @@ def redirect_output(log: Path) -> None:
         sys.stderr.flush()
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+
+
+def append_output() -> None:
+    """Let what this process prints go to the end of the files that it goes to.
+
+    Whoever starts it may have opened one file twice, for stdout and for stderr, each of which would
+    write from the beginning, over what the other one, or ``redirect_output``, has written.
+    """
+    for descriptor in (1, 2):
+        try:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
+        except OSError:
+            continue  # it is closed
 
 
 def interface_towards(address: str, port: int) -> str:

@@ -37,6 +37,24 @@ def test_an_end_is_told(code: int | None, words: str) -> None:
     assert how_it_ended(code) == words
 
 
+def test_a_log_that_was_opened_twice_keeps_all_that_was_written(tmp_path: Path) -> None:
+    log, parts = tmp_path / "log", ["first out", "first err", "then", "at last"]
+    text = f"""
+import os, pathlib, sys
+from partita.processes import append_output, redirect_output
+append_output()
+os.write(1, b"first out\\n")
+os.write(2, b"first err\\n")
+before = os.dup(2)
+redirect_output(pathlib.Path({str(log)!r}))
+os.write(1, b"then\\n")
+os.write(before, b"at last\\n")
+"""
+    with log.open("w") as out, log.open("w") as err:
+        subprocess.run([sys.executable, "-c", text], stdout=out, stderr=err, check=True, timeout=60)
+    assert log.read_text().splitlines() == parts
+
+
 def test_the_last_lines_of_a_long_log_are_read(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"\xff" * 9000 + b"\n" + b"".join(b"line %d\n" % n for n in range(9)))

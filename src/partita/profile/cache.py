@@ -10,6 +10,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -81,16 +82,22 @@ class ProfileCache:
         return graph if isinstance(graph, Graph) else None
 
     def save(self, key: str, graph: Graph) -> None:
-        """Write a graph, whole or not at all."""
+        """Write a graph, whole or not at all; where that cannot be done there is a warning only."""
+        part: Path | None = None
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
                 "w", dir=self._directory, suffix=".tmp", delete=False, encoding="utf-8"
             ) as file:
+                part = Path(file.name)
                 file.write(write_json(graph))
-            Path(file.name).replace(self._path(key))
+            part.replace(self._path(key))
         except OSError as exc:
-            raise InvalidInputError(f"cache {self._directory} cannot be written: {exc}") from exc
+            reason = exc.strerror or str(exc)
+            logger.warning("cache %s cannot be written: %s", self._directory, reason)
+            if part is not None:
+                with suppress(OSError):
+                    part.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
         return self._directory / f"{key}.graph.json"

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from partita.errors import PartitaError
-from partita.processes import die_with_parent
+from partita.processes import append_output, die_with_parent
 
 
 def main(arguments: list[str]) -> int:
@@ -14,6 +14,7 @@ def main(arguments: list[str]) -> int:
     Args:
         arguments: The job directory, and the launcher's process where it is known.
     """
+    append_output()
     if len(arguments) not in (1, 2):
         sys.stderr.write("usage: torchrun --nproc-per-node N -m partita.run JOB_DIRECTORY\n")
         return 2

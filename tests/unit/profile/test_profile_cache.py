@@ -183,6 +183,29 @@ def test_a_damaged_file_is_measured_anew(folder: Path) -> None:
     assert profile_source(source_of(net), options=options, cache=cache).is_cached
 
 
+def test_a_profile_is_kept_though_the_cache_cannot_be_written(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "taken").write_text("a file where the cache should be")
+    net, cache = make_net(folder, "net_uncached"), ProfileCache(folder / "taken" / "cache")
+    found = profile_source(source_of(net), options=ProfileOptions(rounds=1, warmup=0), cache=cache)
+    assert found.graph.costs[0].forward_s.sum() > 0
+    (record,) = [r for r in caplog.records if "cannot be written" in r.getMessage()]
+    assert "taken/cache cannot be written: Not a directory" in record.getMessage()
+
+
+def test_a_graph_that_does_not_fit_on_the_disk_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("partita.profile.cache.write_json", full)
+    net, cache = make_net(folder, "net_full"), ProfileCache(folder / "full")
+    profile_source(source_of(net), options=ProfileOptions(rounds=1, warmup=0), cache=cache)
+    assert not list((folder / "full").iterdir())
+
+
 def test_a_second_batch_size_is_recorded(folder: Path) -> None:
     net = make_net(folder, "net_grown")
     found = profile_source(
