@@ -86,6 +86,7 @@ def command(output: str, rounds: int, as_json: bool, quiet: bool, **rest: Any) -
     training is compared with one process, and with what was predicted.
     """
     del rest
+    Path(output).mkdir(parents=True, exist_ok=True)  # first: what takes minutes must not be lost
     with progress("demo", quiet=quiet or as_json) as tell:
         tell(f"measuring {MODEL} at {SCALE:g} of its width, {rounds} rounds")
         profiled, graph = profile(rounds)
@@ -196,7 +197,6 @@ def write_files(
     folder: Path, graph: Graph, here: Planned, mixed: Planned, timeline: Timeline
 ) -> dict[str, Path]:
     """Write all documents and pictures, and return where each of them is."""
-    folder.mkdir(parents=True, exist_ok=True)
     files = {
         "graph": folder / f"{MODEL}.graph.json",
         "here": folder / "here.plan.json",

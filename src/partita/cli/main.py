@@ -1,15 +1,17 @@
 """The command ``partita``: commands are loaded when they are used, so that help comes at once."""
 
+import errno
 import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import click
 
 from partita import __version__
 from partita.cli.lazy import LazyGroup
-from partita.errors import PartitaError, WorkerError
+from partita.errors import PartitaError, UnsupportedError, WorkerError
 
 COMMANDS: Mapping[str, str] = {
     "demo": "Measure a small GPT here, plan it here and over a mixed cluster.",
@@ -34,6 +36,8 @@ COMMANDS: Mapping[str, str] = {
 
 
 _FORKING = ("demo", "run", "train")
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says, without the name of a file, to whoever writes to one that is open."""
 
 
 def _prepare(name: str) -> None:
@@ -70,6 +74,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows another
     try:
+        try:
+            _run(arguments)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a full disk can still be said in one line
+    except BrokenPipeError:
+        _drop_output()
+        sys.stderr.close()
+        sys.exit(0)
+    except OSError as exc:
+        if "--debug" in arguments:
+            raise
+        _fail(_reason(exc), UnsupportedError.exit_code)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    """Run the command line and exit; what the system refuses is left to the caller."""
+    try:
         code = partita.main(args=list(arguments), standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.NoArgsIsHelpError as exc:
@@ -87,11 +109,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "--debug" in arguments:
             raise
         _fail(str(exc), exc.exit_code, lines=isinstance(exc, WorkerError))
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
     except MemoryError:
         _fail("this needs more memory than there is", 4)
+
+
+def _reason(exc: OSError) -> str:
+    """Return what the system refused, and where.
+
+    An error without a name of a file is that of standard output if that cannot be written still.
+    """
+    reason = (exc.strerror or str(exc) or type(exc).__name__).lower()
+    if exc.filename is not None:
+        return f"{exc.filename}: {reason}"
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        _drop_output()
+        return f"standard output cannot be written: {reason}"
+    if exc.errno in _WRITING:
+        return f"standard output or a file cannot be written: {reason}"
+    return reason
+
+
+def _drop_output() -> None:
+    """Let what is still to be written to standard output go nowhere, or Python tries at exit."""
+    with suppress(OSError, ValueError):  # it may be no file of the system
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _fail(message: str, code: int, *, lines: bool = False) -> None:

@@ -202,8 +202,9 @@ def _architecture(transformers: Any, config: Any) -> Any:  # noqa: ANN401 (witho
         if type(config) in found:
             return found[type(config)]
     raise UnsupportedError(
-        f"transformers {version} has no usual training task for {config.model_type!r}; name a "
-        "class in architectures"
+        f"transformers {version} has no usual training task for {config.model_type!r}; causal, "
+        "masked and sequence-to-sequence language models, speech to text and image classification "
+        "have one; for others name a class in architectures"
     )
 
 
@@ -231,12 +232,33 @@ def hugging_face_inputs(
 
     Text, images (``pixel_values``) and log-mel speech (``input_features``) are known, by what the
     model calls its main input; an encoder-decoder also gets output tokens.
+
+    Raises:
+        InvalidInputError: More tokens than the model can read.
+        UnsupportedError: It reads something else, or its configuration does not say how much.
     """
+    try:
+        return _generated(model, batch_size, sequence_length, device, seed)
+    except AttributeError as exc:
+        raise UnsupportedError(
+            f"no data can be generated for a {model.config.model_type} model: its configuration "
+            f"has no {exc.name}"
+        ) from exc
+
+
+def _generated(
+    model: Any,  # noqa: ANN401 (see above)
+    batch_size: int,
+    sequence_length: int,
+    device: torch.device | str,
+    seed: int,
+) -> Batch:
     config, main, draw = model.config, model.main_input_name, Draw(seed, device)
     if main == "pixel_values":
-        size = getattr(config, "image_size", None) or _IMAGE_SIDE
+        seen = getattr(config, "vision_config", config)  # of a model of images and texts
+        size = getattr(seen, "image_size", None) or _IMAGE_SIDE
         height, width = size if isinstance(size, list | tuple) else (size, size)
-        pixels = draw.normal(batch_size, config.num_channels, height, width)
+        pixels = draw.normal(batch_size, seen.num_channels, height, width)
         return Batch((), {main: pixels}, draw.integers(0, config.num_labels, batch_size))
     limit, words = _length_limit(config.get_text_config()), config.get_text_config().vocab_size
     if limit and sequence_length > limit:

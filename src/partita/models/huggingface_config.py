@@ -67,6 +67,8 @@ def named_configuration(name: str) -> dict[str, Any]:
 def changed_configuration(configuration: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return a configuration with options of the form ``hidden_size=64,num_hidden_layers=2``.
 
+    Values are JSON, or bare words: lists and objects too (``depths=[2,2]``).
+
     Raises:
         InvalidInputError: An option that this type of model does not have, or that says nothing.
     """
@@ -76,7 +78,7 @@ def changed_configuration(configuration: Mapping[str, Any], text: str) -> dict[s
     kind = configuration["model_type"]
     known = transformers.CONFIG_MAPPING[kind]() if kind in transformers.CONFIG_MAPPING else None
     changes: dict[str, Any] = {}
-    for option in text.split(","):
+    for option in _options(text):
         name, _, value = option.strip().partition("=")
         if not name or not value:
             raise InvalidInputError(
@@ -87,6 +89,20 @@ def changed_configuration(configuration: Mapping[str, Any], text: str) -> dict[s
             raise InvalidInputError(f"a {kind} configuration has no option {name!r}{close}")
         changes[name] = _value(value)
     return {**configuration, **changes}
+
+
+def _options(text: str) -> list[str]:
+    """Return the options of a text, cut at commas outside of brackets, braces and quotes."""
+    parts, depth, quoted = [""], 0, False
+    for place, sign in enumerate(text):
+        if sign == '"' and text[place - 1 : place] != "\\":
+            quoted = not quoted
+        depth += 0 if quoted else (sign in "[{") - (sign in "]}")
+        if sign == "," and depth <= 0 and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts
 
 
 def _value(text: str) -> Any:  # noqa: ANN401 (any JSON value)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -110,6 +111,41 @@ def test_options_change_a_configuration_and_must_exist() -> None:
         changed_configuration(base, "hidden_sise=64")
     with pytest.raises(InvalidInputError, match="name=value"):
         changed_configuration(base, "hidden_size")
+
+
+def test_commas_inside_of_a_value_do_not_end_it() -> None:
+    base = {"model_type": "swin"}
+    text = 'depths=[2,2], num_heads=[2,4],id2label={"0":"a, [b","1":"c"},embed_dim=16'
+    assert changed_configuration(base, text) == {
+        **base,
+        "depths": [2, 2],
+        "num_heads": [2, 4],
+        "id2label": {"0": "a, [b", "1": "c"},
+        "embed_dim": 16,
+    }
+
+
+def test_a_model_of_images_and_texts_gets_images_of_its_inner_configuration() -> None:
+    inner = '{"num_hidden_layers":1,"hidden_size":16,"intermediate_size":16,"image_size":32'
+    text = f'hf:CLIPConfig?vision_config={inner},"patch_size":16,"num_attention_heads":2}}'
+    source = load_source(text, SourceOptions(batch_size=2))
+    example = source.example(0)
+    assert example.kwargs["pixel_values"].shape == (2, 3, 32, 32)
+    assert source.loss is not None
+    loss = source.loss(source.model(**example.kwargs), example.labels)
+    assert torch.isfinite(loss)
+
+
+def test_a_configuration_that_does_not_say_its_sizes_is_refused_in_one_line() -> None:
+    config = SimpleNamespace(model_type="odd")
+    model = SimpleNamespace(config=config, main_input_name="pixel_values")
+    with pytest.raises(UnsupportedError, match="odd model: its configuration has no num_channels"):
+        hugging_face_inputs(model, 2)
+
+
+def test_a_type_without_a_usual_task_is_told_which_have_one() -> None:
+    with pytest.raises(UnsupportedError, match="image classification have one; for others name"):
+        build_hugging_face({"model_type": "blip"}, device="meta")
 
 
 @pytest.mark.parametrize(
