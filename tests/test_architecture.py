@@ -39,7 +39,7 @@ THIRD_PARTY = {
     "catalogue": {"numpy", "yaml"},
     "formats": {"numpy", "yaml"},
     "cost": {"numpy", "numba"},
-    "plan": {"numpy", "numba", "scipy", "rustworkx", "ortools"},
+    "plan": {"numpy", "numba", "scipy", "rustworkx"},
     "models": {"numpy", "torch", "transformers"},
     "processes": set(),
     "ranks": {"torch"},

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -330,6 +331,65 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="unifrom"):
         main(["plan", "gpt-small", "-p", "unifrom", "--debug"])
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [("models",), ("models", "--json"), ("plan", "--help")])
+def test_a_full_disk_is_one_line(arguments: tuple[str, ...], buffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "partita", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": buffered},
+            text=True,
+            check=False,
+            timeout=120,
+        )
+    assert done.returncode == 4
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("partita: standard output")
+    assert line.endswith("cannot be written: no space left on device")
+
+
+def test_a_demo_that_has_no_folder_fails_in_one_line_before_it_measures(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(_: int) -> None:
+        raise AssertionError("measured first")
+
+    monkeypatch.setattr("partita.cli.demo.profile", measure)
+    code, _, err = run("demo", "-o", "/proc/partita")
+    assert code == 4
+    assert err == "partita: /proc/partita: no such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(13, "Permission denied", "there"), "partita: there: permission denied"),
+        (OSError(30, "Read-only file system"), "partita: read-only file system"),
+        (OSError("odd"), "partita: odd"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: OSError, line: str
+) -> None:
+    def refuse() -> None:
+        raise error
+
+    monkeypatch.setattr("partita.cli.doctor.examine", refuse)
+    assert run("doctor") == (4, "", f"{line}\n")
+
+
+def test_doctor_offers_nothing_that_is_not_used(run: Run) -> None:
+    found = json.loads(run("doctor", "--json")[1])["packages"]
+    assert not {"ortools", "ray"} & set(found)
+
+
+def test_train_names_its_default_planner(run: Run) -> None:
+    out = " ".join(run("train", "--help")[1].split())
+    assert "[auto; uniform with --pp or --dp]" in out
 
 
 @pytest.mark.slow

@@ -16,10 +16,8 @@ from partita.cli.options import output_options
 PACKAGES = (
     ("torch", "run plans (the interpreter)", "partita[torch]"),
     ("transformers", "Hugging Face models", "partita[models]"),
-    ("ortools", "exact search", "partita[exact]"),
     ("fastapi", "the HTTP service", "partita[serve]"),
     ("pynvml", "reading GPU power and clocks", "partita[energy]"),
-    ("ray", "several hosts with Ray", "partita[ray]"),
 )
 
 

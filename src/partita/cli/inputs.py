@@ -36,7 +36,7 @@ from partita.cost.objectives.placed import placement_errors
 from partita.documents import load, read_text
 from partita.errors import FormatError, InfeasibleError, InvalidInputError
 from partita.flows.summary import thawed
-from partita.plan.table import DEFAULT_PLANNER, planners
+from partita.plan.table import DEFAULT_PLANNER, find_planner
 from partita.profile.estimate_recompute import with_recomputation
 
 DEFAULT_CLUSTER = "4xa100"
@@ -411,8 +411,8 @@ def read_planner(
 
 def takes(planner: str, option: str) -> bool:
     """Return whether a planner has an option; one that does not exist is said to have all."""
-    known = planners()
-    return planner not in known or option in inspect.signature(known[planner]).parameters
+    found = find_planner(planner)
+    return found is None or option in inspect.signature(found).parameters
 
 
 EFFORT_OPTIONS = ("time_limit", "iterations", "as_released")

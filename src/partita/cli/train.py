@@ -54,7 +54,11 @@ _STAGED = ("uniform", "uniform_floor", "uniform_transformer", "parameters", "aut
 @click.argument("model", required=False)
 @click.option("--devices", type=click.IntRange(1, 16), help="N of this machine. [its GPUs, or 2]")
 @click.option("--cluster", "-c", help="With --emulate: machines that are not here, 2x4xa100.")
-@click.option("--planner", "-p", help="Planner, such as uniform or custom:0,8,14. [uniform]")
+@click.option(
+    "--planner",
+    "-p",
+    help="Planner, such as uniform or custom:0,8,14. [auto; uniform with --pp or --dp]",
+)
 @click.option("--partition", help="The same as --planner.")
 @click.option("--option", "-O", "options", multiple=True, help="Option of the planner, k=v.")
 @click.option("--pp", type=click.IntRange(1), help="Stages of the pipeline.")

@@ -3,6 +3,7 @@
 import difflib
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
@@ -60,6 +61,8 @@ PLANNERS: Mapping[str, Planner] = {
     "pipedream": plan_pipedream,
     "sparse-pipedream": plan_sparse_pipedream,
 }
+logger = logging.getLogger(__name__)
+
 DEFAULT_PLANNER = "auto"
 ENTRY_POINTS = "partita.planners"
 TRACE = "trace"
@@ -69,10 +72,30 @@ TRACE = "trace"
 def planners() -> Mapping[str, Planner]:
     """Return all planners: those of the table, and of installed plug-ins.
 
-    Raises:
-        UnsupportedError: A plug-in cannot be loaded.
+    A plug-in that cannot be loaded is left out, with a warning.
     """
-    return {**{name: _load(entry) for name, entry in _plugged().items()}, **PLANNERS}
+    found: dict[str, Planner] = {}
+    for name, entry in _plugged().items():
+        try:
+            found[name] = _load(entry)
+        except UnsupportedError as exc:
+            logger.warning("%s", exc)
+    return {**found, **PLANNERS}
+
+
+def find_planner(name: str) -> Planner | None:
+    """Return a planner by name, of the table or of a plug-in; None if there is none.
+
+    Plug-ins are looked at only where the table has no such name, and only the one that has it is
+    loaded.
+
+    Raises:
+        UnsupportedError: It is a plug-in that cannot be loaded.
+    """
+    if name in PLANNERS:
+        return PLANNERS[name]
+    entry = _plugged().get(name)
+    return None if entry is None else _guarded(name, _load(entry))
 
 
 def _plugged() -> dict[str, EntryPoint]:
@@ -82,9 +105,10 @@ def _plugged() -> dict[str, EntryPoint]:
 def _load(entry: EntryPoint) -> Planner:
     try:
         planner: Planner = entry.load()
-    except (ImportError, AttributeError) as exc:
+    except Exception as exc:  # loading runs the plug-in's own code, which may raise anything
         raise UnsupportedError(
-            f"planner {entry.name!r} is a plug-in, and {entry.value} cannot be loaded: {exc}"
+            f"planner {entry.name!r} is a plug-in, and {entry.value} cannot be loaded: "
+            f"{str(exc) or type(exc).__name__}"
         ) from exc
     return planner
 
@@ -92,21 +116,14 @@ def _load(entry: EntryPoint) -> Planner:
 def get_planner(name: str, **options: object) -> Callable[[Problem], Solution]:
     """Return a planner by name with its options bound.
 
-    Plug-ins are looked at only where the table has no such name, and only the one that has it is
-    loaded.
-
     Raises:
         InvalidInputError: There is no such planner or option; suggests near names.
         UnsupportedError: It is a plug-in that cannot be loaded.
     """
-    planner = PLANNERS.get(name)
+    planner = find_planner(name)
     if planner is None:
-        plugged = _plugged()
-        if name not in plugged:
-            raise InvalidInputError(
-                f"there is no planner {name!r}{_near(name, [*PLANNERS, *plugged])}"
-            )
-        planner = _guarded(name, _load(plugged[name]))
+        known = [*PLANNERS, *_plugged()]
+        raise InvalidInputError(f"there is no planner {name!r}{_near(name, known)}")
     accepted = [
         parameter.name
         for parameter in inspect.signature(planner).parameters.values()

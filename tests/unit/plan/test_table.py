@@ -1,7 +1,9 @@
+import re
 from importlib.metadata import EntryPoint
 
 import pytest
 
+from partita.cli.inputs import takes
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError
@@ -138,15 +140,27 @@ def test_a_plug_in_does_not_replace_a_planner_of_the_table(plug_in):
 
 
 @pytest.mark.parametrize("reason", [ImportError("no module x"), AttributeError("no plan_x")])
-def test_a_broken_plug_in_is_named_and_breaks_no_other_planner(plug_in, problem_of, reason):
+def test_a_broken_plug_in_is_named_and_breaks_no_other_planner(plug_in, problem_of, reason, caplog):
     plug_in(broken=reason, other=plan_single)
     problem = problem_of(3)
     assert solve(problem, "single") == solve(problem, "other")
     words = rf"^planner 'broken' is a plug-in, and plugin:broken cannot be loaded: {reason}$"
     with pytest.raises(UnsupportedError, match=words):
         get_planner("broken")
-    with pytest.raises(UnsupportedError, match=words):
-        planners()
+    assert planners() == {"other": plan_single, **PLANNERS}
+    (record,) = caplog.records
+    assert re.match(words, record.getMessage())
+
+
+def test_only_the_named_plug_in_is_loaded_to_know_its_options(plug_in, caplog):
+    plug_in(broken=RuntimeError("at import"), deep_search=plan_plugged)
+    assert takes("auto", "time_limit")
+    assert takes("deep-search", "depth")
+    assert not takes("deep-search", "time_limit")
+    assert takes("not-there", "anything")
+    assert not caplog.records
+    with pytest.raises(UnsupportedError, match="cannot be loaded: at import"):
+        takes("broken", "time_limit")
 
 
 def test_real_entry_points_load(monkeypatch, problem_of):
