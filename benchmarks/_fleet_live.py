@@ -27,6 +27,7 @@ from partita.core.fleet import FleetHistory, Job, Sensitivity, SensitivityOrigin
 from partita.fleet.live.client import FleetClient
 from partita.fleet.live.jobspec import GpuChoice, JobSpec, core_job
 from partita.fleet.live.proc import processes_of
+from partita.fleet.live.token import make_token
 from partita.fleet.resources import Servers
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.rounds import simulate_rounds
@@ -139,7 +140,12 @@ class Server:
     @property
     def client(self) -> FleetClient:
         """Return the way to it."""
-        return FleetClient(f"http://127.0.0.1:{self.port}", timeout_s=10.0, patience_s=60.0)
+        return FleetClient(
+            f"http://127.0.0.1:{self.port}",
+            token=make_token(self.folder / "fleet.sqlite.d"),
+            timeout_s=10.0,
+            patience_s=60.0,
+        )
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
@@ -155,7 +161,11 @@ class Server:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "XDG_STATE_HOME": str(self.folder / "state"),  # clients' notes stay here
+                },
             )
         last_s = time.monotonic() + 60
         while True:

@@ -24,6 +24,13 @@ _PDEATHSIG = 1
 _TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SIOCGIFADDR = 0x8915
 _LOG_BYTES = 8192
+TOKEN_VARIABLE = "PARTITA_TOKEN"
+"""Variable with the token that a server asks for and its clients show."""
+
+
+def job_environment() -> dict[str, str]:
+    """Return the environment that a job's command inherits: this process's without its token."""
+    return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -76,7 +76,11 @@ def energy(folder: Path, **rest: Any) -> settings.EnergySettings:
 def client(tmp_path: Path) -> Iterator[asgi.ASGIClient]:
     """Yield a client of an app in this process, started as Schemathesis starts it."""
     with asgi.ASGIClient(
-        make_app(settings.Settings(energy=energy(tmp_path, scheduler="perseus")))
+        make_app(
+            settings.Settings(
+                allow_hosts=(asgi.HOST,), energy=energy(tmp_path, scheduler="perseus")
+            )
+        )
     ) as client:
         yield client
     asgi.shutdown_lifespans()
@@ -191,7 +195,9 @@ def test_every_route_keeps_to_its_description(client: asgi.ASGIClient) -> None:
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", f"Basic {TOKEN}", TOKEN])
 def test_nothing_is_said_without_the_token(tmp_path: Path, header: str | None) -> None:
-    app = make_app(settings.Settings(token=TOKEN, energy=energy(tmp_path)))
+    app = make_app(
+        settings.Settings(allow_hosts=(asgi.HOST,), token=TOKEN, energy=energy(tmp_path))
+    )
     headers = {} if header is None else {"Authorization": header}
     with asgi.ASGIClient(app) as client:
         for method, template in operations(client):

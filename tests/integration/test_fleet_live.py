@@ -95,9 +95,13 @@ def ended(engine: LocalEngine, handle: dict) -> Status:
     return engine.status(handle)
 
 
-def test_a_command_gets_its_devices_and_its_log(start, engine, tmp_path: Path) -> None:
+def test_a_command_gets_its_devices_and_its_log(
+    start, engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PARTITA_TOKEN", "secret")
     handle = start(
-        "echo $CUDA_VISIBLE_DEVICES $PARTITA_CPUS $MINE; grep Cpus_allowed_l /proc/self/status"
+        "echo $CUDA_VISIBLE_DEVICES $PARTITA_CPUS $MINE$PARTITA_TOKEN; "
+        "grep Cpus_allowed_l /proc/self/status"
     )
     assert ended(engine, handle).exit_code == 0
     first, second = (tmp_path / "job-1" / "log.txt").read_text().splitlines()
@@ -254,6 +258,8 @@ def test_the_command_line_from_end_to_end(
 ) -> None:
     plan = Plan(policy="fifo:fair", round_s=0.4)
     server = Server(plan, tmp_path, more=("--gpus", "2", "--cpus", "8", "--memory", "999GB"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("PARTITA_TOKEN", raising=False)
     server.start()
     monkeypatch.setenv("PARTITA_FLEET_SERVER", f"http://127.0.0.1:{server.port}")
 
@@ -272,6 +278,9 @@ def test_the_command_line_from_end_to_end(
         assert call("logs", "-f", "1") == "hello from 1\n"
         assert "wrong.yaml:2: steps is 'none'" in call("submit", "wrong.yaml", code=2)
         assert "3 GPUs" in call("submit", "wide.yaml", code=3)
+        monkeypatch.setenv("PARTITA_TOKEN", "wrong")
+        assert "--token-file or PARTITA_TOKEN" in call("cancel", "2", code=4)
+        monkeypatch.delenv("PARTITA_TOKEN")
         assert "there is no job 7" in call("status", "7", code=2)
         until(lambda: "CPUs emulated" in call("status", "2"), "the grant")
         assert "long" in call("top", "--once")

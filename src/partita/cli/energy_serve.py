@@ -33,6 +33,12 @@ ANCESTORS: Mapping[str, str] = {
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    help="Further name that clients call this server by, such as that of a proxy.",
+)
+@click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=7787,
@@ -134,6 +140,7 @@ def command(host: str, port: int, as_json: bool, **rest: Any) -> None:
     scheduler = ANCESTORS.get(rest["scheduler"], rest["scheduler"])
     settings = Settings(
         host=host,
+        allow_hosts=rest["allow_hosts"],
         token=read_token(rest["token_file"]),
         max_body_bytes=rest["max_body"],
         version=__version__,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from partita.cli.console import table
-from partita.cli.token import read_token
+from partita.cli.token import fleet_token
 from partita.fleet.live.client import DEFAULT_URL, FleetClient
 from partita.units import format_seconds
 
@@ -35,7 +35,7 @@ def server_options(function: _F) -> _F:
         click.option(
             "--token-file",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="File with the server's token. [PARTITA_TOKEN]",
+            help="File with the server's token. [PARTITA_TOKEN, else what a fleet here made]",
         ),
         click.option(
             "--server",
@@ -51,7 +51,7 @@ def server_options(function: _F) -> _F:
 
 def client_of(server: str, token_file: Path | None) -> FleetClient:
     """Return the way to the fleet that the options name."""
-    return FleetClient(server, token=read_token(token_file))
+    return FleetClient(server, token=fleet_token(token_file, server))
 
 
 def job_table(jobs: Sequence[Mapping[str, Any]]) -> Any:

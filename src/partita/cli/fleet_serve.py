@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import click
 import numpy as np
 
 from partita.cli.console import print_json
-from partita.cli.token import read_token
+from partita.cli.token import note_fleet, read_token
 from partita.documents import read_text
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.units import parse_bytes, parse_seconds
@@ -66,6 +67,12 @@ _EXTRA = ("fastapi", "uvicorn", "pydantic", "starlette")
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    help="Further name that clients call this server by, such as that of a proxy.",
+)
+@click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=7788,
@@ -75,7 +82,7 @@ _EXTRA = ("fastapi", "uvicorn", "pydantic", "starlette")
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with the token that clients show. [PARTITA_TOKEN]",
+    help="File with the token that clients show. [PARTITA_TOKEN, else one is made beside --state]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print where it listens as JSON.")
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
@@ -97,32 +104,56 @@ def command(host: str, port: int, as_json: bool, **rest: Any) -> None:
         ) from exc
     from partita.fleet.live.fleet import Fleet  # noqa: PLC0415 (heavy)
     from partita.fleet.live.local import LocalEngine, machine_for  # noqa: PLC0415
+    from partita.fleet.live.token import TOKEN_FILE, make_token  # noqa: PLC0415
 
-    settings = Settings(host=host, token=read_token(rest["token_file"]))
+    settings = Settings(
+        host=host, allow_hosts=rest["allow_hosts"], token=read_token(rest["token_file"])
+    )
     servers = declared_servers(rest["cluster"], rest["gpus"], rest["cpus"], rest["memory"])
     machine = machine_for(servers, _hierarchies(permitted=rest["groups"]))
     fleet = Fleet(_fleet_settings(rest), servers, rest["policy"], LocalEngine(machine))
+    made = None
     try:
+        if not settings.token:
+            settings = replace(settings, token=make_token(fleet.settings.home))
+            made = fleet.settings.home / TOKEN_FILE
         bound = bound_socket(host, port)
     except InvalidInputError:
         fleet.close()
         raise
-    address = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
-    _announce(fleet, machine, address, as_json=as_json)
+    number = bound.getsockname()[1]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{number}"
+    if made is not None:
+        note_fleet(number, made)
+    _announce(fleet, machine, address, made, as_json=as_json)
     serve(make_app(settings, fleet), bound)
 
 
-def _announce(fleet: Any, machine: "Machine", address: str, *, as_json: bool) -> None:
+def _announce(
+    fleet: Any, machine: "Machine", address: str, made: Path | None, *, as_json: bool
+) -> None:
     notes, servers = machine.notes(), fleet.servers
     if as_json:
         state = str(fleet.settings.state)
-        print_json({"url": address, "policy": fleet.policy, "state": state, "notes": list(notes)})
+        print_json(
+            {
+                "url": address,
+                "policy": fleet.policy,
+                "state": state,
+                "notes": list(notes),
+                "token_file": None if made is None else str(made),
+            }
+        )
         return
     click.echo(
         f"{address} · {fleet.policy} · {len(servers)} servers, {servers.num_gpus} GPUs, "
         f"{float(servers.cpus.sum()):g} CPUs · rounds of {fleet.settings.round_s:g} s · "
         f"state in {fleet.settings.state}"
     )
+    if made is not None:
+        click.echo(
+            f"clients have to show the token in {made}; those of this user find it", err=True
+        )
     for note in notes:
         click.echo(note, err=True)
 
@@ -160,8 +191,6 @@ def declared_servers(
     Raises:
         InvalidInputError: They are not told, told twice, or wrong.
     """
-    from dataclasses import replace  # noqa: PLC0415 (with what it is used on)
-
     from partita.fleet.resources import Servers, servers_of  # noqa: PLC0415
 
     if (cluster is None) == (gpus is None):

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 
+from partita.errors import InvalidInputError
 from partita.fleet.live.fleet import Fleet
-from partita.service.auth import RequireToken
+from partita.service.auth import RequireOwnHost, RequireToken, own_hosts
 from partita.service.energy_jobs import EnergyJobs
 from partita.service.energy_router import energy_router, energy_samples
 from partita.service.energy_store import EnergyStore
@@ -29,9 +30,11 @@ def make_app(settings: Settings, fleet: Fleet | None = None) -> FastAPI:
         fleet: The live fleet; ``None`` = its routes are not there.
 
     Raises:
-        InvalidInputError: The state cannot be opened.
+        InvalidInputError: The state cannot be opened, or a fleet has no token.
         UnsupportedError: Another server has it.
     """
+    if fleet is not None and not settings.token:
+        raise InvalidInputError("a fleet runs the commands that it is sent: it needs a token")
     counts: Counter[tuple[str, str, int]] = Counter()
     jobs = None
     if settings.energy is not None:
@@ -75,8 +78,17 @@ def make_app(settings: Settings, fleet: Fleet | None = None) -> FastAPI:
         samples += fleet_samples(fleet) if fleet is not None else []
         return exposition(counts, samples)
 
+    _guard(app, settings, counts)
+    return app
+
+
+def _guard(app: FastAPI, settings: Settings, counts: Counter[tuple[str, str, int]]) -> None:
+    """Add what every request passes through; the last that is added is the first that it meets."""
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
     if settings.token:
         app.add_middleware(RequireToken, token=settings.token)
+    hosts, any_address = own_hosts(settings.host)
+    app.add_middleware(
+        RequireOwnHost, hosts=(*hosts, *settings.allow_hosts), any_address=any_address
+    )
     app.add_middleware(CountRequests, counts=counts)
-    return app

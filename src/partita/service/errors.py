@@ -52,18 +52,21 @@ class WrongFieldError(Exception):
 _MEANINGS: Mapping[int, str] = {
     400: "The body cannot be read.",
     401: "The token is missing or wrong.",
+    403: "A web page of another site asks.",
     404: "There is no such job.",
     409: "It conflicts with what was said before.",
     413: "The body is too large.",
+    421: "The host that was asked for is not this server.",
     503: "The server is stopping, or cannot write its state; ask again.",
     504: "The wait is over; ask again.",
 }
 
 
 def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the documentation of the errors of a route."""
+    """Return the documentation of the errors of a route, with those that any may answer."""
     return {
-        status: {"model": Problem, "description": _MEANINGS[status]} for status in sorted(statuses)
+        status: {"model": Problem, "description": _MEANINGS[status]}
+        for status in sorted({*statuses, 403, 421})
     }
 
 

@@ -1,7 +1,6 @@
 """Routes of the live fleet: submit, look, cancel, drain.
 
-Whoever may submit a job runs a program as the user of the server: beyond loopback a token is
-needed, and on a machine with several users one should be given as well.
+Whoever may submit a job runs a program as the user of the server: a token is always needed.
 """
 
 from typing import Annotated, Any

@@ -57,13 +57,15 @@ class Settings:
 
     Attributes:
         host: Address that it is bound to.
-        token: What clients have to show; empty = nothing, on loopback alone.
+        allow_hosts: Names that clients call it by, besides its address and those of loopback.
+        token: What clients have to show; empty = nothing, on loopback and without a fleet alone.
         max_body_bytes: Largest body of a request.
         version: Version of the package, as it is told to clients.
         energy: The energy server; ``None`` = its routes are not there.
     """
 
     host: str = "127.0.0.1"
+    allow_hosts: tuple[str, ...] = ()
     token: str = field(default="", repr=False)
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     version: str = "0"
@@ -79,7 +81,7 @@ class Settings:
 
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach an address."""
-    if host == "localhost":
+    if host.lower().rstrip(".") == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -30,7 +30,7 @@ def serving(tmp_path: Path) -> Open:
         transport = httpx.ASGITransport(app=app)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+            httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7787") as client,
         ):
             client.app = app  # type: ignore[attr-defined]
             yield client

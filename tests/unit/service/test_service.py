@@ -6,9 +6,11 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from partita.errors import FormatError, InvalidInputError
+from partita.service.app import make_app
 from partita.service.energy_plans import read_plans
 from partita.service.errors import printable
 from partita.service.serve import bound_socket
@@ -159,3 +161,52 @@ def test_a_folder_without_plans_is_refused(tmp_path: Path) -> None:
 
 def test_messages_are_one_line_of_utf8() -> None:
     assert printable("a\nb\ud800") == "a b?"
+
+
+LOCAL = ["localhost", "LOCALHOST:80", "127.0.0.1", "127.8.9.10:7787", "[::1]", "[::1]:7787"]
+FOREIGN = ["evil.example", "localhost.evil.example:7787", "127.0.0.1.evil.example", "10.0.0.9:7787"]
+FOREIGN += ["evil@127.0.0.1", "127.0.0.1/", "localhost:x", "[::2]", "0.0.0.0", ""]
+
+
+@pytest.mark.parametrize(
+    ("settings", "good", "bad"),
+    [
+        (Settings(), LOCAL, FOREIGN),
+        (Settings(allow_hosts=("Proxy.example",)), ["proxy.example:443"], ["a.proxy.example"]),
+        (Settings(host="10.0.0.1", token="t"), ["10.0.0.1:7787", *LOCAL], FOREIGN),
+        (Settings(host="node7", token="t"), ["node7:7787", socket.gethostname()], FOREIGN),
+        (Settings(host="0.0.0.0", token="t"), ["10.0.0.9:7787", "[fd00::2]"], FOREIGN[:3]),
+    ],
+)
+def test_only_its_own_names_reach_it(
+    run: Any, settings: Settings, good: list[str], bad: list[str]
+) -> None:
+    async def work() -> None:
+        transport = httpx.ASGITransport(app=make_app(settings))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            for host, status in [*((g, 200) for g in good), *((b, 421) for b in bad)]:
+                answer = await client.get("/healthz", headers={"Host": host})
+                assert answer.status_code == status, host
+                if status == 421:
+                    assert "--allow-host" in answer.json()["detail"]
+
+    run(work())
+
+
+def test_pages_of_other_sites_are_refused_on_every_route(run: Any, serving: Any) -> None:
+    async def work() -> None:
+        async with serving() as client:
+            paths = client.app.openapi()["paths"]
+            routes = [(m.upper(), path) for path, methods in paths.items() for m in methods]
+            assert ("POST", "/register_job") in routes
+            for method, path in [*routes, ("GET", "/docs"), ("GET", "/openapi.json")]:
+                for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "file://"):
+                    answer = await client.request(method, path, headers={"Origin": origin})
+                    assert answer.status_code == 403, (method, path, origin)
+                    assert "another site" in answer.json()["detail"]
+                answer = await client.request(method, path, headers={"Host": "evil.example"})
+                assert answer.status_code == 421, (method, path)
+            own = {"Origin": "http://127.0.0.1:7787"}
+            assert (await client.get("/healthz", headers=own)).status_code == 200
+
+    run(work())

@@ -117,7 +117,12 @@ def _refusal(exc: urllib.error.HTTPError, *, submits: bool) -> PartitaError:
         detail = "; ".join(
             f"{'.'.join(map(str, each.get('loc', ())))}: {each.get('msg', '')}" for each in detail
         )
-    if exc.code in (401, 503):
+    if exc.code == 401:
+        return UnsupportedError(
+            f"the server refuses: {detail}; give --token-file or PARTITA_TOKEN (a fleet that was "
+            "given none keeps its own in token, in the folder beside its --state)"
+        )
+    if exc.code in (403, 421, 503):
         return UnsupportedError(f"the server refuses: {detail}")
     if exc.code == 409 and submits:
         return InfeasibleError(str(detail))

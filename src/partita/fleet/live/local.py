@@ -41,6 +41,7 @@ from partita.fleet.live.proc import (
 )
 from partita.fleet.profiler.cgroups import Hierarchy, limit_lines
 from partita.fleet.resources import Servers
+from partita.processes import job_environment
 
 _GB = 10**9
 _SILENT = [
@@ -131,7 +132,7 @@ class LocalEngine:
             pid = os.posix_spawn(
                 self._python,
                 [self._python, "-m", "partita.fleet.live.shim", str(directory)],
-                {**os.environ, **_identity(order)},
+                {**job_environment(), **_identity(order)},
                 file_actions=_SILENT,
                 setsid=True,
             )

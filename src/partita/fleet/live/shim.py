@@ -25,7 +25,7 @@ from partita.errors import UnsupportedError
 from partita.fleet.live.files import LEASE, read_json, write_json
 from partita.fleet.live.proc import allowed_cpus, find
 from partita.fleet.profiler.cgroups import Hierarchy, limited_groups
-from partita.processes import die_with_parent
+from partita.processes import die_with_parent, job_environment
 
 ORDER, STARTED, ENDED, LOCK = "order.json", "started.json", "ended.json", "lock"
 STOP = "stop.json"
@@ -101,7 +101,7 @@ def _start(order: dict[str, Any], groups: tuple[Path, ...], log: int) -> subproc
         return subprocess.Popen(
             order["command"],
             cwd=order["folder"],
-            env={**os.environ, **order["environment"]},
+            env={**job_environment(), **order["environment"]},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -20,7 +20,7 @@ from partita.fleet.profiler.containers import Container, container_command, kill
 from partita.fleet.profiler.isolation import Isolation, Limits, Way
 from partita.fleet.profiler.speeds import SPEED_FILE, Speed, clear_reports, read_speed
 from partita.fleet.report import SPEED_VARIABLE
-from partita.processes import how_it_ended, last_lines
+from partita.processes import how_it_ended, job_environment, last_lines
 
 _INSIDE = Path(inside.__file__).parent
 _POLL_S = 0.05
@@ -176,7 +176,10 @@ def _command(
     """Yield the command of a run and its environment, while the limits hold."""
     container = place.isolation.container
     if container is not None:
-        yield contained_command(place, container, arguments, limits, name, rank_option), os.environ
+        yield (
+            contained_command(place, container, arguments, limits, name, rank_option),
+            job_environment(),
+        )
         return
     own = {
         "OUT_DIR": str(place.directory),
@@ -194,7 +197,7 @@ def _command(
     if place.isolation.way is Way.PLAIN:
         if limits.memory_bytes is not None:
             extra += ["--data-bytes", str(limits.memory_bytes // place.ranks.per_node)]
-        yield [*launch, *extra, *job], os.environ | own
+        yield [*launch, *extra, *job], job_environment() | own
         return
     with limited_groups(
         place.isolation.hierarchies,
@@ -203,7 +206,7 @@ def _command(
         memory_bytes=limits.memory_bytes,
     ) as joined:
         extra += [word for path in joined for word in ("--join", str(path))]
-        yield [*launch, *extra, *job], os.environ | own
+        yield [*launch, *extra, *job], job_environment() | own
 
 
 def contained_command(

@@ -32,7 +32,9 @@ FleetSettings = importlib.import_module("partita.fleet.live.settings").FleetSett
 pytestmark = pytest.mark.slow
 
 SUBMIT = "POST /fleet/jobs"
+TOKEN = "secret"
 CONFIG = {
+    "headers": {"Authorization": f"Bearer {TOKEN}"},
     "seed": 20240817,
     "cache": {"enabled": False},
     "suppress-health-check": ["too_slow"],  # machines are shared
@@ -125,7 +127,10 @@ def explore(schema: Any) -> tuple[Counter[tuple[str, int]], list[str]]:
 
 
 def test_every_route_keeps_to_its_description(fleet: Fleet, tmp_path: Path) -> None:
-    jobs, app = submitted(fleet, tmp_path), make_app(Settings(), fleet)
+    jobs, app = (
+        submitted(fleet, tmp_path),
+        make_app(Settings(token=TOKEN, allow_hosts=(asgi.HOST,)), fleet),
+    )
     schema = schemathesis.openapi.from_asgi(
         "/openapi.json", app, config=SchemathesisConfig.from_dict(CONFIG)
     )

@@ -13,26 +13,31 @@ from live_builders import FakeEngine, curve, servers, spec
 
 from partita.core.codec import decode_as
 from partita.core.fleet import FleetHistory, HistoryOrigin
+from partita.errors import InvalidInputError
 from partita.fleet.live.fleet import Fleet
 from partita.fleet.live.settings import FleetSettings
 from partita.service.app import make_app
 from partita.service.settings import Settings
 
+TOKEN = "secret"
 Open = Callable[..., AbstractAsyncContextManager[tuple[httpx.AsyncClient, FakeEngine]]]
 
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Open:
     @asynccontextmanager
-    async def opened(token: str = "") -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine]]:
+    async def opened(**more: str) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine]]:
         settings = FleetSettings(state=tmp_path / "fleet.sqlite", round_s=0.05, poll_s=0.005)
         engine = FakeEngine()
         fleet = Fleet(settings, servers(), "fifo:tune", engine)
-        app = make_app(Settings(token=token), fleet)
+        app = make_app(Settings(token=TOKEN), fleet)
+        shown = {"Authorization": f"Bearer {TOKEN}", **more}
         transport = httpx.ASGITransport(app=app)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+            httpx.AsyncClient(
+                transport=transport, base_url="http://127.0.0.1", headers=shown
+            ) as client,
         ):
             yield client, engine
 
@@ -134,10 +139,55 @@ def test_errors_have_their_codes(serving: Open, tmp_path: Path) -> None:
 
 def test_a_token_is_asked_for(serving: Open) -> None:
     async def talk() -> None:
-        async with serving(token="secret") as (client, _):
-            assert (await client.get("/fleet")).status_code == 401
-            shown = {"Authorization": "Bearer secret"}
+        async with serving(Authorization="") as (client, engine):
+            for method, path in (
+                ("GET", "/fleet"),
+                ("GET", "/fleet/jobs"),
+                ("POST", "/fleet/jobs"),
+                ("POST", "/fleet/drain"),
+                ("DELETE", "/fleet/jobs/1"),
+                ("GET", "/fleet/jobs/1/log"),
+                ("GET", "/fleet/history"),
+                ("GET", "/metrics"),
+            ):
+                assert (await client.request(method, path)).status_code == 401, path
+            assert (await client.get("/healthz")).status_code == 200
+            shown = {"Authorization": f"Bearer {TOKEN}"}
             assert (await client.get("/fleet", headers=shown)).status_code == 200
+            assert not engine.alive
+
+    asyncio.run(talk())
+
+
+def test_a_fleet_without_a_token_is_not_served(tmp_path: Path) -> None:
+    fleet = Fleet(
+        FleetSettings(state=tmp_path / "fleet.sqlite"), servers(), "fifo:tune", FakeEngine()
+    )
+    with pytest.raises(InvalidInputError, match="needs a token"):
+        make_app(Settings(), fleet)
+    fleet.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ({"Host": "evil.example:7788"}, 421),  # its name was made to point to this machine
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example", "Origin": "http://evil.example"}, 421),
+    ],
+)
+def test_a_web_page_cannot_submit_a_job(
+    serving: Open, tmp_path: Path, header: dict[str, str], status: int
+) -> None:
+    async def talk() -> None:
+        async with serving(**header) as (client, engine):
+            answer = await client.post("/fleet/jobs", json=body(tmp_path))
+            assert answer.status_code == status
+            assert "is" in answer.json()["detail"]
+            own = {"Host": "127.0.0.1", "Origin": "http://127.0.0.1"}
+            assert (await client.get("/fleet/jobs?all=true", headers=own)).json() == []
+            assert not engine.alive
 
     asyncio.run(talk())
 

@@ -61,6 +61,12 @@ print("done", __import__("sys").argv[1:])
     assert (tmp_path / "cpus").read_text() == repr(sorted(os.sched_getaffinity(0))[:1])
 
 
+def test_a_run_does_not_see_the_token(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("PARTITA_TOKEN", "secret")
+    text = "import os\nprint(os.environ.get('PARTITA_TOKEN'))"
+    assert run_script(place(text), [], LIMITS, name="a").log == "None"
+
+
 def test_a_run_reports_through_synergys_register(place):
     text = "from utils.utilities import Register\nRegister(name='a').log_update(0.5, 49, 0)\n"
     outcome = run_script(place(text), [], LIMITS, name="a")
