@@ -54,10 +54,32 @@ def test_logs_of_submissions_are_read(run, tmp_path, name):
     code, out, err = run("fleet", "trace", name, "--json")
     assert code == 0, err
     figures = json.loads(out)
-    # A job of 3 GPUs counts as one of 1, as the published reader has it.
-    assert figures["gpu_demands"] == {"1": 2, "2": 1, "4": 1}
+    assert figures["gpu_demands"] == {"1": 1, "2": 1, "3": 1, "4": 1}
+    assert "left out" not in err
     code, _, err = run("fleet", "simulate", name, "-c", "1x8xv100", "-p", "fifo:tune")
     assert code == 0, err
+    # A job of 3 GPUs counts as one of 1, as the published reader has it; and that is said.
+    code, out, err = run("fleet", "trace", name, "--published-filter", "--json")
+    assert json.loads(out)["gpu_demands"] == {"1": 2, "2": 1, "4": 1}
+    assert f"{name}: 4 jobs; by --published-filter 1 whose GPUs are no power of two" in err
+
+
+def test_jobs_of_a_log_that_cannot_run_are_counted_and_the_others_kept(run, tmp_path):
+    rows = ["0,5,1", "10,3600,3", "20,900000,1", "30,0,1", "40,60,0"]
+    (tmp_path / "my.csv").write_text("\n".join(["timestamp,duration,gpus", *rows, ""]))
+    words = ("fleet", "simulate", "my.csv", "-c", "1x8xv100", "-p", "fifo:fair", "--json")
+    code, out, err = run(*words)
+    assert code == 0, err
+    assert json.loads(out)["runs"][0]["jobs"] == 4
+    assert err == (
+        "my.csv: 4 jobs; 1 without a duration taken as one iteration; 1 without a GPU left out\n"
+    )
+    code, out, err = run(*words, "--published-filter")
+    assert json.loads(out)["runs"][0]["jobs"] == 1
+    assert "by --published-filter 3 shorter than 32 or longer than 10,000 minutes left out" in err
+    code, _, err = run("fleet", "simulate", *SMALL, "--published-filter")
+    assert code == 2
+    assert "is for a log of submissions" in err
 
 
 def test_policies_are_ranked_by_class_with_files(run, tmp_path):

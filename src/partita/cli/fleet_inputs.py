@@ -23,6 +23,7 @@ from partita.formats.synergy_profile import read_synergy_profile
 _F = TypeVar("_F", bound=Callable[..., Any])
 GENERATED = "generated"
 MOST_LOADS = 200
+_NO_LOG = "--published-filter is for a log of submissions"
 _SPEC_KEYS = ("jobs", "load", "seed", "static", "short", "multi-gpu")
 
 
@@ -51,6 +52,14 @@ def profile_options(function: _F) -> _F:
     ):
         function = option(function)
     return function
+
+
+published_filter_option = click.option(
+    "--published-filter",
+    is_flag=True,
+    help="Of a log: only what Synergy's reader keeps, jobs of 32 to 10,000 minutes and up to 16 "
+    "GPUs; other GPUs than powers of two are 1.",
+)
 
 
 def read_profiles(
@@ -124,7 +133,10 @@ def read_fleet_trace(
         FormatError: The file holds no trace.
         InvalidInputError: The wish does not fit it.
     """
-    if source.partition(":")[0] == GENERATED and not Path(source).exists():
+    drawn = source.partition(":")[0] == GENERATED and not Path(source).exists()
+    if drawn and wish.published_filter:
+        raise InvalidInputError(_NO_LOG)
+    if drawn:
         trace = drawn_trace(list(models.values()), _spec(source, wish), name=GENERATED)
     else:
         trace = _read_file(source, models, wish)
@@ -138,18 +150,30 @@ def _read_file(source: str, models: Mapping[str, Sensitivity], wish: TraceWish) 
     name = Path(source).name.split(".")[0] or "trace"
     try:
         kind = detect_format(data)
+        if wish.published_filter and kind not in ("philly", "submissions"):
+            raise InvalidInputError(_NO_LOG)
         if kind == "synergy-trace":
             return changed_trace(_synergy(data.decode("utf-8-sig"), models, name), wish)
         if kind in ("philly", "submissions"):
             read = read_philly if kind == "philly" else read_submissions
-            rows = read(data.decode("utf-8-sig"))
-            return logged_trace(rows, list(models.values()), wish, name=name)
+            log = read(data.decode("utf-8-sig"))
+            trace, dropped = logged_trace(log.rows, list(models.values()), wish, name=name)
+            if dropped:
+                dropped = (f"by --published-filter {', '.join(dropped)}",)
+            if log.notes or dropped:
+                _tell_changes(source, len(trace), (*log.notes, *dropped))
+            return trace
     except FormatError as exc:
         raise (exc if exc.path else exc.at(source)) from exc
     found = load(source)
     if not isinstance(found, Trace):
         raise FormatError(f"holds a {type(found).__name__.lower()}, no trace", path=source)
     return changed_trace(found, wish)
+
+
+def _tell_changes(source: str, jobs: int, changes: Sequence[str]) -> None:
+    """Say in one line what of a log does not count as it stands."""
+    click.echo(f"{source}: {jobs:,} jobs; {'; '.join(changes)}", err=True)
 
 
 def _synergy(text: str, models: Mapping[str, Sensitivity], name: str) -> Trace:

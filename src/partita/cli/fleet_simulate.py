@@ -11,6 +11,7 @@ from partita.cli.fleet_inputs import (
     parse_quotas,
     parse_span,
     profile_options,
+    published_filter_option,
     read_fleet_trace,
     read_profiles,
 )
@@ -54,6 +55,7 @@ DEFAULT_POLICIES = "fifo:fair,fifo:tune,fifo:joint"
 )
 @click.option("--loads", help="New Poisson arrivals, jobs an hour: 4, 1,2,4, 1:10 or 0.5:8:0.5.")
 @click.option("--jobs", type=click.IntRange(1), help="The first N jobs alone.")
+@published_filter_option
 @click.option("--window", help="Only jobs with ids FIRST:LAST count in the figures.")
 @click.option(
     "--as-released", is_flag=True, help="Decide as Synergy's released code, oddities too."
@@ -124,7 +126,9 @@ def _question(source: str, rest: dict[str, Any]) -> "Question":
     if rest["as_released"] and rest["both"]:
         raise InvalidInputError("--as-released and --both exclude each other")
     models = read_profiles(rest["profiles"], rest["profile_set"], rest["power_model"])
-    wish = TraceWish(jobs=rest["jobs"], seed=rest["seed"])
+    wish = TraceWish(
+        jobs=rest["jobs"], published_filter=rest["published_filter"], seed=rest["seed"]
+    )
     trace = read_fleet_trace(source, models, wish, power_model=rest["power_model"])
     if rest["power_cap"] is not None:
         _check_powers(trace)

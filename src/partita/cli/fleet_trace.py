@@ -11,6 +11,7 @@ from partita.cli.fleet_inputs import (
     parse_shares,
     parse_span,
     profile_options,
+    published_filter_option,
     read_fleet_trace,
     read_profiles,
 )
@@ -49,6 +50,7 @@ _MODEL_COLUMNS = (
 @click.option("--short", is_flag=True, help="Durations are drawn short: 0.5 to 8 hours.")
 @click.option("--drawn-durations", is_flag=True, help="Of a log: draw durations, too.")
 @click.option("--single-gpu", is_flag=True, help="Of a log: every job asks for one GPU.")
+@published_filter_option
 @click.option("--elastic", help="Jobs run on FIRST:LAST GPUs; needs points by number of GPUs.")
 @click.option("--tenants", help="Shares of tenants, drawn: a=2,b=1.")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of all draws.")
@@ -78,7 +80,7 @@ def command(source: str | None, **rest: Any) -> None:
 
 
 def _wish(rest: dict[str, Any], *, drawn: bool) -> TraceWish:
-    for name in ("drawn_durations", "single_gpu"):
+    for name in ("drawn_durations", "single_gpu", "published_filter"):
         if drawn and rest[name]:
             raise InvalidInputError(f"--{name.replace('_', '-')} is for a log of submissions")
     for name in ("gpus", "multi_gpu"):
@@ -97,6 +99,7 @@ def _wish(rest: dict[str, Any], *, drawn: bool) -> TraceWish:
         short=rest["short"],
         real_durations=not rest["drawn_durations"],
         multi_gpu=not rest["single_gpu"],
+        published_filter=rest["published_filter"],
         elastic=parse_span(rest["elastic"], "--elastic"),
         tenants=parse_shares(rest["tenants"], "--tenants"),
         seed=rest["seed"],

@@ -157,6 +157,38 @@ def generate_trace(
     return _trace(models, drawn, name, start_s=1.0 if mix.per_hour is None else math.nan)
 
 
+def published_jobs(
+    log: Sequence[Submission], *, multi_gpu: bool = True
+) -> tuple[list[Submission], tuple[str, ...]]:
+    """Return the jobs that the published reader of Philly's log keeps, and what it does to others.
+
+    Jobs that ran for 10^1.5 to 10^4 minutes count. GPU demands above 16 are left out, others than
+    powers of two are taken as 1.
+
+    Args:
+        log: The submissions.
+        multi_gpu: Whether GPU demands count; else none is too large.
+
+    Raises:
+        InvalidInputError: No job of the log counts.
+    """
+    low, high = (minutes * 60 for minutes in PHILLY_MINUTES)
+    lasting = [job for job in log if low < job.duration_s < high]
+    if not lasting:
+        raise InvalidInputError("no job of the log ran for 32 to 10,000 minutes")
+    fitting = [job for job in lasting if not multi_gpu or job.gpus <= max(PHILLY_GPUS)]
+    if not fitting:
+        raise InvalidInputError(f"no job of the log has {max(PHILLY_GPUS)} GPUs or fewer")
+    odd = sum(job.gpus not in PHILLY_GPUS for job in fitting) if multi_gpu else 0
+    counts = {
+        "shorter than 32 or longer than 10,000 minutes left out": len(log) - len(lasting),
+        f"with more than {max(PHILLY_GPUS)} GPUs left out": len(lasting) - len(fitting),
+        "whose GPUs are no power of two taken as 1 GPU": odd,
+    }
+    kept = [job if job.gpus in PHILLY_GPUS else replace(job, gpus=1) for job in fitting]
+    return kept, tuple(f"{count:,} {what}" for what, count in counts.items() if count)
+
+
 def trace_of_log(
     log: Sequence[Submission],
     models: Sequence[Sensitivity],
@@ -167,10 +199,7 @@ def trace_of_log(
     multi_gpu: bool = True,
     name: str = "philly",
 ) -> Trace:
-    """Return a trace of a log of submissions, such as Philly's.
-
-    Jobs that ran for 10^1.5 to 10^4 minutes count. GPU demands above 16 are left out, others than
-    powers of two are taken as 1.
+    """Return a trace of a log of submissions, such as Philly's; every job counts as it stands.
 
     Args:
         log: The submissions.
@@ -182,15 +211,12 @@ def trace_of_log(
         name: What to call it.
 
     Raises:
-        InvalidInputError: No job of the log counts.
+        InvalidInputError: The log is empty.
     """
     mix = Mix(per_hour=None) if mix is None else mix
-    low, high = (minutes * 60 for minutes in PHILLY_MINUTES)
-    most = max(PHILLY_GPUS) if multi_gpu else math.inf
-    kept = [job for job in log if low < job.duration_s < high and job.gpus <= most]
-    if not kept:
-        raise InvalidInputError("no job of the log ran for 32 to 10,000 minutes")
-    kept.sort(key=lambda job: job.submitted_s)
+    if not log:
+        raise InvalidInputError("the log has no job")
+    kept = sorted(log, key=lambda job: job.submitted_s)
     jobs = len(kept)
     arrival = np.array([job.submitted_s - kept[0].submitted_s for job in kept])
     if mix.per_hour is not None:
@@ -198,7 +224,7 @@ def trace_of_log(
     duration = np.array([job.duration_s for job in kept])
     if not real_durations:
         duration = draw_durations(rng, jobs, short=mix.short)
-    gpus = [job.gpus if multi_gpu and job.gpus in PHILLY_GPUS else 1 for job in kept]
+    gpus = [job.gpus if multi_gpu else 1 for job in kept]
     drawn = _Jobs(
         model=deal_models(models, jobs, mix.split),
         arrival_s=arrival,

@@ -17,6 +17,7 @@ from partita.fleet.traces import (
     Submission,
     at_load,
     generate_trace,
+    published_jobs,
     trace_of_log,
 )
 
@@ -41,6 +42,7 @@ class TraceWish:
         short: Whether durations are drawn short.
         real_durations: Of a log: whether its durations count, or are drawn.
         multi_gpu: Of a log: whether its GPU demands count, or are 1.
+        published_filter: Of a log: whether only the jobs count that the published reader keeps.
         elastic: The fewest and most GPUs of every job; ``None`` = what each asks for.
         tenants: Share of each tenant; empty = none.
         seed: Of all draws.
@@ -54,6 +56,7 @@ class TraceWish:
     short: bool = False
     real_durations: bool = True
     multi_gpu: bool = True
+    published_filter: bool = False
     elastic: tuple[int, int] | None = None
     tenants: Mapping[str, float] = field(default_factory=dict)
     seed: int = 1
@@ -87,15 +90,21 @@ def logged_trace(
     wish: TraceWish,
     *,
     name: str,
-) -> Trace:
+) -> tuple[Trace, tuple[str, ...]]:
     """Return the trace of a log of submissions, each with a model by the shares of the classes.
+
+    Also returns what of the log was left out or changed because the wish asks for it.
 
     Raises:
         InvalidInputError: No job of the log counts, or a class has no model.
     """
     rng = np.random.default_rng(wish.seed)
+    log = [Submission(submitted_s=at, duration_s=took, gpus=gpus) for at, took, gpus in rows]
+    notes: tuple[str, ...] = ()
+    if wish.published_filter:
+        log, notes = published_jobs(log, multi_gpu=wish.multi_gpu)
     trace = trace_of_log(
-        [Submission(submitted_s=at, duration_s=took, gpus=gpus) for at, took, gpus in rows],
+        log,
         models,
         rng,
         mix=Mix(per_hour=None, split=_split(models, wish), short=wish.short),
@@ -103,7 +112,7 @@ def logged_trace(
         multi_gpu=wish.multi_gpu,
         name=name,
     )
-    return changed_trace(trace, wish, rng)
+    return changed_trace(trace, wish, rng), notes
 
 
 def changed_trace(trace: Trace, wish: TraceWish, rng: np.random.Generator | None = None) -> Trace:

@@ -2,21 +2,23 @@
 
 A list of ``{status, vc, jobid, submitted_time, user, attempts: [{start_time, end_time, detail:
 [{ip, gpus: [...]}]}]}``. A job's duration is the sum of its attempts, its GPUs those of the last.
-Jobs without a finished attempt are left out. Rows are ``(submitted_s, duration_s, gpus)``, times
-from the first submission on.
+Jobs without a finished attempt or without a GPU are left out and counted. Rows are ``(submitted_s,
+duration_s, gpus)``, times from the first submission on.
 """
 
+from collections import Counter
 from datetime import datetime
 from typing import Any
 
 from partita.core.codec import parse_json
 from partita.errors import FormatError
+from partita.formats.philly_csv import SubmissionLog, submission_log
 
 _TIME = "%Y-%m-%d %H:%M:%S"
 
 
-def read_philly(text: str) -> list[tuple[float, float, int]]:
-    """Return submission, duration and GPUs of the jobs of a log, in its order.
+def read_philly(text: str) -> SubmissionLog:
+    """Return the jobs of a log.
 
     Raises:
         FormatError: It is no such log; names the first bad job.
@@ -24,31 +26,33 @@ def read_philly(text: str) -> list[tuple[float, float, int]]:
     document = parse_json(text)
     if not isinstance(document, list):
         raise FormatError("not a job log of Philly: expected a JSON list of jobs")
-    rows = []
+    rows, notes = [], Counter[str]()
     for number, entry in enumerate(document):
         try:
             row = _job(entry)
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise FormatError(f"job {number} of the log: {exc!r}") from exc
-        if row is not None:
+        if isinstance(row, str):
+            notes[row] += 1
+        else:
             rows.append(row)
-    if not rows:
-        raise FormatError("the log holds no job that ran")
-    first = min(row[0] for row in rows)
-    return [(submitted - first, duration, gpus) for submitted, duration, gpus in rows]
+    return submission_log(rows, notes)
 
 
-def _job(entry: Any) -> tuple[float, float, int] | None:  # noqa: ANN401 (JSON is any value)
-    seconds = 0.0
+def _job(entry: Any) -> tuple[float, float, int] | str:  # noqa: ANN401 (JSON is any value)
+    """Return submission, duration and GPUs of a job, or why it is left out."""
+    spans = []
     for attempt in entry["attempts"]:
         begin, end = _seconds(attempt["start_time"]), _seconds(attempt["end_time"])
         if begin is not None and end is not None:
-            seconds += max(end - begin, 0.0)
+            spans.append(max(end - begin, 0.0))
     submitted = _seconds(entry["submitted_time"])
-    if seconds <= 0 or submitted is None:
-        return None
+    if submitted is None:
+        return "without a time of submission left out"
+    if not sum(spans) > 0:
+        return "without an attempt that ran and ended left out"
     gpus = sum(len(detail["gpus"]) for detail in entry["attempts"][-1]["detail"])
-    return (submitted, seconds, gpus) if gpus else None
+    return (submitted, sum(spans), gpus) if gpus else "without a GPU left out"
 
 
 def _seconds(value: str | None) -> float | None:

@@ -3,12 +3,17 @@
 Needed are a time of submission, a duration in seconds and a number of GPUs; each column is known by
 several names, other columns are skipped. Times are seconds, or stamps such as ``2017-10-03
 07:29:14``. Rows are ``(submitted_s, duration_s, gpus)`` as those of `partita.formats.philly`.
+
+Nothing goes silently: what cannot be a job (no GPU, a negative duration) is left out and counted,
+and so are values that are not taken as they stand.
 """
 
 import csv
 import io
 import math
+from collections import Counter
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from partita.errors import FormatError
 
@@ -24,15 +29,42 @@ DURATION = ("duration", "duration_s", "run_time", "runtime")
 GPUS = ("num_gpus", "gpus", "gpu_num", "num_gpu")
 
 
+class SubmissionLog(NamedTuple):
+    """The jobs of a log.
+
+    Attributes:
+        rows: Submission, duration and GPUs of each, in the log's order; times from the first on.
+        notes: What was left out or changed, and how many; a phrase each.
+    """
+
+    rows: list[tuple[float, float, int]]
+    notes: tuple[str, ...]
+
+
+def submission_log(rows: list[tuple[float, float, int]], notes: Counter[str]) -> SubmissionLog:
+    """Return a log with times from its first submission on.
+
+    Args:
+        rows: The jobs that can be.
+        notes: How many jobs what happened to.
+
+    Raises:
+        FormatError: No job is left.
+    """
+    words = tuple(f"{count:,} {what}" for what, count in notes.items())
+    if not rows:
+        raise FormatError("; ".join(["the log holds no job that ran", *words]))
+    first = min(row[0] for row in rows)
+    return SubmissionLog([(at - first, duration, gpus) for at, duration, gpus in rows], words)
+
+
 def is_submission_head(cells: set[str]) -> bool:
     """Return whether the cells of a first line name all columns of a log."""
     return all(cells & set(names) for names in (SUBMITTED, DURATION, GPUS))
 
 
-def read_submissions(text: str) -> list[tuple[float, float, int]]:
-    """Return submission, duration and GPUs of the jobs of a table, in its order.
-
-    Jobs that took no time or no GPU are left out.
+def read_submissions(text: str) -> SubmissionLog:
+    """Return the jobs of a table; a part of a GPU counts as a whole one.
 
     Raises:
         FormatError: A column is missing, or a cell is no number; knows the line.
@@ -41,23 +73,27 @@ def read_submissions(text: str) -> list[tuple[float, float, int]]:
     head = [name.strip() for name in rows.fieldnames or ()]
     rows.fieldnames = head
     columns = [_column(head, names) for names in (SUBMITTED, DURATION, GPUS)]
-    found = []
+    found, notes = [], Counter[str]()
     for row in rows:
         try:
             submitted, duration = _seconds(row[columns[0]]), float(row[columns[1]])
-            gpus = int(float(row[columns[2]]))
+            told = float(row[columns[2]])
+            gpus = math.ceil(told)
         except (TypeError, ValueError, OverflowError) as exc:
             raise FormatError(
                 f"{exc}; expected a time, seconds and GPUs", line=rows.line_num
             ) from exc
         if not (math.isfinite(submitted) and math.isfinite(duration)):
             raise FormatError("a time is not finite", line=rows.line_num)
-        if duration > 0 and gpus > 0:
+        if gpus <= 0:
+            notes["without a GPU left out"] += 1
+        elif duration < 0:
+            notes["with a negative duration left out"] += 1
+        else:
             found.append((submitted, duration, gpus))
-    if not found:
-        raise FormatError("the log holds no job that ran")
-    first = min(row[0] for row in found)
-    return [(submitted - first, duration, gpus) for submitted, duration, gpus in found]
+            notes.update({"with parts of GPUs taken as whole ones": 1} if gpus != told else {})
+            notes.update({"without a duration taken as one iteration": 1} if duration == 0 else {})
+    return submission_log(found, notes)
 
 
 def _column(head: list[str], names: tuple[str, ...]) -> str:

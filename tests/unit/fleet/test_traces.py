@@ -10,6 +10,7 @@ from partita.fleet.traces import (
     draw_durations,
     draw_gpus,
     generate_trace,
+    published_jobs,
     trace_of_log,
 )
 from partita.testing.fleet_builders import flat, steep
@@ -79,14 +80,39 @@ def test_a_log_gives_durations_gpus_and_arrivals():
         Submission(submitted_s=100.0, duration_s=7200.0, gpus=32),
     ]
     trace = trace_of_log(log, MODELS, rng())
+    assert trace.arrival_s.tolist() == [0.0, 0.0, 200.0, 800.0]
+    assert trace.gpus.tolist() == [1, 32, 3, 4]
+    assert trace.fair_s.tolist() == [60.0, 7200.0, 3600.0, 7200.0]
+    single = trace_of_log(log, MODELS, rng(), multi_gpu=False, mix=Mix(per_hour=5.0))
+    assert single.gpus.tolist() == [1, 1, 1, 1]
+    assert len(trace_of_log(log, MODELS, rng(), real_durations=False)) == 4
+    with pytest.raises(InvalidInputError, match="has no job"):
+        trace_of_log([], MODELS, rng())
+
+
+def test_the_published_reader_keeps_some_jobs_and_says_which_not():
+    log = [
+        Submission(submitted_s=900.0, duration_s=7200.0, gpus=4),
+        Submission(submitted_s=300.0, duration_s=3600.0, gpus=3),
+        Submission(submitted_s=100.0, duration_s=60.0, gpus=1),
+        Submission(submitted_s=100.0, duration_s=7200.0, gpus=32),
+    ]
+    kept, notes = published_jobs(log)
+    trace = trace_of_log(kept, MODELS, rng())
     assert trace.arrival_s.tolist() == [0.0, 600.0]
     assert trace.gpus.tolist() == [1, 4]
-    assert trace.fair_s.tolist() == [3600.0, 7200.0]
-    single = trace_of_log(log, MODELS, rng(), multi_gpu=False, mix=Mix(per_hour=5.0))
-    assert single.gpus.tolist() == [1, 1, 1]
-    assert len(trace_of_log(log, MODELS, rng(), real_durations=False)) == 2
-    with pytest.raises(InvalidInputError, match="no job of the log"):
-        trace_of_log(log[2:3], MODELS, rng())
+    assert notes == (
+        "1 shorter than 32 or longer than 10,000 minutes left out",
+        "1 with more than 16 GPUs left out",
+        "1 whose GPUs are no power of two taken as 1 GPU",
+    )
+    kept, notes = published_jobs(log, multi_gpu=False)
+    assert len(kept) == 3
+    assert len(notes) == 1
+    with pytest.raises(InvalidInputError, match="no job of the log ran"):
+        published_jobs(log[2:3])
+    with pytest.raises(InvalidInputError, match="16 GPUs or fewer"):
+        published_jobs(log[3:])
 
 
 def test_a_trace_needs_jobs():

@@ -71,12 +71,16 @@ def test_tenants_are_drawn_by_their_shares():
 
 def test_a_log_keeps_its_arrivals_durations_and_gpus():
     rows = [(0.0, 7200.0, 1), (60.0, 36000.0, 4), (120.0, 60.0, 1)]
-    trace = logged_trace(rows, MODELS, TraceWish(), name="log")
-    assert trace.arrival_s.tolist() == [0, 60]
-    assert trace.gpus.tolist() == [1, 4]
-    assert trace.fair_s == pytest.approx([7200, 36000], rel=1e-3)
-    single = logged_trace(rows, MODELS, TraceWish(multi_gpu=False), name="log")
-    assert single.gpus.tolist() == [1, 1]
+    trace, notes = logged_trace(rows, MODELS, TraceWish(), name="log")
+    assert notes == ()
+    assert trace.arrival_s.tolist() == [0, 60, 120]
+    assert trace.gpus.tolist() == [1, 4, 1]
+    assert trace.fair_s == pytest.approx([7200, 36000, 60], rel=1e-2)
+    single, _ = logged_trace(rows, MODELS, TraceWish(multi_gpu=False), name="log")
+    assert single.gpus.tolist() == [1, 1, 1]
+    published, notes = logged_trace(rows, MODELS, TraceWish(published_filter=True), name="log")
+    assert published.arrival_s.tolist() == [0, 60]
+    assert notes == ("1 shorter than 32 or longer than 10,000 minutes left out",)
 
 
 def test_jobs_without_points_by_number_of_gpus_cannot_be_elastic():

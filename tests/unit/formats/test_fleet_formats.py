@@ -63,9 +63,21 @@ def test_other_documents_are_refused_by_name():
 
 def test_a_table_of_submissions_has_seconds_or_stamps():
     text = "user, submit_time, duration, gpus\na, 100, 7200, 2\nb, 40, 60.5, 1\nc, 50, 0, 1\n"
-    assert read_submissions(text) == [(60, 7200, 2), (0, 60.5, 1)]
+    assert read_submissions(text).rows == [(60, 7200, 2), (0, 60.5, 1), (10, 0, 1)]
     stamps = "timestamp,duration,num_gpus\n2017-10-03 07:00:00,5,1\n2017-10-03T08:00:00,6,4\n"
-    assert read_submissions(stamps) == [(0, 5, 1), (3600, 6, 4)]
+    assert read_submissions(stamps) == ([(0, 5, 1), (3600, 6, 4)], ())
+
+
+def test_a_table_says_what_it_leaves_out_or_changes():
+    rows = "0,60,1\n1,60,0.5\n2,60,1.5\n3,0,2\n4,-1,1\n5,60,0\n6,60,0\n"
+    found = read_submissions("timestamp,duration,gpus\n" + rows)
+    assert found.rows == [(0, 60, 1), (1, 60, 1), (2, 60, 2), (3, 0, 2)]
+    assert found.notes == (
+        "2 with parts of GPUs taken as whole ones",
+        "1 without a duration taken as one iteration",
+        "1 with a negative duration left out",
+        "2 without a GPU left out",
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +87,7 @@ def test_a_table_of_submissions_has_seconds_or_stamps():
         ("timestamp,duration,gpus\n1,x,1\n", "line 2: could not convert"),
         ("timestamp,duration,gpus\nsoon,5,1\n", "line 2: Invalid isoformat"),
         ("timestamp,duration,gpus\n1,inf,1\n", "line 2: a time is not finite"),
-        ("timestamp,duration,gpus\n1,0,1\n", "no job that ran"),
+        ("timestamp,duration,gpus\n1,5,0\n", "no job that ran; 1 without a GPU left out"),
         ("timestamp,duration,gpus\n1\n", "line 2"),
     ],
 )

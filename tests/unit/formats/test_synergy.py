@@ -123,7 +123,7 @@ def attempt(begin, end, gpus):
     return {"start_time": begin, "end_time": end, "detail": detail}
 
 
-def test_a_philly_log_sums_attempts_and_skips_what_never_ran():
+def test_a_philly_log_sums_attempts_and_counts_what_never_ran():
     day = "2017-10-03 "
     ran = [
         attempt(day + "10:00:00", day + "10:30:00", 1),
@@ -135,7 +135,9 @@ def test_a_philly_log_sums_attempts_and_skips_what_never_ran():
         {"submitted_time": day + "09:20:00", "attempts": [attempt(day + "10:00:00", None, 2)]},
         {"submitted_time": day + "10:00:00", "attempts": ran[:1]},
     ]
-    assert read_philly(json.dumps(log)) == [(0.0, 5400.0, 4), (3600.0, 1800.0, 1)]
+    found = read_philly(json.dumps(log))
+    assert found.rows == [(0.0, 5400.0, 4), (3600.0, 1800.0, 1)]
+    assert found.notes == ("2 without an attempt that ran and ended left out",)
 
 
 @pytest.mark.parametrize("text", ["{}", "[{}]", '[{"attempts": [], "submitted_time": "x"}]', "[]"])
