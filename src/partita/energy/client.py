@@ -12,7 +12,9 @@
 It sets the clock that the plan has for each instruction, notes time and energy, reports after every
 ``profile_steps`` steps, and takes a new plan between two steps. All talk with the server is that of
 threads: a server that is slow, dead or wrong never stops a step; the last plan stays in force, and
-that is said once. One rank of a job calls ``register_job`` and tells the others the name.
+that is said once. A plan of its profiling does not: it may have the lowest clocks, so that these go
+back to the highest when the server has been silent for a while, until it answers again. One rank of
+a job calls ``register_job`` and tells the others the name.
 """
 
 import logging
@@ -30,7 +32,7 @@ from partita.energy.clock_plan import NAMES, Entry
 from partita.energy.controller import ClockController
 from partita.energy.counter import Stamp, open_counter
 from partita.energy.devices.protocol import PowerDevice, WorkingDevice
-from partita.energy.mailbox import Mailbox, RankPlan
+from partita.energy.mailbox import PROFILING, Mailbox, RankPlan
 from partita.energy.registration import RankInfo
 from partita.energy.stragglers import Instruction, Sensitivity, SlowdownWatch
 from partita.energy.usage import EnergyUse, StepUse, Window
@@ -47,6 +49,7 @@ class ClientOptions:
 
     Attributes:
         profile_steps: Steps after which results are reported.
+        silence_s: How long a server that profiles may be silent before its clocks are put aside.
         back_to_back: Whether a step lasts until the next one begins, so that the time in which a
             rank waits for the others at its end counts; for loops that do nothing in between.
         sensitivity: When this rank is a straggler.
@@ -58,6 +61,7 @@ class ClientOptions:
     """
 
     profile_steps: int = 5
+    silence_s: float = 60.0
     back_to_back: bool = False
     sensitivity: Sensitivity = field(default_factory=Sensitivity)
     keep_log: bool = False
@@ -155,11 +159,27 @@ class EnergyClient:
             self._finish(begin)
         if isinstance(self._device, WorkingDevice):
             self._device.begin_step(number)
+        self._take_newest_plan()
+        self._step = _Step(number, iter(self._plan.entries), begin)
+
+    def _take_newest_plan(self) -> None:
+        """Let the newest plan count, unless it is one of a profiling that nobody goes on with."""
         newest = None if self._mailbox is None else self._mailbox.newest_plan()
-        if newest is not None and newest.version != self._plan.version:
+        if self._mailbox is None or newest is None:
+            return
+        silence_s = self._mailbox.silence_s if newest.state == PROFILING else 0.0
+        if silence_s > self._options.silence_s:
+            if self._plan.version is not None:
+                self._plan = RankPlan()
+                self._measured = _Measured(self._plan)
+                self._controller.request(self._device.clocks_mhz[0])
+                self._say(
+                    "the energy server fell silent while it profiles; clocks are at their highest "
+                    "until it answers"
+                )
+        elif newest.version != self._plan.version:
             self._plan = newest.after(self._plan)
             self._measured = _Measured(newest)
-        self._step = _Step(number, iter(self._plan.entries), begin)
 
     def on_instruction_begin(self, name: str) -> None:
         """Begin an instruction: its clock is asked for, its time begins."""

@@ -3,11 +3,14 @@
 The first one begins by finding the job's name, which need not be known yet.
 Both go on asking a server that does not answer, or not with a plan, ever more rarely, and say so
 once. What a server refuses for good, such as a job that it does not know, ends the thread with one
-remark, and so does a mistake of our own; a letter that cannot be sent is left out.
+remark, and so does a mistake of our own; a letter that cannot be sent is left out. How long a
+server has been silent can be asked: who is in the midst of its profiling must not wait for ever.
 """
 
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -25,6 +28,8 @@ _LONG_POLL_OVER = 504
 _OUR_MISTAKE = 400
 _CLOSE_S = 2.0
 _MOST_MHZ = 1_000_000
+PROFILING = "profiling"
+"""State of a plan that is there to measure its clocks, not to run with them."""
 _Letter = Callable[[], tuple[str, Mapping[str, Any]]]
 """Returns where to post what."""
 
@@ -120,6 +125,7 @@ class Mailbox:
         self._registered = threading.Event()
         self._complaining = threading.Lock()
         self._complained: set[int] = set()
+        self._silent_since: dict[int, float] = {}  # by thread, while its requests fail
         self._links = [ServerLink(url, token=token, transport=transport) for _ in range(2)]
         self._threads = [
             threading.Thread(target=self._ask, args=(self._links[0],), daemon=True),
@@ -132,6 +138,13 @@ class Mailbox:
     def newest_plan(self) -> RankPlan | None:
         """Return the plan that came last; None = none has."""
         return self._incoming
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds for which requests have failed; 0 = they do not, inf = there will be no plan."""
+        with self._complaining:
+            since = min(self._silent_since.values(), default=math.inf)
+        return 0.0 if since == math.inf else time.monotonic() - since
 
     def announce(self, straggler: Mapping[str, Any]) -> None:
         """Send word of a straggler."""
@@ -176,8 +189,10 @@ class Mailbox:
             if self._insist(request) is not _Answer.DONE:
                 return
         self._registered.set()
-        while self._insist(lambda: self._next_plan(link)) is _Answer.DONE:
+        while (answer := self._insist(lambda: self._next_plan(link))) is _Answer.DONE:
             pass
+        if answer is _Answer.REFUSED:
+            self._note_silence(-math.inf)
 
     def _find(self) -> None:
         self._job_id = self._find_job()
@@ -218,13 +233,25 @@ class Mailbox:
                 failure = ServerError(f"energy server: {type(exc).__name__}: {exc}", _OUR_MISTAKE)
             else:
                 self._complained.discard(0)
+                self._note_silence(None)
                 return _Answer.DONE
             failures += 1
             self._complain(failure)
             if not failure.is_passing:
+                self._note_silence(None)
                 return _Answer.REFUSED
+            if failures == 1:
+                self._note_silence(time.monotonic())
             self._stop.wait(pause_s(failures))
         return _Answer.STOPPED
+
+    def _note_silence(self, since_s: float | None) -> None:
+        """Note since when the requests of this thread fail; None = they do not."""
+        with self._complaining:
+            if since_s is None:
+                self._silent_since.pop(threading.get_ident(), None)
+            else:
+                self._silent_since[threading.get_ident()] = since_s
 
     def _complain(self, exc: ServerError) -> None:
         """Say what is wrong, unless one of the threads has said so."""

@@ -206,6 +206,64 @@ def test_a_dead_server_stops_nothing_and_is_named_once(server: FakeServer) -> No
     assert len(loop.said) == 1
 
 
+def test_a_server_that_dies_while_it_profiles_does_not_leave_low_clocks(
+    server: FakeServer,
+) -> None:
+    server.deploy(700, 700)
+    loop = Loop(server, silence_s=0.05)
+    loop.await_version(1)
+    loop.step()
+    assert loop.device.clock_mhz == 700
+    server.is_dead = True
+    until(lambda: loop.client._mailbox.silence_s > 0.05)
+    for _ in range(5):
+        loop.step()
+        assert loop.device.clock_mhz == 1400
+    assert loop.client.plan.version is None
+    assert [text for text in loop.said if "clocks are at their highest" in text] == loop.said[1:]
+    reports = len(server.posted("/result"))
+    server.is_dead = False
+    until(lambda: loop.client._mailbox.silence_s == 0)
+    for _ in range(2):
+        loop.step()
+    assert loop.device.clock_mhz == 700
+    until(lambda: len(server.posted("/result")) == reports + 1)
+    # Steps at the highest clock are not taken for some at the clocks of the plan.
+    slow_s = CURVE.stretch(Kind.FORWARD, 700)
+    assert (
+        server.posted("/result")[-1]["time_breakdown"]["forward"] == [[pytest.approx(slow_s)]] * 2
+    )
+    loop.client.close()
+
+
+def test_a_server_that_forgot_the_job_while_it_profiles_does_not_leave_low_clocks(
+    server: FakeServer,
+) -> None:
+    server.deploy(700, 700)
+    loop = Loop(server)
+    loop.await_version(1)
+    loop.step()
+    server.refusals["/schedule"] = 404
+    until(lambda: loop.client._mailbox.silence_s > 60)
+    loop.step()
+    loop.client.close()
+    assert loop.device.clock_mhz == 1400
+    assert "refuses /schedule" in loop.said[0]
+    assert "clocks are at their highest" in loop.said[1]
+
+
+def test_a_dead_server_leaves_deployed_clocks_alone(server: FakeServer) -> None:
+    server.deploy(1000, 1000, state="deployed")
+    loop = Loop(server, silence_s=0.0)
+    loop.await_version(1)
+    loop.step()
+    server.is_dead = True
+    until(lambda: loop.client._mailbox.silence_s > 0)
+    loop.step()
+    assert loop.device.clock_mhz == 1000
+    loop.client.close()
+
+
 def test_a_server_that_is_dead_from_the_start_stops_nothing(server: FakeServer) -> None:
     server.is_dead = True
     loop = Loop(server)
