@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +19,58 @@ MAX_FILE_BYTES = 2**31
 _PART_BYTES = 2**24
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedFile:
+    """A file whose bytes were read, once: standard input cannot be read again.
+
+    Attributes:
+        name: Its path; ``-`` = standard input.
+        data: Its bytes.
+    """
+
+    name: str
+    data: bytes
+
+    def load(self, *, problem: Problem | None = None) -> Any:  # noqa: ANN401 (any type)
+        """Return the core object in it; see `load`.
+
+        Raises:
+            FormatError: It holds nothing that is known.
+        """
+        name = self.name
+        try:
+            return read_any(
+                self.data,
+                name=_title(name),
+                open_text=open_beside("" if name == "-" else name, _open_named),
+                problem=problem,
+                read_yaml=lambda text: read_cluster_yaml(text, load_catalogue()),
+            )
+        except FormatError as exc:
+            raise (exc if exc.path else exc.at("standard input" if name == "-" else name)) from exc
+
+    @property
+    def text(self) -> str:
+        """Its text in UTF-8, without a byte order mark.
+
+        Raises:
+            FormatError: It is not text.
+        """
+        try:
+            return self.data.decode("utf-8-sig")
+        except UnicodeDecodeError as exc:
+            raise FormatError(f"is not UTF-8 text (byte {exc.start})", path=self.name) from exc
+
+
+def open_file(path: str | Path) -> OpenedFile:
+    """Read a file, or standard input for ``-``, for whoever looks at it more than once.
+
+    Raises:
+        FormatError: It cannot be read.
+    """
+    return OpenedFile(str(path), read_bytes(str(path)))
+
+
 def load(path: str | Path, *, problem: Problem | None = None) -> Any:  # noqa: ANN401 (any type)
     """Return the core object in a file: a Partita document, or any foreign format that is known.
 
@@ -27,18 +80,7 @@ def load(path: str | Path, *, problem: Problem | None = None) -> Any:  # noqa: A
     Raises:
         FormatError: The file cannot be read, or holds nothing that is known.
     """
-    name = str(path)
-    data = read_bytes(name)
-    try:
-        return read_any(
-            data,
-            name=_title(name),
-            open_text=open_beside("" if name == "-" else name, _open_named),
-            problem=problem,
-            read_yaml=lambda text: read_cluster_yaml(text, load_catalogue()),
-        )
-    except FormatError as exc:
-        raise (exc if exc.path else exc.at("standard input" if name == "-" else name)) from exc
+    return open_file(path).load(problem=problem)
 
 
 def _title(name: str) -> str:
@@ -90,10 +132,7 @@ def read_text(name: str) -> str:
     Raises:
         FormatError: It cannot be read, or is not text.
     """
-    try:
-        return read_bytes(name).decode("utf-8-sig")
-    except UnicodeDecodeError as exc:
-        raise FormatError(f"is not UTF-8 text (byte {exc.start})", path=name) from exc
+    return open_file(name).text
 
 
 def _open_named(name: str) -> str:

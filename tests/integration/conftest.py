@@ -1,5 +1,7 @@
 """The command line called in this process, and job directories of a small model."""
 
+import io
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -37,6 +39,17 @@ def run(
         return int(stop.value.code or 0), captured.out, captured.err
 
     return call
+
+
+@pytest.fixture
+def give_stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | Path], None]:
+    """Return what lets standard input be the bytes of a file, which can be read once."""
+
+    def give(path: str | Path) -> None:
+        stdin = io.TextIOWrapper(io.BytesIO(Path(path).read_bytes()), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", stdin)
+
+    return give
 
 
 @pytest.fixture(scope="session")

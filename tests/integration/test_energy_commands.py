@@ -394,3 +394,53 @@ def test_a_profile_from_modelled_counters_says_so(run: Run) -> None:
     assert said(run("energy", "profile", "logs", "-o", "m.json", "--json"))["origin"] == "modelled"
     source = ("m.json", "logs", "--microbatches", "1", "--blocking-power", "80")
     assert "energy counters of modelled devices" in run("energy", "replay", *source)[1]
+
+
+@pytest.mark.parametrize("source", ["plan", "profile", "frontier"])
+def test_every_source_may_be_standard_input(
+    run: Run, profile: str, give_stdin: Callable[[str], None], source: str
+) -> None:
+    made = {
+        "plan": ("plan", "gpt-small", "-p", "uniform", "-c", "2xa100", "-o", "plan.json"),
+        "frontier": ("energy", "frontier", profile, *PIPELINE, "--points", "3", "-o", "front.json"),
+    }
+    if source in made:
+        assert run(*made[source])[0] == 0
+    file = {"plan": "plan.json", "profile": profile, "frontier": "front.json"}[source]
+    more = (*PIPELINE,) if source == "profile" else ()
+    for command in (("frontier", "--points", "3"), ("compare", "--points", "3")):
+        give_stdin(file)
+        code, out, err = run("energy", command[0], "-", *command[1:], *more, "--json")
+        assert code == 0, (command, err)
+        named = run("energy", command[0], file, *command[1:], *more, "--json")
+        assert _unnamed(out) == _unnamed(named[1])
+    if source != "frontier":
+        give_stdin(file)
+        modelled = ("--modelled",) if source == "plan" else ()
+        code, out, err = run("energy", "profile", "-", *modelled, "--json")
+        assert code == 0, err
+        assert json.loads(out)["rows"] > 0
+
+
+def _unnamed(out: str) -> object:
+    """Return figures without the name of what they are of."""
+    found = json.loads(out)
+    rows = found.get("items", [found])
+    for row in rows:
+        for key in ("name", "source", "seconds", "solve_s"):
+            row.pop(key, None)
+    return rows
+
+
+def test_claimed_points_and_a_cluster_may_be_standard_input(
+    run: Run, profile: str, give_stdin: Callable[[str], None]
+) -> None:
+    Path("claims.csv").write_text("time,energy\n3.0,900\n3.5,800\n")
+    give_stdin("claims.csv")
+    code, out, err = run("energy", "compare", profile, "-", *PIPELINE, "--points", "3", "--json")
+    assert code == 0, err
+    assert len(json.loads(out)["items"]) == 2
+    assert run("plan", "gpt-small", "-p", "uniform", "-c", "2xa100", "-o", "plan.json")[0] == 0
+    give_stdin("plan.json")
+    code, _, err = run("plan", "gpt-small", "-p", "uniform", "-c", "-", "--json")
+    assert code == 0, err

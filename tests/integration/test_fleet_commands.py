@@ -249,3 +249,27 @@ def test_published_traces_end_as_recorded(run, shared_data):
 def test_the_commands_of_the_page_run_in_their_order(run_page):
     page = Path(__file__).resolve().parents[2] / "docs" / "fleet.md"
     assert len(run_page(page)) >= 6
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.csv", "log.csv"])
+def test_a_trace_may_be_standard_input(run, tmp_path, give_stdin, name):
+    for file in ("t.json", "t.csv"):
+        assert run("fleet", "trace", "--jobs", "5", "--short", "-o", file)[0] == 0
+    (tmp_path / "log.csv").write_text("timestamp,duration,gpus\n0,3600,1\n60,7200,3\n")
+    figures = []
+    for source in (name, "-"):
+        give_stdin(name)
+        code, out, err = run(
+            "fleet", "simulate", source, "-c", "1x8xv100", "-p", "fifo:fair", "--json"
+        )
+        assert code == 0, err
+        figures.append(json.loads(out)["runs"])
+    assert figures[0] == figures[1]
+
+
+def test_profiles_may_be_standard_input(run, give_stdin):
+    assert run("fleet", "trace", "--jobs", "5", "-o", "t.json")[0] == 0
+    give_stdin("t.json")
+    code, out, err = run("fleet", "trace", "--jobs", "3", "--profiles", "-", "--json")
+    assert code == 0, err
+    assert json.loads(out)["jobs"] == 3

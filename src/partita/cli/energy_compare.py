@@ -19,7 +19,7 @@ from partita.cli.energy_inputs import (
 )
 from partita.cli.options import FiniteRange, output_options
 from partita.core.energy import TIE, EnergyOrigin, Frontier
-from partita.documents import read_bytes
+from partita.documents import OpenedFile, open_file
 from partita.errors import FormatError
 from partita.flows.energy import (
     Savings,
@@ -113,9 +113,10 @@ def _compared(
     base: EnergySource | None = None
     for item in items:
         tell(item)
-        foreign = _is_clock_plan(item) or _is_points(item)
+        file = open_file(item)
+        foreign = _is_clock_plan(item) or _is_points(file)
         if not foreign:
-            source = read_source(item, options, alone=len(items) == 1)
+            source = read_source(file, options, alone=len(items) == 1)
             base = base or source
             found.append(_solved(source, solve))
         elif base is None:
@@ -123,7 +124,7 @@ def _compared(
                 f"{item} says nothing of all-max; name a plan, a profile or a frontier before it"
             )
         else:
-            found.append(_foreign(item, base, found[0]))
+            found.append(_foreign(file, base, found[0]))
     return found
 
 
@@ -131,9 +132,9 @@ def _is_clock_plan(item: str) -> bool:
     return Path(item).suffix.lower() == ".py"
 
 
-def _is_points(item: str) -> bool:
+def _is_points(file: OpenedFile) -> bool:
     try:
-        return detect_format(unpacked(read_bytes(item))) == "perseus-frontier"
+        return detect_format(unpacked(file.data)) == "perseus-frontier"
     except FormatError:
         return False
 
@@ -165,15 +166,16 @@ def _labelled(what: str, origin: EnergyOrigin) -> str:
     return f"{what}, modelled" if origin is EnergyOrigin.MODELLED else what
 
 
-def _foreign(item: str, base: EnergySource, first: Compared) -> Compared:
+def _foreign(file: OpenedFile, base: EnergySource, first: Compared) -> Compared:
+    item = file.name
     name = Path(item).name.removesuffix(".gz").rpartition(".")[0]
     if _is_clock_plan(item):
         model = model_of(base.solution, base.profile)
-        step = played(model, planned_clocks(model.program, read_clock_file(item).entries))
+        step = played(model, planned_clocks(model.program, read_clock_file(file).entries))
         times, joules = np.array([step.time_s]), np.array([step.energy_j])
         what = _labelled("clock plan", base.profile.origin)
     else:
-        text = unpacked(read_bytes(item)).decode("utf-8-sig")
+        text = unpacked(file.data).decode("utf-8-sig")
         try:
             times, joules = read_frontier_csv(text)
         except FormatError as exc:

@@ -14,7 +14,7 @@ from partita.core.energy import EnergyOrigin, EnergyProfile, Frontier
 from partita.core.plan import Plan
 from partita.core.problem import Schedule
 from partita.core.solution import Solution
-from partita.documents import load, read_text
+from partita.documents import OpenedFile, load, open_file
 from partita.energy.frontier import TRIES
 from partita.energy.pipeline import Pipeline
 from partita.errors import FormatError, InvalidInputError
@@ -115,14 +115,16 @@ def take_source_options(values: dict[str, Any]) -> dict[str, Any]:
     return {**found, "problem": take_problem_options(values)}
 
 
-def read_source(path: str, options: Mapping[str, Any], *, alone: bool = True) -> EnergySource:
+def read_source(
+    opened: str | OpenedFile, options: Mapping[str, Any], *, alone: bool = True
+) -> EnergySource:
     """Return the plan and the profile that a file and options describe.
 
     A plan has the profile that is named, else a modelled one; a profile alone is a pipeline of its
     stages; a frontier carries both.
 
     Args:
-        path: The file.
+        opened: The file, which may be opened already.
         options: What ``take_source_options`` took.
         alone: Whether the options are for this file alone, so that one that says nothing of it is
             refused.
@@ -130,7 +132,9 @@ def read_source(path: str, options: Mapping[str, Any], *, alone: bool = True) ->
     Raises:
         InvalidInputError: The file is none of these, or the profile has more stages than the plan.
     """
-    found = None if options["graph"] is not None else load(path)
+    file = open_file(opened) if isinstance(opened, str) else opened
+    path = file.name
+    found = None if options["graph"] is not None else file.load()
     name = Path(path).name.split(".")[0].strip("-") or "stdin"
     if isinstance(found, Frontier):
         solution, profile = sources_of(found)
@@ -153,7 +157,7 @@ def read_source(path: str, options: Mapping[str, Any], *, alone: bool = True) ->
         )
     if alone:
         _refuse(options, "a plan says this itself", _PIPELINE)
-    solution = read_solution(path, options["graph"], options["problem"])
+    solution = read_solution(file, options["graph"], options["problem"])
     if options["profile_file"] is None:
         if alone:
             _refuse(options, "a modelled profile says this itself", ("blocking",))
@@ -267,13 +271,13 @@ class ClockFile:
     energy_j: float
 
 
-def read_clock_file(path: str) -> ClockFile:
+def read_clock_file(file: OpenedFile) -> ClockFile:
     """Return a clock plan; what ours claim stands in their comments."""
-    text = read_text(path)
+    text = file.text
     try:
         entries = read_clock_plan(text)
     except FormatError as exc:
-        raise exc.at(path) from exc
+        raise exc.at(file.name) from exc
     return ClockFile(
         entries=entries, time_s=_claimed(text, "time_s"), energy_j=_claimed(text, "energy_j")
     )

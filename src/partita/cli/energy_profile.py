@@ -19,7 +19,7 @@ from partita.cli.options import FiniteRange, cluster_options, output_options
 from partita.core.energy import EnergyOrigin, EnergyProfile
 from partita.core.program import Kind
 from partita.core.solution import Solution
-from partita.documents import load, read_text, save, write_text
+from partita.documents import open_file, read_text, save, write_text
 from partita.errors import FormatError, InvalidInputError
 from partita.flows.energy_plan import modelled
 from partita.flows.energy_replay import RankLog
@@ -111,7 +111,8 @@ def _refuse_ignored(rest: dict[str, Any], options: ProblemOptions, *, is_folder:
 def _from_file(
     source: str, rest: dict[str, Any], options: ProblemOptions, blocking: dict[str, float]
 ) -> EnergyProfile:
-    found = None if rest["graph"] is not None else load(source)
+    file = open_file(source)
+    found = None if rest["graph"] is not None else file.load()
     if isinstance(found, EnergyProfile):
         if rest["is_modelled"]:
             raise click.UsageError("--modelled needs a PLAN; this is a profile already")
@@ -121,7 +122,7 @@ def _from_file(
         raise InvalidInputError(f"{source!r} holds a {kind}; expected an energy profile or a plan")
     if not rest["is_modelled"]:
         raise click.UsageError("a plan has no measured energy; say --modelled to model its devices")
-    profile = modelled(read_solution(source, rest["graph"], options))
+    profile = modelled(read_solution(file, rest["graph"], options))
     return _changed(profile, rest["name"] or profile.name, {**profile.blocking_w, **blocking})
 
 

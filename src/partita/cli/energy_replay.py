@@ -19,6 +19,7 @@ from partita.cli.energy_inputs import (
 )
 from partita.cli.energy_logs import read_logs
 from partita.cli.options import output_options
+from partita.documents import open_file
 from partita.energy.frontier import EnergyModel
 from partita.errors import InvalidInputError
 from partita.flows.energy import model_of, planned_clocks, played
@@ -77,7 +78,7 @@ def _refuse_claims(rest: dict[str, Any]) -> None:
 
 
 def _plan_figures(model: EnergyModel, path: str, rest: dict[str, Any]) -> dict[str, Any]:
-    file = read_clock_file(path)
+    file = read_clock_file(open_file(path))
     step = played(model, planned_clocks(model.program, file.entries))
     if rest["picture"]:
         title = f"{Path(path).name} ({ORIGINS[model.profile.origin]})"

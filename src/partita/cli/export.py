@@ -15,7 +15,7 @@ from partita.cli.options import MODES, cluster_options, output_options, source_o
 from partita.core.graph import Graph
 from partita.core.plan import Plan, equal_microbatches, pipeline_stages
 from partita.core.solution import Solution
-from partita.documents import load, read_text, unused_path, write_bytes, write_text
+from partita.documents import open_file, unused_path, write_bytes, write_text
 from partita.errors import InvalidInputError
 from partita.export.pipedream_conf import num_ranks_of, read_num_ranks, runtime_configurations
 from partita.formats.pipedream import stage_ids
@@ -89,7 +89,8 @@ def _read(path: str, rest: dict[str, Any]) -> tuple[Graph, Plan]:
     if given is None and any(value is not None for value in cluster.values()):
         raise click.UsageError("a cluster is for a bare plan: name its --graph too")
     problem = None if given is None else read_problem(given, ProblemOptions(**cluster))
-    found = load(path, problem=problem)
+    file = open_file(path)
+    found = file.load(problem=problem)
     if isinstance(found, Solution):
         return found.problem.graph, found.plan
     if isinstance(found, Plan) and problem is not None:
@@ -97,7 +98,7 @@ def _read(path: str, rest: dict[str, Any]) -> tuple[Graph, Plan]:
     if isinstance(found, Plan):
         raise click.UsageError(f"{path} is a bare plan: name its --graph")
     if isinstance(found, Graph) and stage_ids(found) is not None:
-        return found, read_pipedream_plan(read_text(path), found)
+        return found, read_pipedream_plan(file.text, found)
     kind = type(found).__name__.lower()
     raise InvalidInputError(f"{path!r} holds a {kind}, not a plan; make one with 'partita plan'")
 

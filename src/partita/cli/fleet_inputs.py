@@ -9,7 +9,7 @@ import click
 
 from partita.catalogue.catalogue import load_catalogue
 from partita.core.fleet import Sensitivity, Trace
-from partita.documents import load, read_bytes
+from partita.documents import open_file
 from partita.errors import FormatError, InvalidInputError
 from partita.flows.fleet_examples import DEFAULT_TYPE, example_sensitivities
 from partita.flows.fleet_power import with_frontiers
@@ -95,7 +95,8 @@ def _profile_files(path: Path) -> list[Path]:
 
 
 def _read_profile(path: str, which: str) -> list[Sensitivity]:
-    text = unpacked(read_bytes(path)).decode("utf-8-sig", errors="replace")
+    opened = open_file(path)
+    text = unpacked(opened.data).decode("utf-8-sig", errors="replace")
     try:
         kind = detect_format(text.encode())
         if kind == "synergy-models":
@@ -106,7 +107,7 @@ def _read_profile(path: str, which: str) -> list[Sensitivity]:
             return [read_synergy_profile(text, name=name)]
     except FormatError as exc:
         raise (exc if exc.path else exc.at(path)) from exc
-    found = load(path)
+    found = opened.load()
     if isinstance(found, Trace):
         return list(found.sensitivities)
     if not isinstance(found, Sensitivity):
@@ -146,7 +147,8 @@ def read_fleet_trace(
 
 
 def _read_file(source: str, models: Mapping[str, Sensitivity], wish: TraceWish) -> Trace:
-    data = unpacked(read_bytes(source))
+    opened = open_file(source)
+    data = unpacked(opened.data)
     name = Path(source).name.split(".")[0] or "trace"
     try:
         kind = detect_format(data)
@@ -165,7 +167,7 @@ def _read_file(source: str, models: Mapping[str, Sensitivity], wish: TraceWish) 
             return trace
     except FormatError as exc:
         raise (exc if exc.path else exc.at(source)) from exc
-    found = load(source)
+    found = opened.load()
     if not isinstance(found, Trace):
         raise FormatError(f"holds a {type(found).__name__.lower()}, no trace", path=source)
     return changed_trace(found, wish)

@@ -33,7 +33,7 @@ from partita.core.solution import Solution
 from partita.cost.bounds import lower_bound
 from partita.cost.evaluate import measure
 from partita.cost.objectives.placed import placement_errors
-from partita.documents import load, read_text
+from partita.documents import OpenedFile, load, open_file, read_text
 from partita.errors import FormatError, InfeasibleError, InvalidInputError
 from partita.flows.summary import thawed
 from partita.plan.table import DEFAULT_PLANNER, find_planner
@@ -215,13 +215,19 @@ def read_cluster(options: ProblemOptions) -> tuple[Cluster | None, Problem | Non
     if options.cluster is None:
         return None, None
     spec, catalogue = options.cluster, read_catalogue(options)
+    opened: list[OpenedFile] = []  # whatever was read, as standard input cannot be read again
+
+    def open_text(name: str) -> str:
+        opened.append(open_file(name))
+        return opened[-1].text
+
     try:
         found = parse_cluster(
-            spec, read_text, catalogue, bandwidth=options.bandwidth, latency=options.latency
+            spec, open_text, catalogue, bandwidth=options.bandwidth, latency=options.latency
         )
     except FormatError as not_ours:
         try:
-            whole = load(spec)
+            whole = (opened[-1] if opened else open_file(spec)).load()
         except FormatError:
             raise not_ours from None
         if isinstance(whole, Solution):
@@ -285,14 +291,15 @@ def _batch(
     return count, size
 
 
-def read_solution(path: str, graph: str | None, options: ProblemOptions) -> Solution:
+def read_solution(plan: str | OpenedFile, graph: str | None, options: ProblemOptions) -> Solution:
     """Return the solution in a file, with the options applied to its problem and its plan.
 
-    A bare plan, ours or a foreign one, needs ``--graph`` and ``--cluster``. The value is computed
-    again: a file may say anything.
+    The file may be opened already. A bare plan, ours or a foreign one, needs ``--graph`` and
+    ``--cluster``. The value is computed again: a file may say anything.
     """
     problem = None if graph is None else read_problem(graph, options)
-    found = load(path, problem=problem)
+    file = open_file(plan) if isinstance(plan, str) else plan
+    found, path = file.load(problem=problem), file.name
     if isinstance(found, Solution):
         return changed_solution(found, options, problem)
     if not isinstance(found, Plan):
