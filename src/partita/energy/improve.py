@@ -7,13 +7,15 @@ slack out again in a random order, and keeps the result if it is cheaper, or, ea
 little worse (simulated annealing). What helped is then tried at the same activities of the other
 microbatches, since the steady state of a pipeline repeats itself.
 
-The seed is fixed: the same input gives the same clocks. A try costs what its changes reach.
+The seed is fixed and the generator is our own: the same input gives the same clocks. A try costs
+what its changes reach.
 """
 
 import numpy as np
 from numba import njit
 
 from partita.core.columns import Array
+from partita.energy.draws import draw_below, draw_share, new_draws
 from partita.energy.rounding import (
     LEAST_GAIN_J,
     TOLERANCE,
@@ -29,6 +31,7 @@ from partita.energy.rounding import (
 LARGEST_GROUP = 12
 HEAT = 0.01
 """How much worse a result may be at first, relative to the mean energy of an activity."""
+SEED = 0
 MISSES = 3
 """Neighbouring microbatches at which a change may fail before the rest is left alone."""
 
@@ -49,7 +52,8 @@ def improve(web: Web, draft: Draft, limit_s: float, *, tries: int, enough_j: flo
     heat = HEAT * float(np.abs(web.joules[draft.choice[variable]]).mean())
     limit_s *= 1 + TOLERANCE
     scratch = np.zeros((3, LARGEST_GROUP), dtype=np.int64)
-    return float(_search(web, draft, limit_s, variable, scratch, tries, heat, enough_j))
+    draws = new_draws(SEED)
+    return float(_search(web, draft, limit_s, variable, scratch, tries, heat, enough_j, draws))
 
 
 @njit(cache=True)
@@ -62,22 +66,23 @@ def _search(  # noqa: PLR0913, PLR0917 (columns of a kernel)
     tries: int,
     heat: float,
     enough_j: float,
+    draws: Array,
 ) -> float:
     """Try groups; leave the best draft that was met, and return what it saves."""
-    np.random.seed(0)
     set_times(web, draft, limit_s)
     best, saved, most = draft.choice.copy(), 0.0, 0.0
     marked = np.zeros(len(draft.choice), np.bool_)
     for attempt in range(tries):
-        seed = variable[np.random.randint(len(variable))]
-        size = _group(web, seed, np.random.randint(2, scratch.shape[1] + 1), scratch[0], marked)
+        seed = variable[draw_below(draws, len(variable))]
+        wanted = 2 + draw_below(draws, scratch.shape[1] - 1)
+        size = _group(web, seed, wanted, scratch[0], marked, draws)
         group, before = scratch[0, :size], scratch[1, :size]
         for k in range(size):
             before[k] = draft.choice[group[k]]
-        _rebuild(web, draft, limit_s, group, before, scratch[2, :size])
+        _rebuild(web, draft, limit_s, group, before, scratch[2, :size], draws)
         gain = _gain(web, draft, group, before)
         bearable = heat * (1 - attempt / tries) ** 2
-        if gain < bearable * np.log(1 - np.random.random()):
+        if gain < bearable * np.log(1 - draw_share(draws)):
             choose_all(web, draft, limit_s, group, before)
             continue
         saved += gain
@@ -94,19 +99,19 @@ def _search(  # noqa: PLR0913, PLR0917 (columns of a kernel)
 
 
 @njit(cache=True)
-def _group(web: Web, seed: int, wanted: int, group: Array, marked: Array) -> int:
+def _group(web: Web, seed: int, wanted: int, group: Array, marked: Array, draws: Array) -> int:
     """Fill ``group`` with a random connected set of nodes around one; return its size."""
     group[0], size = seed, 1
     marked[seed] = True
     for _ in range(4 * wanted):
         if size == wanted:
             break
-        node = group[np.random.randint(size)]
+        node = group[draw_below(draws, size)]
         before = web.pred_ptr[node + 1] - web.pred_ptr[node]
         after = web.succ_ptr[node + 1] - web.succ_ptr[node]
         if before + after == 0:
             break
-        k = np.random.randint(before + after)
+        k = draw_below(draws, before + after)
         if k < before:
             other = web.pred[web.pred_ptr[node] + k]
         else:
@@ -122,21 +127,27 @@ def _group(web: Web, seed: int, wanted: int, group: Array, marked: Array) -> int
 
 @njit(cache=True)
 def _rebuild(
-    web: Web, draft: Draft, limit_s: float, group: Array, before: Array, fast: Array
+    web: Web,
+    draft: Draft,
+    limit_s: float,
+    group: Array,
+    before: Array,
+    fast: Array,
+    draws: Array,
 ) -> None:
     """Speed most of a group up, then hand the slack out in a random order and random parts."""
-    kept = 0.5 * np.random.random()
+    kept = 0.5 * draw_share(draws)
     for k in range(len(group)):
-        fast[k] = web.first[group[k]] if np.random.random() > kept else before[k]
+        fast[k] = web.first[group[k]] if draw_share(draws) > kept else before[k]
     choose_all(web, draft, limit_s, group, fast)
     for k in range(len(group)):
-        other = np.random.randint(k, len(group))
+        other = k + draw_below(draws, len(group) - k)
         group[k], group[other] = group[other], group[k]
         before[k], before[other] = before[other], before[k]
     for k in range(len(group)):
         node = group[k]
         now = web.seconds[draft.choice[node]]
-        part = min(1.0, 1.5 * np.random.random())
+        part = min(1.0, 1.5 * draw_share(draws))
         room = now + part * (draft.latest[node] - draft.start[node] - now)
         option = slowest_within(web, node, draft.choice[node], room)
         if option > draft.choice[node]:

@@ -1,3 +1,4 @@
+import doctest
 import random
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from partita.core.solution import Proof
 from partita.cost.evaluate import check_memory, measure
 from partita.cost.objectives.placed import placement_errors
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.plan.auto import coarse, units
+from partita.plan.auto import coarse, sketch, units
 from partita.plan.auto.coarse import board_of
 from partita.plan.auto.estimate import Estimator
 from partita.plan.auto.frame import Batch, frame_of
@@ -351,6 +352,10 @@ def test_shares_divide_the_microbatches(speeds, count):
         return
     assert count % sum(shares) == 0
     assert min(shares) >= 1
+
+
+def test_the_examples_of_sketches_are_right():
+    assert doctest.testmod(sketch).failed == 0
 
 
 def test_small_models_are_planned_without_compilers():

@@ -146,7 +146,7 @@ def fair_shares(speeds: tuple[float, ...], count: int) -> tuple[int, ...] | None
     possible. Ties go to the shorter round.
 
     >>> fair_shares((1.0, 1.0), 8), fair_shares((2.0, 1.0), 9), fair_shares((1.0,) * 3, 8)
-    ((1, 1), (2, 1), (2, 1, 1))
+    ((1, 1), (2, 1), (3, 3, 2))
     """
     best: tuple[float, tuple[int, ...]] | None = None
     for length in range(len(speeds), count + 1):
