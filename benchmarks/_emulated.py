@@ -16,18 +16,18 @@ from partita.core.cluster import Cluster, Device, Host, Level
 from partita.core.graph import DeviceKind
 from partita.core.plan import Plan
 from partita.core.problem import Problem, Schedule
-from partita.profile.calibrate import calibrate
-from partita.profile.calibrate_ranks import Rank, measure
-from partita.profile.calibrate_records import (
+from partita.profiler.calibrate.calibrate import calibrate
+from partita.profiler.calibrate.ranks import Rank, measure
+from partita.profiler.calibrate.records import (
     MeasureOptions,
     read_measurement,
     write_measurement,
 )
-from partita.run.emulation import Emulation, emulate_forked, emulated_workload, predicted
-from partita.run.link_emulator import Namespace, enter_namespace
-from partita.run.local_ranks import RankPool
-from partita.run.priority import run_soon
-from partita.run.process_transport import Member
+from partita.runtime.emulation import Emulation, emulate_forked, emulated_workload, predicted
+from partita.runtime.link_emulator import Namespace, enter_namespace
+from partita.runtime.local_ranks import RankPool
+from partita.runtime.priority import run_soon
+from partita.runtime.process_transport import Member
 from partita.testing.builders import Figures, Values, chain, pipeline
 
 Ends = tuple[Namespace, Namespace]

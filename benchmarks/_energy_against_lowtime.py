@@ -18,9 +18,9 @@ from _harness import cpu_s
 from _planners_common import Group
 
 from partita.core.energy import EnergyProfile, Frontier
-from partita.energy.frontier import EnergyModel, solve_frontier
-from partita.energy.pipeline import Pipeline, pipeline_model
-from partita.flows.energy import played
+from partita.energy.frontier.frontier import EnergyModel, solve_frontier
+from partita.energy.frontier.pipeline import Pipeline, pipeline_model
+from partita.energy.frontier.savings import played
 
 POINTS, UNIT_S, WANTED_RATIO = 50, 0.001, 100.0
 SAME = 1e-9

@@ -10,9 +10,9 @@ from pathlib import Path
 from _energy_data import published
 from _planners_common import Group, timed
 
-from partita.energy.frontier import solve_frontier
-from partita.energy.pipeline import Pipeline, pipeline_model
-from partita.flows.energy import played
+from partita.energy.frontier.frontier import solve_frontier
+from partita.energy.frontier.pipeline import Pipeline, pipeline_model
+from partita.energy.frontier.savings import played
 
 TRIES = 200_000
 SMALL_GAP, WANTED_SMALL = 0.003, 9

@@ -9,9 +9,9 @@ from _planners_common import Group, timed
 from partita.core.energy import EnergyProfile
 from partita.core.problem import Schedule
 from partita.core.program import Kind
-from partita.energy.frontier import solve_frontier
-from partita.energy.pipeline import Pipeline, pipeline_model
-from partita.flows.energy import played
+from partita.energy.frontier.frontier import solve_frontier
+from partita.energy.frontier.pipeline import Pipeline, pipeline_model
+from partita.energy.frontier.savings import played
 
 MICROBATCHES, POINTS = 12, 12
 INPUT_SHARE = 0.5

@@ -9,9 +9,9 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array, eye_array, hstack
 
 from partita.core.energy import EnergyProfile
-from partita.energy.frontier import EnergyModel, solve_frontier
-from partita.energy.pipeline import Pipeline, pipeline_model
-from partita.energy.precedence import precedence_of
+from partita.energy.frontier.frontier import EnergyModel, solve_frontier
+from partita.energy.frontier.pipeline import Pipeline, pipeline_model
+from partita.energy.frontier.precedence import precedence_of
 
 MILP_POINTS, MILP_LIMIT_S, WANTED_MILP = 3, 60.0, 0.002
 STAGES, MICROBATCHES, POINTS = 16, 256, 20

@@ -7,11 +7,11 @@ import numpy as np
 from _planners_common import Group, timed
 
 from partita.core.fleet import Sensitivity, SensitivityOrigin, Trace, trace_of
-from partita.fleet.metrics import load_of, metrics_of
-from partita.fleet.resources import Servers
+from partita.fleet.policies.metrics import load_of, metrics_of
+from partita.fleet.policies.resources import Servers
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.play import DIFFERENCES, simulate_fleet
-from partita.fleet.traces import GPU_SHARES, Mix, generate_trace
+from partita.fleet.study.generated import GPU_SHARES, Mix, generate_trace
 
 ORDERINGS = ("fifo", "srtf", "las", "ftf")
 BUSY_JOBS = 5.0

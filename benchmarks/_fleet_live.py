@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 
 from partita.core.fleet import FleetHistory, Job, Sensitivity, SensitivityOrigin, trace_of
+from partita.fleet.engines.proc import processes_of
 from partita.fleet.live.client import FleetClient
 from partita.fleet.live.jobspec import GpuChoice, JobSpec, core_job
-from partita.fleet.live.proc import processes_of
 from partita.fleet.live.token import make_token
-from partita.fleet.resources import Servers
+from partita.fleet.policies.resources import Servers
+from partita.fleet.policies.table import policy_of
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.rounds import simulate_rounds
-from partita.fleet.table import policy_of
 
 METERED = Path(__file__).resolve().parent.parent / "examples" / "metered_job.py"
 CURVES = {

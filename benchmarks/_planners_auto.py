@@ -7,7 +7,7 @@ from pathlib import Path
 from _planners_common import Group, timed
 
 from partita.core.problem import Problem
-from partita.plan.auto.planner import plan_auto
+from partita.planners.auto.planner import plan_auto
 from partita.testing.builders import host_cluster, random_dag
 
 SIZES = ((100, 8), (1000, 8), (5000, 8), (20_000, 8), (1000, 4), (1000, 64), (1000, 256))

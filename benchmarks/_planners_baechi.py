@@ -23,11 +23,11 @@ from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution
 from partita.errors import InfeasibleError
 from partita.formats.baechi import read_baechi
-from partita.plan.baechi.fill import fill_as_released
-from partita.plan.baechi.instance import Channels, Instance, MemoryRule, instance_of
-from partita.plan.baechi.list_schedule import Schedule, event_schedule
-from partita.plan.baechi.placement import best_solution, placed
-from partita.plan.table import get_planner, solve
+from partita.planners.baechi.fill import fill_as_released
+from partita.planners.baechi.instance import Channels, Instance, MemoryRule, instance_of
+from partita.planners.baechi.list_schedule import Schedule, event_schedule
+from partita.planners.baechi.placement import best_solution, placed
+from partita.planners.table import get_planner, solve
 
 MS = 1000.0
 TOLERANCE = 1e-9

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from _planners_common import Group, timed
 
+from partita.bounds import Effort, bound
 from partita.core.cluster import Cluster, Device, Host, Level
 from partita.core.columns import Array
 from partita.core.graph import (
@@ -28,9 +29,8 @@ from partita.core.graph import (
 )
 from partita.core.problem import Metric, Objective, Problem, Schedule
 from partita.core.solution import Solution
-from partita.cost.bounds import Effort, bound
 from partita.errors import InfeasibleError, PartitaError
-from partita.plan.table import PLANNERS, solve
+from partita.planners.table import PLANNERS, solve
 from partita.testing.brute_force import brute_force, some_plans
 from partita.testing.tiny_problems import tiny_problem
 

@@ -18,9 +18,9 @@ from _planners_common import Group, timed
 from partita.core.problem import Problem
 from partita.core.solution import Proof, Solution
 from partita.formats.dynamicml import read_dynamicml, write_assignment
-from partita.plan.brute_force import plan_brute_force
-from partita.plan.hierarchical import plan_hierarchical
-from partita.plan.local_search import plan_local_search
+from partita.planners.brute_force import plan_brute_force
+from partita.planners.hierarchical import plan_hierarchical
+from partita.planners.local_search import plan_local_search
 
 EXAMPLES = {"chain201_k3": 2.0, "chain201_k96": 56.125}
 """The published examples and their optima."""

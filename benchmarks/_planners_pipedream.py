@@ -28,12 +28,12 @@ from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
-from partita.cost.objectives.repaired import pipedream_repaired_time
 from partita.errors import InfeasibleError
 from partita.formats.pipedream import read_pipedream
 from partita.formats.server_file import open_beside, read_server_file
-from partita.plan.pipedream.planner import plan_pipedream
-from partita.plan.sparse_pipedream import ALLREDUCE_FACTOR, FREE, plan_sparse_pipedream
+from partita.objectives.repaired import pipedream_repaired_time
+from partita.planners.pipedream.planner import plan_pipedream
+from partita.planners.sparse_pipedream import ALLREDUCE_FACTOR, FREE, plan_sparse_pipedream
 
 SIX_DIGITS = 5e-6
 RELEASED_TOLERANCE = 1e-6

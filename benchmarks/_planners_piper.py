@@ -21,7 +21,7 @@ from partita.core.solution import Solution
 from partita.errors import InfeasibleError
 from partita.formats.piper import read_piper
 from partita.formats.piper_plan import write_piper_plan
-from partita.plan.piper.planner import plan_piper
+from partita.planners.piper.planner import plan_piper
 
 GIB = 2**30
 BANDWIDTH_GIB = 25

@@ -28,6 +28,11 @@ import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 from _harness import run_benchmark
 from torch import nn
 
+from partita.capture.capture import capture
+from partita.capture.captured import CapturedModel
+from partita.capture.setting import Example, LossFunction
+from partita.capture.setting import example_inputs as named_inputs
+from partita.capture.tree import map_leaves
 from partita.core.cluster import Cluster, Device, Level
 from partita.core.graph import Graph
 from partita.core.plan import Plan, Stage, equal_microbatches
@@ -40,15 +45,10 @@ from partita.models.huggingface import (
 )
 from partita.models.spec import Batch
 from partita.models.zoo import MODELS, build_model, example_inputs, loss_of
-from partita.profile.capture import capture
-from partita.profile.capture_setting import Example, LossFunction
-from partita.profile.capture_setting import example_inputs as named_inputs
-from partita.profile.capture_tree import map_leaves
-from partita.profile.captured import CapturedModel
-from partita.profile.costs import ProfileRecord
-from partita.profile.measure import ProfileOptions
-from partita.profile.measure import measure as measure_captured
-from partita.run.interpreter import interpret
+from partita.profiler.measure.costs import ProfileRecord
+from partita.profiler.measure.measure import ProfileOptions
+from partita.profiler.measure.measure import measure as measure_captured
+from partita.runtime.interpreter import interpret
 from partita.testing.networks import gradient_error
 
 SCALE, TOKENS, SAMPLES = 0.03, 16, 2

@@ -25,13 +25,15 @@ from _harness import run_benchmark
 from capture import example_of, without_dropout
 from torch import Tensor, nn
 
+from partita.capture.capture import capture
+from partita.capture.captured import CapturedModel, CaptureMode
+from partita.capture.setting import Example, LossFunction, example_inputs
+from partita.capture.tree import tensors_of
 from partita.core.cluster import Cluster, Device, Level
 from partita.core.graph import Graph
 from partita.core.plan import Plan, pipeline_stages
 from partita.core.problem import Mode, Objective, Problem, Schedule
-from partita.cost.check import check
-from partita.cost.lower import lower
-from partita.cost.order import ListOrder
+from partita.cost.judge import check
 from partita.models.huggingface import (
     TINY_CONFIGURATIONS,
     build_hugging_face,
@@ -41,22 +43,20 @@ from partita.models.huggingface import (
 from partita.models.spec import Batch
 from partita.models.zoo import MODELS, build_model, loss_of
 from partita.models.zoo import example_inputs as zoo_inputs
-from partita.plan.pipeline import cut_layers, legal_boundaries
-from partita.plan.table import get_planner
-from partita.profile.capture import capture
-from partita.profile.capture_setting import Example, LossFunction, example_inputs
-from partita.profile.capture_tree import tensors_of
-from partita.profile.captured import CapturedModel, CaptureMode
-from partita.run.board import Board
-from partita.run.executor import put_together
-from partita.run.interpreter import RunOptions, interpret
-from partita.run.local_ranks import RankPool
-from partita.run.parameters import sgd
-from partita.run.process_transport import Member, used_devices
-from partita.run.rank import RankOptions, RankReport, run_rank
-from partita.run.results import RunResult, StepResult
-from partita.run.task import Task
-from partita.run.workload import SizedStages, Workload
+from partita.planners.pipeline import cut_layers, legal_boundaries
+from partita.planners.table import get_planner
+from partita.program.lower import lower
+from partita.program.order import ListOrder
+from partita.runtime.board import Board
+from partita.runtime.executor import put_together
+from partita.runtime.interpreter import RunOptions, interpret
+from partita.runtime.local_ranks import RankPool
+from partita.runtime.parameters import sgd
+from partita.runtime.process_transport import Member, used_devices
+from partita.runtime.rank import RankOptions, RankReport, run_rank
+from partita.runtime.results import RunResult, StepResult
+from partita.runtime.task import Task
+from partita.runtime.workload import SizedStages, Workload
 from partita.testing.networks import gradient_error
 
 RANKS, SAMPLES, SCALE, TOKENS = 4, 2, 0.02, 8

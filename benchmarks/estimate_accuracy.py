@@ -25,21 +25,21 @@ from _harness import ROOT, run_benchmark, shared_data
 from scipy.optimize import least_squares
 from torch import Tensor
 
+from partita.capture.capture import capture
+from partita.capture.setting import Example
 from partita.catalogue.catalogue import load_catalogue
-from partita.catalogue.kernels import CLASSES, DeviceKernels, load_kernels
+from partita.catalogue.kernel_rates import CLASSES, DeviceKernels, load_kernels
 from partita.core.cluster import Cluster, Device, Level
 from partita.core.problem import Problem
 from partita.models.zoo import build_model, example_inputs, layers_of, loss_of
-from partita.plan.custom import plan_custom
-from partita.plan.merak import plan_uniform_transformer
-from partita.profile.capture import capture
-from partita.profile.capture_setting import Example
-from partita.profile.estimate import collect_kernels
-from partita.profile.estimate_recompute import recomputed_ops
-from partita.profile.estimate_trace import Kernels
-from partita.profile.flops import Kernel, KernelClass
-from partita.profile.layers import label_layers
-from partita.profile.roofline import HOST_S_PER_ELEMENT, computed_flops
+from partita.planners.custom import plan_custom
+from partita.planners.merak import plan_uniform_transformer
+from partita.profiler.estimate.estimate import collect_kernels
+from partita.profiler.estimate.recompute import recomputed_ops
+from partita.profiler.estimate.roofline import HOST_S_PER_ELEMENT, computed_flops
+from partita.profiler.estimate.trace import Kernels
+from partita.profiler.flops import Kernel, KernelClass
+from partita.profiler.layers import label_layers
 
 DTYPE = "tfloat32"
 DEVICE_TYPE = {"A100": "a100-pcie", "A40": "a40"}

@@ -28,7 +28,7 @@ from _harness import Measured, cpu_s, load_script, run_benchmark, shared_data
 from _planners_common import Group
 
 from partita.core.fleet import FleetHistory, Trace
-from partita.fleet.resources import Servers, servers_of
+from partita.fleet.policies.resources import Servers, servers_of
 from partita.fleet.simulate.play import simulate_fleet
 from partita.formats.synergy import read_cluster, read_models, read_results, read_trace
 

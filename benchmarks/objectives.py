@@ -1,4 +1,4 @@
-"""Every published plan, evaluated by ``partita.cost.objectives`` and compared with its record.
+"""Every published plan, evaluated by ``partita.objectives`` and compared with its record.
 
     python benchmarks/objectives.py [--check] [--json]
 
@@ -22,13 +22,6 @@ from partita.core.cluster import Cluster, Device, Host, Level
 from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
-from partita.cost.objectives.makespan import makespan_parallel, makespan_sequential
-from partita.cost.objectives.pipedream import pipedream_time
-from partita.cost.objectives.piper import piper_time
-from partita.cost.objectives.repaired import pipedream_repaired_time
-from partita.cost.objectives.sharding import sharding_cost
-from partita.cost.objectives.tarnawski import max_load, single_sample_latency
-from partita.cost.objectives.value import Value
 from partita.formats.baechi import read_baechi
 from partita.formats.baechi_plan import read_placement
 from partita.formats.dnn_partitioning import read_dnn_partitioning
@@ -38,6 +31,13 @@ from partita.formats.pipedream_plan import read_pipedream_plan
 from partita.formats.piper import read_piper
 from partita.formats.piper_plan import read_piper_plan
 from partita.formats.split_plan import read_split
+from partita.objectives.makespan import makespan_parallel, makespan_sequential
+from partita.objectives.pipedream import pipedream_time
+from partita.objectives.piper import piper_time
+from partita.objectives.repaired import pipedream_repaired_time
+from partita.objectives.sharding import sharding_cost
+from partita.objectives.tarnawski import max_load, single_sample_latency
+from partita.objectives.value import Value
 
 FULL, SIX = 1e-9, 5e-6
 MS = 1e3

@@ -23,6 +23,8 @@ import torch
 from _emulated import WARM_UP, Ends, calibrated, figures_of, mover, undisturbed, widened
 from _harness import Measured, run_benchmark
 
+from partita.capture.origin import ModelOrigin
+from partita.capture.sources import SourceOptions, load_source
 from partita.core.cluster import Cluster
 from partita.core.codec import read_json, write_json
 from partita.core.graph import Graph
@@ -31,19 +33,17 @@ from partita.core.plan import Plan
 from partita.core.problem import Objective, Problem, Schedule
 from partita.core.program import FIRST_COLLECTIVE, Kind
 from partita.core.timeline import Timeline
-from partita.cost.simulate import simulate
-from partita.profile.measure import ProfileOptions
-from partita.profile.measure_model import profile_source
-from partita.profile.origin import ModelOrigin
-from partita.profile.sources import SourceOptions, load_source
-from partita.run.emulation import Emulation, emulate_forked, emulated_workload, predicted
-from partita.run.executor import make_task, run_forked
-from partita.run.link_emulator import emulated_link, why_unavailable
-from partita.run.local_ranks import RankPool
-from partita.run.optimizers import OPTIMIZERS
-from partita.run.process_transport import Member
-from partita.run.rank import RankOptions
-from partita.run.workload import model_workload
+from partita.cost.predict import simulate
+from partita.profiler.measure.measure import ProfileOptions
+from partita.profiler.measure.model import profile_source
+from partita.runtime.emulation import Emulation, emulate_forked, emulated_workload, predicted
+from partita.runtime.executor import make_task, run_forked
+from partita.runtime.link_emulator import emulated_link, why_unavailable
+from partita.runtime.local_ranks import RankPool
+from partita.runtime.optimizers import OPTIMIZERS
+from partita.runtime.process_transport import Member
+from partita.runtime.rank import RankOptions
+from partita.runtime.workload import model_workload
 from partita.testing.builders import chain, diamond, pipeline
 
 RATE_BYTES_PER_S, DELAY_S = 50e6, 0.0005

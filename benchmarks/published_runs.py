@@ -28,9 +28,9 @@ from partita.core.graph import Graph, OpCosts
 from partita.core.plan import Plan, equal_microbatches, pipeline_stages
 from partita.core.problem import Problem, Schedule
 from partita.core.program import TransferMode
-from partita.cost.layout import crossings, input_readers
-from partita.cost.relay import relayed
-from partita.cost.simulate import simulate
+from partita.cost.predict import simulate
+from partita.program.layout import crossings, input_readers
+from partita.program.relay import relayed
 
 DEVICES_PER_NODE = 4
 """Four PCIe A100 in one node, eight A40 in two (README of the runs)."""

@@ -19,8 +19,8 @@ from partita.core.plan import Plan, Stage, equal_microbatches
 from partita.core.problem import Problem, Schedule
 from partita.core.program import Program
 from partita.cost.durations import instruction_seconds
-from partita.cost.lower import lower
-from partita.cost.simulate import play
+from partita.program.lower import lower
+from partita.program.simulate import play
 
 FORWARD_S, BACKWARD_S, TRANSFER_S = 1.0, 2.0, 0.01
 WANTED_RATIO, WANTED_GROWTH, WANTED_MB = 100.0, 2.3, 2000.0

@@ -29,20 +29,20 @@ from _harness import run_benchmark
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from partita.capture.capture import capture
+from partita.capture.setting import Example
 from partita.core.cluster import Cluster, Device, Level
 from partita.core.plan import Plan, equal_microbatches, pipeline_stages
 from partita.core.problem import Objective, Problem
 from partita.models.attention import FusedAttention
-from partita.profile.capture import capture
-from partita.profile.capture_setting import Example
-from partita.run.board import Board
-from partita.run.executor import make_task
-from partita.run.local_ranks import RankPool
-from partita.run.parameters import sgd
-from partita.run.process_transport import Member
-from partita.run.rank import RankOptions, StepNews, run_rank
-from partita.run.task import Task
-from partita.run.workload import Workload
+from partita.runtime.board import Board
+from partita.runtime.executor import make_task
+from partita.runtime.local_ranks import RankPool
+from partita.runtime.parameters import sgd
+from partita.runtime.process_transport import Member
+from partita.runtime.rank import RankOptions, StepNews, run_rank
+from partita.runtime.task import Task
+from partita.runtime.workload import Workload
 
 BLOCKS, MICROBATCHES, HEAD_WIDTH = 8, 8, 16
 LEARNING_RATE = 1e-3

@@ -14,10 +14,10 @@ import numpy  # noqa: F401 (warm)
 import scipy.optimize  # noqa: F401
 import torch  # noqa: F401
 
+import partita.capture.sources
 import partita.cli.main
-import partita.plan.table
-import partita.profile.sources
-import partita.run.executor
+import partita.planners.table
+import partita.runtime.executor
 
 
 def run(request: dict) -> int:

@@ -39,8 +39,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_importing_sub_packages_does_not_shadow_public_names() -> None:
-    import partita.cost.check  # noqa: PLC0415
-    import partita.plan.table  # noqa: PLC0415
+    import partita.planners.table  # noqa: PLC0415
+    import partita.program.check  # noqa: PLC0415
 
     for name in NAMES:
         assert not isinstance(getattr(partita, name), type(partita)), name

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MODULES = ("partita.units", "partita.core.plan", "partita.plan.table")
+MODULES = ("partita.units", "partita.core.plan", "partita.planners.table")
 
 
 def blocks(language: str) -> list[str]:

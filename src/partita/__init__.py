@@ -19,16 +19,16 @@ _HOME_OF = {
     "Solution": "partita.core.solution",
     "Stage": "partita.core.plan",
     "Timeline": "partita.core.timeline",
-    "check": "partita.cost.check",
-    "evaluate": "partita.cost.evaluate",
+    "check": "partita.cost.judge",
+    "evaluate": "partita.cost.judge",
     "load": "partita.documents",
-    "lower": "partita.cost.lower",
-    "parallelize": "partita.run.parallelize",
-    "profile_model": "partita.profile.measure_model",
+    "lower": "partita.program.lower",
+    "parallelize": "partita.runtime.parallelize",
+    "profile_model": "partita.profiler.measure.model",
     "run_plan": "partita.flows.train",
     "save": "partita.documents",
-    "simulate": "partita.cost.simulate",
-    "solve": "partita.plan.table",
+    "simulate": "partita.cost.predict",
+    "solve": "partita.planners.table",
 }
 
 __all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604 (names are strings of the table)

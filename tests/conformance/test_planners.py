@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from partita.core.json_values import thawed
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Proof, Solution
 from partita.errors import InfeasibleError
-from partita.flows.summary import thawed
-from partita.plan.pipeline import allowed_boundaries, main_devices
-from partita.plan.scattered import plan_random
-from partita.plan.single import plan_single
-from partita.plan.table import PLANNERS, solve
+from partita.planners.pipeline import allowed_boundaries, main_devices
+from partita.planners.scattered import plan_random
+from partita.planners.single import plan_single
+from partita.planners.table import PLANNERS, solve
 from partita.testing.builders import Figures, chain, flat_cluster
 from partita.testing.planner_suite import PROBLEMS, BoundPlanner, PlannerSuite, all_placements
 

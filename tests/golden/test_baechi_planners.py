@@ -12,13 +12,13 @@ import pytest
 
 from partita.errors import InfeasibleError
 from partita.formats.baechi import read_baechi
-from partita.plan.baechi.best import best_placement
-from partita.plan.baechi.fill import fill_as_released
-from partita.plan.baechi.instance import Channels, MemoryRule, instance_of
-from partita.plan.baechi.list_schedule import event_schedule
-from partita.plan.baechi.m_etf import plan_m_etf
-from partita.plan.baechi.m_sct import plan_m_sct
-from partita.plan.baechi.m_topo import plan_m_topo
+from partita.planners.baechi.best import best_placement
+from partita.planners.baechi.fill import fill_as_released
+from partita.planners.baechi.instance import Channels, MemoryRule, instance_of
+from partita.planners.baechi.list_schedule import event_schedule
+from partita.planners.baechi.m_etf import plan_m_etf
+from partita.planners.baechi.m_sct import plan_m_sct
+from partita.planners.baechi.m_topo import plan_m_topo
 
 MS = 1000.0
 GRAPHS = (
@@ -159,7 +159,7 @@ def test_compiled_kernels_give_the_same_answer(shared_data, monkeypatch):
     text = (shared_data / "baechi/graphs/layered_5000.json").read_text()
     problem = read_baechi(text, devices=4, memory_bytes=1e15)
     compiled = plan_m_etf(problem)
-    monkeypatch.setattr("partita.plan.baechi.compiled.COMPILE_FROM", float("inf"))
+    monkeypatch.setattr("partita.planners.baechi.compiled.COMPILE_FROM", float("inf"))
     interpreted = plan_m_etf(read_baechi(text, devices=4, memory_bytes=1e15))
     assert compiled == interpreted
     assert compiled.value * MS < 1684.0

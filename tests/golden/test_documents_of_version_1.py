@@ -23,16 +23,16 @@ from partita.core.problem import Objective, Problem
 from partita.core.program import Program
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
-from partita.cost.lower import lower
-from partita.cost.simulate import simulate
 from partita.documents import load
 from partita.fleet.live.jobspec import read_spec
 from partita.fleet.live.store import FleetStore, JobState
 from partita.fleet.profiler.record import read_record
-from partita.flows.run_directory import past_runs
-from partita.profile.cache import ProfileCache
-from partita.profile.calibrate_records import read_measurement, write_measurement
-from partita.run.job import Job, JobDirectory, read_job, write_job
+from partita.profiler.cache import ProfileCache
+from partita.profiler.calibrate.records import read_measurement, write_measurement
+from partita.program.lower import lower
+from partita.program.simulate import simulate
+from partita.runtime.directory import past_runs
+from partita.runtime.job import Job, JobDirectory, read_job, write_job
 
 FILES = Path(__file__).parent / "documents_v1"
 DOCUMENTS = FILES / "documents"

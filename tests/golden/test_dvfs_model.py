@@ -7,7 +7,7 @@ import pytest
 
 from partita.catalogue.catalogue import load_catalogue
 from partita.core.program import Kind
-from partita.energy.modelled import curve_of
+from partita.energy.frontier.modelled import curve_of
 from partita.formats.perseus import read_energy_csv
 
 CASES = [

@@ -8,14 +8,14 @@ import json
 
 import pytest
 
+from partita.bounds import lower_bound
 from partita.core.solution import Proof
-from partita.cost.bounds import lower_bound
-from partita.cost.objectives.sharding import sharding_cost
 from partita.formats.dynamicml import read_assignment, read_dynamicml, write_assignment
-from partita.plan.assignment.portfolio import best_assignment
-from partita.plan.brute_force import plan_brute_force
-from partita.plan.hierarchical import plan_hierarchical
-from partita.plan.local_search import plan_local_search
+from partita.objectives.sharding import sharding_cost
+from partita.planners.assignment.portfolio import best_assignment
+from partita.planners.brute_force import plan_brute_force
+from partita.planners.hierarchical import plan_hierarchical
+from partita.planners.local_search import plan_local_search
 
 SMALL = [f"small{number:02}" for number in range(12)]
 OTHERS = [*(f"medium{number}" for number in range(5)), *(f"large{number}" for number in range(3))]

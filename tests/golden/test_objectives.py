@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partita.cost.objectives.cuts import counted_ops, live_cut_bytes, released_cut_bytes
 from partita.formats.pipedream import read_pipedream
+from partita.objectives.cuts import counted_ops, live_cut_bytes, released_cut_bytes
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "objectives.py"
 

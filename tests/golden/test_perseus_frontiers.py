@@ -5,9 +5,9 @@ import gzip
 
 import pytest
 
-from partita.energy.frontier import solve_frontier
-from partita.energy.pipeline import Pipeline, pipeline_model
-from partita.flows.energy import played
+from partita.energy.frontier.frontier import solve_frontier
+from partita.energy.frontier.pipeline import Pipeline, pipeline_model
+from partita.energy.frontier.savings import played
 from partita.formats.perseus import read_energy_csv
 
 CASES = [

@@ -14,7 +14,7 @@ import pytest
 
 from partita.core.problem import Metric, Objective, Problem
 from partita.formats.pipedream import read_pipedream
-from partita.plan.pipedream.planner import plan_pipedream
+from partita.planners.pipedream.planner import plan_pipedream
 from partita.testing.builders import host_cluster
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

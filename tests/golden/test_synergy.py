@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from partita.fleet.resources import servers_of
+from partita.fleet.policies.resources import servers_of
 from partita.fleet.simulate.released import simulate_released
 from partita.formats.synergy import (
     read_cluster,

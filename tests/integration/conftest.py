@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from partita.capture.origin import ModelOrigin, capture_at
+from partita.capture.sources import SourceOptions, load_source
 from partita.cli.main import main
 from partita.core.graph import Graph
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
-from partita.profile.origin import ModelOrigin, capture_at
-from partita.profile.sources import SourceOptions, load_source
-from partita.run.job import Job, JobDirectory
+from partita.runtime.job import Job, JobDirectory
 from partita.testing.builders import host_cluster, pipeline
 
 MODEL = ModelOrigin(

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from partita.capture.sources import load_source
 from partita.errors import WorkerError
-from partita.profile.sources import load_source
-from partita.run import executor
-from partita.run.board import Board, View
-from partita.run.clocks import read_clock, to_rank_0
-from partita.run.executor import make_task, run_forked
-from partita.run.job import JobDirectory
-from partita.run.local_ranks import RankPool
-from partita.run.process_transport import Member
-from partita.run.rank import run_rank
-from partita.run.workload import Workload, model_workload
+from partita.runtime import executor
+from partita.runtime.board import Board, View
+from partita.runtime.clocks import read_clock, to_rank_0
+from partita.runtime.executor import make_task, run_forked
+from partita.runtime.job import JobDirectory
+from partita.runtime.local_ranks import RankPool
+from partita.runtime.process_transport import Member
+from partita.runtime.rank import run_rank
+from partita.runtime.workload import Workload, model_workload
 
 pools: list[RankPool] = []
 

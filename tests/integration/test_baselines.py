@@ -9,31 +9,31 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from partita.capture.captured import CaptureMode
+from partita.capture.origin import ModelOrigin, capture_at
+from partita.capture.setting import Example
+from partita.capture.sources import ModelSource, SourceOptions, load_source
 from partita.catalogue.shorthand import local_cluster
 from partita.core.plan import Stage
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.flows.baselines import baseline_plan
-from partita.plan.table import solve
-from partita.profile.capture_setting import Example
-from partita.profile.captured import CaptureMode
-from partita.profile.origin import ModelOrigin, capture_at
-from partita.profile.sources import ModelSource, SourceOptions, load_source
-from partita.run.baseline_names import BASELINES
-from partita.run.baselines import (
+from partita.planners.table import solve
+from partita.runtime.baseline_names import BASELINES
+from partita.runtime.baselines import (
     TORCH_BASELINES,
     baseline_of,
     make_subject,
     run_baseline,
     verify_baseline,
 )
-from partita.run.baselines_rank import Subject
-from partita.run.executor import make_task, run_forked
-from partita.run.interpreter import RunOptions, interpret
-from partita.run.optimizers import adam
-from partita.run.rank import RankOptions, StepNews
-from partita.run.verify import verify
-from partita.run.workload import model_workload
+from partita.runtime.baselines_rank import Subject
+from partita.runtime.executor import make_task, run_forked
+from partita.runtime.interpreter import RunOptions, interpret
+from partita.runtime.optimizers import adam
+from partita.runtime.rank import RankOptions, StepNews
+from partita.runtime.verify import verify
+from partita.runtime.workload import model_workload
 
 pytestmark = pytest.mark.slow
 

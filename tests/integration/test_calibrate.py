@@ -13,10 +13,10 @@ import pytest
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.cluster_yaml import read_cluster_yaml
 from partita.errors import UnsupportedError, WorkerError
-from partita.profile.calibrate import fit_pairs, link_matrices
-from partita.profile.calibrate_records import read_measurement
-from partita.profile.hierarchy import infer_levels
-from partita.run.link_emulator import emulated_link, enter_namespace, why_unavailable
+from partita.profiler.calibrate.calibrate import fit_pairs, link_matrices
+from partita.profiler.calibrate.hierarchy import infer_levels
+from partita.profiler.calibrate.records import read_measurement
+from partita.runtime.link_emulator import emulated_link, enter_namespace, why_unavailable
 
 pytestmark = pytest.mark.slow
 CALIBRATE = (
@@ -134,7 +134,7 @@ def test_a_rank_that_dies_is_named() -> None:
     code = (
         "import os\n"
         "from partita.profile import calibrate_local, calibrate_ranks\n"
-        "from partita.profile.calibrate_records import MeasureOptions\n"
+        "from partita.profiler.calibrate.records import MeasureOptions\n"
         "real = calibrate_ranks._measure_links\n"
         "def links(rank, options):\n"
         "    if rank.rank == 1: os._exit(7)\n"
@@ -154,7 +154,7 @@ def test_a_rank_that_hangs_is_named() -> None:
     code = (
         "import time\n"
         "from partita.profile import calibrate_local, calibrate_ranks\n"
-        "from partita.profile.calibrate_records import MeasureOptions\n"
+        "from partita.profiler.calibrate.records import MeasureOptions\n"
         "real = calibrate_ranks._measure_links\n"
         "def links(rank, options):\n"
         "    if rank.rank == 1: time.sleep(600)\n"
@@ -228,7 +228,7 @@ def test_a_link_is_removed_when_its_user_fails_or_is_killed() -> None:
     assert not any(name in namespaces() for name in names)
     code = (
         "import os, signal\n"
-        "from partita.run.link_emulator import emulated_link\n"
+        "from partita.runtime.link_emulator import emulated_link\n"
         "with emulated_link(rate_bytes_per_s=10e6) as ends:\n"
         "    print(*ends, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -18,8 +18,8 @@ from partita.core.program import Kind, Program
 from partita.core.timeline import TimelineOrigin
 from partita.errors import WorkerError
 from partita.formats.dnn_partitioning import read_dnn_partitioning
-from partita.run.board import Board, Phase, View
-from partita.run.emulation import (
+from partita.runtime.board import Board, Phase, View
+from partita.runtime.emulation import (
     EmulatedWorkload,
     Emulation,
     emulate_forked,
@@ -27,10 +27,10 @@ from partita.run.emulation import (
     put_emulated_together,
     run_emulated_rank,
 )
-from partita.run.emulation_device import EmulatedStore
-from partita.run.executor import Run, reports_of_forked
-from partita.run.process_transport import Member
-from partita.run.rank import KEPT_STAMPS, RankReport
+from partita.runtime.emulation_device import EmulatedStore
+from partita.runtime.executor import Run, reports_of_forked
+from partita.runtime.process_transport import Member
+from partita.runtime.rank import KEPT_STAMPS, RankReport
 from partita.testing.builders import (
     Figures,
     Group,
@@ -144,7 +144,7 @@ def test_stamps_of_the_last_steps_are_kept() -> None:
 
 
 def test_ranks_without_a_common_clock_compare_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partita.run.process_transport.clock_identity", lambda: "")
+    monkeypatch.setattr("partita.runtime.process_transport.clock_identity", lambda: "")
     workload = workload_of(Shape(groups=(0, 1)))
     board = Board(2)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from partita.capture.origin import load_origin
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.shorthand import read_shorthand
 from partita.core.energy import EnergyOrigin
@@ -23,9 +24,8 @@ from partita.core.problem import Metric, Objective, Problem
 from partita.core.program import Kind
 from partita.core.solution import Solution
 from partita.cost.durations import instruction_seconds
-from partita.cost.lower import lower
 from partita.documents import save
-from partita.energy.modelled import modelled_profile
+from partita.energy.frontier.modelled import modelled_profile
 from partita.flows.run_energy import energy_figures, energy_lines, export_timing
 from partita.formats.perseus import (
     is_modelled_log,
@@ -33,11 +33,11 @@ from partita.formats.perseus import (
     read_energy_log,
     read_instruction_log,
 )
-from partita.profile.origin import load_origin
-from partita.run.executor import Run, make_task, run_forked
-from partita.run.job import JobDirectory
-from partita.run.power import Power
-from partita.run.workload import model_workload
+from partita.program.lower import lower
+from partita.runtime.executor import Run, make_task, run_forked
+from partita.runtime.job import JobDirectory
+from partita.runtime.power import Power
+from partita.runtime.workload import model_workload
 from partita.testing.builders import Figures, chain, pipeline
 
 pytestmark = pytest.mark.slow

@@ -27,7 +27,7 @@ SchemathesisConfig = importlib.import_module("schemathesis.config").Schemathesis
 engine = importlib.import_module("schemathesis.engine")
 asgi = importlib.import_module("schemathesis.python.asgi")
 make_app = importlib.import_module("partita.service.app").make_app
-models = importlib.import_module("partita.service.energy_models")
+models = importlib.import_module("partita.service.energy.models")
 settings = importlib.import_module("partita.service.settings")
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ import torch
 
 from partita.core.problem import Schedule
 from partita.core.program import Kind
-from partita.cost.order import ListOrder
+from partita.program.order import ListOrder
 
 pytestmark = pytest.mark.slow
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from partita.capture.origin import ModelOrigin, capture_at
+from partita.capture.setting import example_inputs
+from partita.capture.sources import SourceOptions, load_source
 from partita.cli.main import main
 from partita.documents import load, save
 from partita.models.zoo import find_model
-from partita.profile.capture_setting import example_inputs
-from partita.profile.origin import ModelOrigin, capture_at
-from partita.profile.sources import SourceOptions, load_source
 
 Run = Callable[..., tuple[int, str, str]]
 MODELS = ("gpt3-small", "resnet18", "minkvgg", "gnmt")

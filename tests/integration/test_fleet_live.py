@@ -27,15 +27,15 @@ from _fleet_live import (
 )
 
 from partita.core.fleet import HistoryOrigin, Sensitivity
-from partita.fleet.live.engine import Attempt, Order, Place, Status
+from partita.fleet.engines.local import LocalEngine, machine_for
+from partita.fleet.engines.proc import processes_of
+from partita.fleet.engines.protocol import Attempt, Order, Place, Status
 from partita.fleet.live.files import write_json
 from partita.fleet.live.fleet import Fleet
 from partita.fleet.live.jobspec import GpuChoice, JobSpec, Progress
-from partita.fleet.live.local import LocalEngine, machine_for
-from partita.fleet.live.proc import processes_of
 from partita.fleet.live.settings import FleetSettings
+from partita.fleet.policies.resources import Servers
 from partita.fleet.profiler.isolation import IsolationRequest, Way, choose_isolation
-from partita.fleet.resources import Servers
 
 pytestmark = pytest.mark.slow
 CPUS = sorted(os.sched_getaffinity(0))

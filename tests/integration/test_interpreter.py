@@ -20,12 +20,12 @@ from partita.core.placement import placement_plan
 from partita.core.plan import Plan, Shard, Stage
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import Kind
-from partita.cost.lower import lower
 from partita.errors import InvalidInputError
-from partita.run.interpreter import RunOptions, interpret
-from partita.run.parameters import sgd
-from partita.run.results import RunResult
-from partita.run.stage_code import ModuleGraph, OpCode
+from partita.program.lower import lower
+from partita.runtime.interpreter import RunOptions, interpret
+from partita.runtime.parameters import sgd
+from partita.runtime.results import RunResult
+from partita.runtime.stage_code import ModuleGraph, OpCode
 from partita.testing.builders import flat_cluster
 from partita.testing.networks import (
     Network,

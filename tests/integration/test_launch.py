@@ -17,16 +17,16 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
+from partita.capture.sources import load_source
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
-from partita.profile.sources import load_source
-from partita.run.board import Phase
-from partita.run.device_parts import Place
-from partita.run.executor import Run, make_task
-from partita.run.job import JobDirectory
-from partita.run.launch import Host, collect, launch
-from partita.run.link_emulator import Namespace, emulated_link, why_unavailable
-from partita.run.verify import Verdict, verify
-from partita.run.workload import model_workload
+from partita.runtime.board import Phase
+from partita.runtime.device_parts import Place
+from partita.runtime.executor import Run, make_task
+from partita.runtime.job import JobDirectory
+from partita.runtime.launch import Host, collect, launch
+from partita.runtime.link_emulator import Namespace, emulated_link, why_unavailable
+from partita.runtime.verify import Verdict, verify
+from partita.runtime.workload import model_workload
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ LAUNCHER = """
 import os, sys
 from pathlib import Path
 from partita.errors import PartitaError
-from partita.run.launch import Host, launch
+from partita.runtime.launch import Host, launch
 try:
     launch(Path(sys.argv[1]), Host.of(os.environ))
 except PartitaError as exc:
@@ -95,7 +95,7 @@ def test_torchrun_runs_a_job_whose_reports_equal_one_process(
     files = make_job(tmp_path / "job", [[0, 1], 2], steps=2, optimizer="adam")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     result = subprocess.run(
-        [*torchrun, "--nproc-per-node", "3", "-m", "partita.run", str(files.path)],
+        [*torchrun, "--nproc-per-node", "3", "-m", "partita.runtime", str(files.path)],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -113,7 +113,7 @@ def test_too_few_processes_are_refused_with_the_right_number(
     files = make_job(tmp_path / "job", [0, 1])
     environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     result = subprocess.run(
-        [sys.executable, "-m", "partita.run", str(files.path)],
+        [sys.executable, "-m", "partita.runtime", str(files.path)],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -229,7 +229,7 @@ class Stranger(threading.Thread):
 def test_something_else_on_the_port_is_named(
     tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
-    monkeypatch.setattr("partita.run.launch._GRACE_S", 0.5)
+    monkeypatch.setattr("partita.runtime.launch._GRACE_S", 0.5)
     files = make_job(tmp_path / "job", [0, 2], start_limit_s=0.5)
     stranger = Stranger(answer)
     stranger.start()

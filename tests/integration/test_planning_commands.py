@@ -15,8 +15,8 @@ from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.documents import load, save
-from partita.plan.table import PLANNERS, get_planner
-from partita.plan.uniform import plan_uniform
+from partita.planners.table import PLANNERS, get_planner
+from partita.planners.uniform import plan_uniform
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ("gpt3-small", "--scale", "0.05", "--sequence-length", "8")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from partita.capture.sources import SourceOptions, load_source
 from partita.cli.main import main
 from partita.core.codec import decode, write_json
 from partita.core.graph import Graph
 from partita.core.solution import Solution
-from partita.profile.estimate_model import estimate_source
-from partita.profile.sources import SourceOptions, load_source
+from partita.profiler.estimate.model import estimate_source
 
 pytestmark = pytest.mark.slow
 

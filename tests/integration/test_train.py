@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import partita
-from partita.profile.capture_setting import Example
+from partita.capture.setting import Example
 
 
 def loss(output, labels):

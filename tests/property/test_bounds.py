@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partita.bounds import TERMS, Effort, bounds, lower_bound
 from partita.core.plan import Shard
 from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
-from partita.cost.bounds import TERMS, Effort, bounds, lower_bound
-from partita.cost.evaluate import measure
-from partita.cost.simulate import simulate
+from partita.cost.judge import measure
+from partita.cost.predict import simulate
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.plan.pipeline import solution_of
-from partita.plan.table import solve
+from partita.planners.pipeline import solution_of
+from partita.planners.table import solve
 from partita.testing.brute_force import brute_force, some_plans
 from partita.testing.builders import flat_cluster, host_cluster, random_dag
 from partita.testing.tiny_problems import tiny_problem

@@ -32,9 +32,9 @@ from partita.core.plan import Plan, Shard, Stage
 from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
 from partita.core.solution import Proof, Solution
 from partita.core.timeline import Timeline, TimelineOrigin
-from partita.cost.lower import lower
-from partita.cost.simulate import simulate
+from partita.cost.predict import simulate
 from partita.errors import FormatError, PartitaError
+from partita.program.lower import lower
 from partita.testing.builders import flat_cluster, host_cluster, random_dag
 
 quick = settings(

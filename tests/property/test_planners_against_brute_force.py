@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from partita.bounds import lower_bound
 from partita.core.problem import Metric, Objective, Problem, Schedule
 from partita.core.rules import parse_rule
 from partita.core.solution import Proof
-from partita.cost.bounds import lower_bound
-from partita.cost.objectives.placed import placement_errors
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.plan.table import solve
+from partita.objectives.placed import placement_errors
+from partita.planners.table import solve
 from partita.testing.brute_force import brute_force
 from partita.testing.builders import flat_cluster, paired_cluster, random_dag
 

@@ -12,11 +12,11 @@ from partita.core.placement import placement_plan
 from partita.core.plan import Shard
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import LAST_COMPUTE, Kind
-from partita.cost.check import check
-from partita.cost.layout import crossings
-from partita.cost.lower import lower
-from partita.cost.simulate import Disturbance, simulate
+from partita.cost.judge import check
+from partita.cost.predict import Disturbance, simulate
 from partita.errors import PartitaError
+from partita.program.layout import crossings
+from partita.program.lower import lower
 from partita.testing.builders import (
     flat_cluster,
     host_cluster,

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils import _pytree as pytree
 
-from partita.profile.capture_setting import Example
+from partita.capture.setting import Example
 
 WIDTH, BATCH, LENGTH, VOCABULARY = 8, 4, 6, 16
 

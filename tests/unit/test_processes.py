@@ -78,7 +78,7 @@ def test_processes_of_one_machine_have_one_clock() -> None:
 
 
 def test_tying_a_process_to_its_parent_imports_no_torch() -> None:
-    code = "import sys, partita.processes, partita.run.__main__; print('torch' in sys.modules)"
+    code = "import sys, partita.processes, partita.runtime.__main__; print('torch' in sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )

@@ -16,14 +16,14 @@ from partita.cli.options import output_options
 from partita.documents import unused_path, write_bytes, write_text
 from partita.errors import FormatError, InvalidInputError, UnsupportedError
 from partita.formats.dynamicml import write_speed_matrix
-from partita.profile.calibrate import Calibration, calibrate, speed_cluster
-from partita.profile.calibrate_records import (
+from partita.profiler.calibrate.calibrate import Calibration, calibrate, speed_cluster
+from partita.profiler.calibrate.hierarchy import describe_levels
+from partita.profiler.calibrate.records import (
     Measurement,
     MeasureOptions,
     read_measurement,
     write_measurement,
 )
-from partita.profile.hierarchy import describe_levels
 from partita.units import format_bytes, format_count, format_seconds, parse_bytes
 
 _MAX_ROWS = 64
@@ -128,14 +128,14 @@ def _measure_here(
     # Forking is safe only where nothing can have started threads or computed.
     is_fresh = "torch" not in sys.modules and threading.active_count() == 1
     _check_torch()
-    from partita.profile.calibrate_local import measure_local  # noqa: PLC0415 (torch is an extra)
+    from partita.profiler.calibrate.local import measure_local  # noqa: PLC0415 (torch is an extra)
 
     return measure_local(devices, options, fork=is_fresh, report=say)
 
 
 def _measure_job(options: MeasureOptions, say: Callable[[str], None]) -> Measurement | None:
     _check_torch()
-    from partita.profile.calibrate_job import measure_job  # noqa: PLC0415 (torch is an extra)
+    from partita.profiler.calibrate.job import measure_job  # noqa: PLC0415 (torch is an extra)
     from partita.ranks import RankEnvironment  # noqa: PLC0415 (torch is an extra)
 
     return measure_job(RankEnvironment.of(os.environ), options, report=say)

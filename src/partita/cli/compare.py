@@ -38,7 +38,7 @@ from partita.core.problem import Metric
 from partita.documents import save
 from partita.errors import InfeasibleError
 from partita.flows.compare import Candidate, compare
-from partita.plan.table import DEFAULT_PLANNER
+from partita.planners.table import DEFAULT_PLANNER
 
 if TYPE_CHECKING:
     from partita.flows.energy_plan import EnergyColumns

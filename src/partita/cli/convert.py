@@ -19,7 +19,7 @@ from partita.errors import InvalidInputError
 from partita.formats.detect import ENERGY_FORMATS, FORMATS, format_for, problem_of, write_as
 from partita.formats.fleet_formats import FLEET_FORMATS
 from partita.formats.server_file import server_profiles
-from partita.plan.pipeline import solution_of
+from partita.planners.pipeline import solution_of
 
 
 @click.command(

@@ -28,13 +28,13 @@ from partita.cli.profile import estimate_lines, measured_lines
 from partita.core.graph import Graph
 from partita.core.problem import Objective, Problem
 from partita.core.timeline import Timeline
-from partita.cost.check import CheckReport, check
-from partita.cost.lower import lower
-from partita.cost.simulate import simulate
+from partita.cost.judge import CheckReport, check
+from partita.cost.predict import simulate
 from partita.documents import save, write_text
 from partita.errors import WorkerError
 from partita.flows.compare import Candidate, compare
 from partita.flows.summary import Summary
+from partita.program.lower import lower
 from partita.report.picture import pipeline_picture
 from partita.report.svg import timeline_svg
 from partita.report.trace import check_trace, chrome_trace
@@ -126,12 +126,12 @@ def profile(rounds: int) -> "tuple[ProfiledModel, Graph]":
     As many threads compute as a process will have that shares this machine with the others.
     """
     with torch_needed("the demo measures a model and needs"):
+        from partita.capture.origin import capture_at  # noqa: PLC0415 (likewise)
+        from partita.capture.sources import SourceOptions  # noqa: PLC0415 (likewise)
         from partita.flows.training_model import ModelRequest, profiled_model  # noqa: PLC0415 (torch)
-        from partita.profile.estimate import estimate  # noqa: PLC0415 (likewise)
-        from partita.profile.merge import merge_costs  # noqa: PLC0415 (likewise)
-        from partita.profile.origin import capture_at  # noqa: PLC0415 (likewise)
-        from partita.profile.sources import SourceOptions  # noqa: PLC0415 (likewise)
-        from partita.run.local_ranks import limit_threads  # noqa: PLC0415 (likewise)
+        from partita.profiler.estimate.estimate import estimate  # noqa: PLC0415 (likewise)
+        from partita.profiler.merge import merge_costs  # noqa: PLC0415 (likewise)
+        from partita.runtime.local_ranks import limit_threads  # noqa: PLC0415 (likewise)
     options = SourceOptions(scale=SCALE, sequence_length=SEQUENCE_LENGTH, batch_size=BATCH_SIZE)
     threads = limit_threads(LOCAL_DEVICES)
     profiled = profiled_model(
@@ -147,9 +147,9 @@ def profile(rounds: int) -> "tuple[ProfiledModel, Graph]":
 def train_here(here: Planned, profiled: "ProfiledModel", folder: Path) -> "Outcome":
     """Train by the best plan for this machine, checked against one process."""
     from partita.cli.run_options import write_run  # noqa: PLC0415 (only here)
-    from partita.flows.run_directory import make_run_directory  # noqa: PLC0415 (likewise)
     from partita.flows.train import Execution, execute  # noqa: PLC0415 (imports torch)
-    from partita.run.job import Job  # noqa: PLC0415 (likewise)
+    from partita.runtime.directory import make_run_directory  # noqa: PLC0415 (likewise)
+    from partita.runtime.job import Job  # noqa: PLC0415 (likewise)
 
     solution = here.best.solution
     directory = make_run_directory(

@@ -53,7 +53,7 @@ from partita.documents import read_text, save
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.fit import Change, FitReport, Question, Setting, fit, solution_of
 from partita.flows.fit_plans import Trial
-from partita.plan.pipeline import main_devices_of
+from partita.planners.pipeline import main_devices_of
 from partita.units import format_bytes, format_seconds
 
 MAX_DEVICES = 1024

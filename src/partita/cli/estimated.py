@@ -14,7 +14,7 @@ from partita.cli.profile import model_estimator, origin_from
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
 from partita.errors import InvalidInputError
-from partita.plan.pipeline import main_devices_of
+from partita.planners.pipeline import main_devices_of
 
 SOURCE_OPTIONS = (
     "sequence_length",

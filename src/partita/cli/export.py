@@ -17,12 +17,12 @@ from partita.core.plan import Plan, equal_microbatches, pipeline_stages
 from partita.core.solution import Solution
 from partita.documents import open_file, unused_path, write_bytes, write_text
 from partita.errors import InvalidInputError
-from partita.export.pipedream_conf import num_ranks_of, read_num_ranks, runtime_configurations
+from partita.exporters.pipedream_conf import num_ranks_of, read_num_ranks, runtime_configurations
 from partita.formats.pipedream import stage_ids
 from partita.formats.pipedream_plan import read_pipedream_plan, write_pipedream_plan
 
 if TYPE_CHECKING:
-    from partita.profile.origin import ModelOrigin
+    from partita.capture.origin import ModelOrigin
 
 TARGETS = ("python", "pipedream", "pipedream-conf")
 
@@ -152,8 +152,8 @@ def _folder(path: str) -> Path:
 
 def _write_package(graph: Graph, plan: Plan, output: str | None, rest: dict[str, Any]) -> list[str]:
     with torch_needed("packages of modules need"):
-        from partita.export.described import described_blueprint  # noqa: PLC0415 (torch)
-        from partita.export.package import package_files, package_name  # noqa: PLC0415 (torch)
+        from partita.exporters.described import described_blueprint  # noqa: PLC0415 (torch)
+        from partita.exporters.package import package_files, package_name  # noqa: PLC0415 (torch)
     folder = output or package_name(graph.name)
     package = rest["package"] or Path(folder).resolve().name
     if rest["model"] is None and stage_ids(graph) is not None:
@@ -186,11 +186,11 @@ def _check_free(folder: Path) -> None:
 
 def _model_files(graph: Graph, plan: Plan, package: str, rest: dict[str, Any]) -> dict[str, bytes]:
     """Return the files of a package for a model that is built and captured again."""
-    from partita.export.blueprint import blueprint_of  # noqa: PLC0415 (torch)
-    from partita.export.matched import matched_plan  # noqa: PLC0415 (torch)
-    from partita.export.package import package_files  # noqa: PLC0415 (torch)
-    from partita.profile.capture_setting import example_inputs  # noqa: PLC0415 (torch)
-    from partita.profile.origin import capture_at, load_origin  # noqa: PLC0415 (torch)
+    from partita.capture.origin import capture_at, load_origin  # noqa: PLC0415 (torch)
+    from partita.capture.setting import example_inputs  # noqa: PLC0415 (torch)
+    from partita.exporters.blueprint import blueprint_of  # noqa: PLC0415 (torch)
+    from partita.exporters.matched import matched_plan  # noqa: PLC0415 (torch)
+    from partita.exporters.package import package_files  # noqa: PLC0415 (torch)
 
     origin = _origin(graph, rest)
     source = load_origin(origin)
@@ -212,8 +212,8 @@ def _is_ours(graph: Graph) -> bool:
 
 def _origin(graph: Graph, rest: dict[str, Any]) -> "ModelOrigin":
     """Return the model of a graph: what it says itself, with what the user says instead."""
-    from partita.profile.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
-    from partita.profile.origin import ANNOTATION, ModelOrigin, origin_of  # noqa: PLC0415 (torch)
+    from partita.capture.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
+    from partita.capture.origin import ANNOTATION, ModelOrigin, origin_of  # noqa: PLC0415 (torch)
 
     text = rest["model"]
     is_known = text is None or ANNOTATION in graph.annotations

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import yaml
 
+from partita.bounds import lower_bound
 from partita.catalogue.catalogue import Catalogue, load_catalogue
 from partita.catalogue.examples import EXAMPLES
 from partita.catalogue.overrides import apply_overrides
@@ -26,18 +27,17 @@ from partita.cli.estimated import (
 from partita.cli.options import OPTIMIZER_BYTES
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
+from partita.core.json_values import thawed
 from partita.core.plan import Plan, equal_microbatches
 from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
 from partita.core.rules import Rule, parse_rule
 from partita.core.solution import Solution
-from partita.cost.bounds import lower_bound
-from partita.cost.evaluate import measure
-from partita.cost.objectives.placed import placement_errors
+from partita.cost.judge import measure
 from partita.documents import OpenedFile, load, open_file, read_text
 from partita.errors import FormatError, InfeasibleError, InvalidInputError
-from partita.flows.summary import thawed
-from partita.plan.table import DEFAULT_PLANNER, find_planner
-from partita.profile.estimate_recompute import with_recomputation
+from partita.objectives.placed import placement_errors
+from partita.planners.table import DEFAULT_PLANNER, find_planner
+from partita.profiler.estimate.recompute import with_recomputation
 
 DEFAULT_CLUSTER = "4xa100"
 

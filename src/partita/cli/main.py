@@ -35,6 +35,14 @@ COMMANDS: Mapping[str, str] = {
 }
 
 
+_GROUPS = ("energy", "fleet")
+
+
+def _module_of(name: str) -> str:
+    """Return the module of a command, or of a group of commands."""
+    return f"partita.cli.{name}.group" if name in _GROUPS else f"partita.cli.{name}"
+
+
 _FORKING = ("demo", "run", "train")
 _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says, without the name of a file, to whoever writes to one that is open."""
@@ -49,7 +57,7 @@ def _prepare(name: str) -> None:
 @click.command(
     cls=LazyGroup,
     table=COMMANDS,
-    module_of="partita.cli.{}".format,
+    module_of=_module_of,
     prepare=_prepare,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command has --help with an example, and --json.",

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from partita.plan.table import DEFAULT_PLANNER
+from partita.planners.table import DEFAULT_PLANNER
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -57,7 +57,7 @@ from partita.documents import save, unused_path
 from partita.errors import InfeasibleError
 from partita.flows.answer import Answer, answer_of
 from partita.flows.relax import PRECISION, Relaxation, Ways, relaxations
-from partita.plan.table import get_planner
+from partita.planners.table import get_planner
 
 if TYPE_CHECKING:
     from partita.flows.energy_plan import EnergyAnswer

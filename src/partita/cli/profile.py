@@ -19,8 +19,8 @@ from partita.cli.options import (
     source_options,
 )
 from partita.core.graph import Graph
+from partita.core.json_values import thawed
 from partita.errors import InvalidInputError
-from partita.flows.summary import thawed
 from partita.units import format_seconds
 
 _SLOWEST = 5
@@ -133,7 +133,7 @@ def _merge(files: tuple[str, ...], output: str | None, *, as_json: bool) -> None
     from partita.documents import load  # noqa: PLC0415 (likewise)
 
     with torch_needed("profiles need"):
-        from partita.profile.merge import merge_costs  # noqa: PLC0415 (imports torch)
+        from partita.profiler.merge import merge_costs  # noqa: PLC0415 (imports torch)
     graphs = []
     for file in files:
         found = load(file)
@@ -156,13 +156,13 @@ def model_estimator(model: str, rest: dict[str, Any]) -> Callable[..., Graph]:
     Nothing is allocated, nothing runs. It also takes ``batch_size`` and ``catalogue``.
     """
     with torch_needed("estimates need"):
-        from partita.profile.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
-        from partita.profile.estimate_model import (  # noqa: PLC0415 (likewise)
+        from partita.capture.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
+        from partita.capture.sources import load_source  # noqa: PLC0415 (likewise)
+        from partita.profiler.estimate.model import (  # noqa: PLC0415 (likewise)
             EstimateOptions,
             estimate_source,
         )
-        from partita.profile.estimate_trace import Kernels  # noqa: PLC0415 (likewise)
-        from partita.profile.sources import load_source  # noqa: PLC0415 (likewise)
+        from partita.profiler.estimate.trace import Kernels  # noqa: PLC0415 (likewise)
     find_modules_here()
     infers = rest["mode"] == "inference"
     options = EstimateOptions(
@@ -206,7 +206,7 @@ def estimate_lines(graph: Graph) -> list[str]:
 
 def read_source_options(rest: dict[str, Any]) -> Any:
     """Return what the options want of a model."""
-    from partita.profile.sources import SourceOptions  # noqa: PLC0415 (imports torch)
+    from partita.capture.sources import SourceOptions  # noqa: PLC0415 (imports torch)
 
     return SourceOptions(
         batch_size=rest["batch_size"] or 0,
@@ -220,8 +220,8 @@ def read_source_options(rest: dict[str, Any]) -> Any:
 
 def origin_from(model: str, rest: dict[str, Any]) -> Any:
     """Return what a graph remembers of the model that it is made from."""
-    from partita.profile.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
-    from partita.profile.origin import ModelOrigin  # noqa: PLC0415 (likewise)
+    from partita.capture.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
+    from partita.capture.origin import ModelOrigin  # noqa: PLC0415 (likewise)
 
     infers = rest["mode"] == "inference"
     return ModelOrigin(
@@ -236,14 +236,14 @@ def _measure(model: str, rest: dict[str, Any]) -> Any:
     if rest["profile_device"] == "meta":
         raise InvalidInputError("nothing can be measured on meta; --estimate prices it instead")
     with torch_needed("profiles need"):
-        from partita.profile.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
-        from partita.profile.costs import Average  # noqa: PLC0415 (likewise)
-        from partita.profile.measure import ProfileOptions  # noqa: PLC0415 (likewise)
-        from partita.profile.measure_model import (  # noqa: PLC0415 (likewise)
+        from partita.capture.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
+        from partita.capture.sources import load_source  # noqa: PLC0415 (likewise)
+        from partita.profiler.measure.costs import Average  # noqa: PLC0415 (likewise)
+        from partita.profiler.measure.measure import ProfileOptions  # noqa: PLC0415 (likewise)
+        from partita.profiler.measure.model import (  # noqa: PLC0415 (likewise)
             CaptureOptions,
             profile_source,
         )
-        from partita.profile.sources import load_source  # noqa: PLC0415 (likewise)
     find_modules_here()
     source = load_source(model, read_source_options(rest))
     training = rest["mode"] == "training"
@@ -278,7 +278,7 @@ def find_modules_here() -> None:
 
 def profile_cache(directory: str | None = None) -> Any:
     """Return where measurements are kept: a directory, or the usual one."""
-    from partita.profile.cache import ProfileCache  # noqa: PLC0415 (imports torch)
+    from partita.profiler.cache import ProfileCache  # noqa: PLC0415 (imports torch)
 
     usual = os.environ.get("PARTITA_CACHE") or Path.home() / ".cache" / "partita" / "profiles"
     return ProfileCache(directory or usual)

@@ -34,6 +34,7 @@ from partita.cli.options import (
     rule_options,
     shape_options,
 )
+from partita.core.json_values import thawed
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Solution
@@ -41,8 +42,7 @@ from partita.documents import load
 from partita.errors import InvalidInputError
 from partita.flows.explain import FIXED
 from partita.flows.robustness import Contender, Doubt, Robustness, robustness
-from partita.flows.summary import thawed
-from partita.plan.table import get_planner
+from partita.planners.table import get_planner
 
 
 @click.command(

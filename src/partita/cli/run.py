@@ -49,14 +49,14 @@ def command(context: click.Context, /, plan: str, script: tuple[str, ...], **res
         refuse_given(context, why, "repeatable")
         refuse_given(context, "a script is run for real, by itself", "check", "emulate", "capture")
     with torch_needed("a run needs"):
+        from partita.capture.origin import load_origin  # noqa: PLC0415 (likewise)
         from partita.core.graph import DeviceKind  # noqa: PLC0415 (only here)
         from partita.flows import train  # noqa: PLC0415 (imports torch)
-        from partita.flows.run_directory import make_run_directory  # noqa: PLC0415 (likewise)
         from partita.flows.training_model import named_origin  # noqa: PLC0415 (likewise)
-        from partita.profile.origin import load_origin  # noqa: PLC0415 (likewise)
         from partita.ranks import visible_gpus  # noqa: PLC0415 (likewise)
-        from partita.run.launch import Host  # noqa: PLC0415 (likewise)
-        from partita.run.local_ranks import limit_threads  # noqa: PLC0415 (likewise)
+        from partita.runtime.directory import make_run_directory  # noqa: PLC0415 (likewise)
+        from partita.runtime.launch import Host  # noqa: PLC0415 (likewise)
+        from partita.runtime.local_ranks import limit_threads  # noqa: PLC0415 (likewise)
     find_modules_here()
     options = take_problem_options(rest)
     rest["optimizer"] = options.optimizer

@@ -15,18 +15,18 @@ from click.core import ParameterSource
 from partita.cli.console import percent, print_json, stdout_console, table
 from partita.core.program import TransferMode
 from partita.documents import read_text, save, write_text
-from partita.energy.server_link import check_address
+from partita.energy.client.server_link import check_address
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.flows.summary import Summary
-from partita.run.baseline_names import TORCH_WAYS
+from partita.runtime.baseline_names import TORCH_WAYS
 from partita.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from partita.capture.origin import ModelOrigin
     from partita.core.graph import DeviceKind
-    from partita.flows.run_report import RunReport
     from partita.flows.train import Outcome
-    from partita.profile.origin import ModelOrigin
-    from partita.run.job import Job
+    from partita.runtime.job import Job
+    from partita.runtime.report import RunReport
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 RUNS = "runs"
@@ -147,11 +147,11 @@ def _read_config(context: click.Context, path: str | None) -> None:
 
 def read_job(rest: Mapping[str, Any], model: "ModelOrigin | None", kind: "DeviceKind") -> "Job":
     """Return how to run, as the options say."""
-    from partita.cost.order import ListOrder  # noqa: PLC0415 (only where something is run)
-    from partita.run.emulation import Emulation  # noqa: PLC0415 (imports torch)
-    from partita.run.job import Job  # noqa: PLC0415 (likewise)
-    from partita.run.power import Power  # noqa: PLC0415 (likewise)
-    from partita.run.rank_capture import Capture  # noqa: PLC0415 (likewise)
+    from partita.program.order import ListOrder  # noqa: PLC0415 (only where something is run)
+    from partita.runtime.emulation import Emulation  # noqa: PLC0415 (imports torch)
+    from partita.runtime.job import Job  # noqa: PLC0415 (likewise)
+    from partita.runtime.power import Power  # noqa: PLC0415 (likewise)
+    from partita.runtime.rank_capture import Capture  # noqa: PLC0415 (likewise)
 
     rate, transfers = rest["learning_rate"], TransferMode(rest["transfers"])
     if rate is not None and not rate > 0:
@@ -314,10 +314,10 @@ class StepLine:
 
 def write_run(outcome: "Outcome", directory: Path, order: str = "device") -> list[str]:
     """Write plan, results, timeline and traces of a run into its directory; returns their names."""
-    from partita.cost.lower import lower  # noqa: PLC0415 (only where something was run)
-    from partita.cost.order import ListOrder  # noqa: PLC0415 (likewise)
-    from partita.flows.run_directory import write_results  # noqa: PLC0415 (likewise)
+    from partita.program.lower import lower  # noqa: PLC0415 (only where something was run)
+    from partita.program.order import ListOrder  # noqa: PLC0415 (likewise)
     from partita.report.trace import chrome_trace  # noqa: PLC0415 (likewise)
+    from partita.runtime.directory import write_results  # noqa: PLC0415 (likewise)
 
     problem, plan = outcome.solution.problem, outcome.solution.plan
     save(outcome.solution, directory / "plan.json")
@@ -340,7 +340,7 @@ def write_run(outcome: "Outcome", directory: Path, order: str = "device") -> lis
 
 def write_recalibrated(outcome: "Outcome", path: str) -> None:
     """Write the graph with costs as the run has shown them."""
-    from partita.flows.run_report import recalibrated  # noqa: PLC0415 (only here)
+    from partita.runtime.report import recalibrated  # noqa: PLC0415 (only here)
 
     assert outcome.report is not None  # torch's ways are refused
     save(recalibrated(outcome.solution.problem, outcome.solution.plan, outcome.report), path)

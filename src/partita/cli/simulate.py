@@ -20,15 +20,16 @@ from partita.cli.console import (
 from partita.cli.inputs import read_solution, take_problem_options
 from partita.cli.options import cluster_options, output_options, problem_options
 from partita.core.codec import encode
+from partita.core.json_values import number_or_none
 from partita.core.program import TransferMode
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
-from partita.cost.check import check
-from partita.cost.lower import lower
-from partita.cost.simulate import Disturbance, simulate
+from partita.cost.judge import check
+from partita.cost.predict import Disturbance, simulate
 from partita.documents import save, write_text
 from partita.errors import InvalidInputError
-from partita.flows.summary import describe_plan, known
+from partita.flows.summary import describe_plan
+from partita.program.lower import lower
 from partita.report.picture import pipeline_picture
 from partita.report.svg import timeline_svg
 from partita.report.trace import chrome_trace
@@ -167,7 +168,7 @@ def _figures(solution: Solution, timeline: Timeline, transfers: TransferMode) ->
         "origin": timeline.origin.value,
         "transfers": transfers.value,
         "makespan_s": timeline.makespan_s,
-        "period_s": known(timeline.period_s),
+        "period_s": number_or_none(timeline.period_s),
         "instructions": len(timeline),
         "devices": [
             {
@@ -176,7 +177,7 @@ def _figures(solution: Solution, timeline: Timeline, transfers: TransferMode) ->
                 "utilisation": float(timeline.utilisation[index]),
                 "bubble": float(timeline.bubble[index]),
                 "peak_bytes": float(timeline.peak_bytes[index]),
-                "limit_bytes": known(float(timeline.limit_bytes[index])),
+                "limit_bytes": number_or_none(float(timeline.limit_bytes[index])),
             }
             for index, name in enumerate(timeline.devices)
         ],

@@ -9,8 +9,8 @@ from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.documents import write_text
 from partita.errors import InvalidInputError
-from partita.plan.search_trace import SearchTrace
-from partita.plan.table import PLANNERS
+from partita.planners.search_trace import SearchTrace
+from partita.planners.table import PLANNERS
 from partita.report.search_trace import search_csv, search_svg
 
 

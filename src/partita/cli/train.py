@@ -37,9 +37,9 @@ from partita.core.problem import Objective, Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.flows.summary import Summary, summarise
-from partita.plan.table import get_planner
+from partita.planners.table import get_planner
 from partita.processes import machine_cores
-from partita.run.baseline_names import BASELINES, TORCH_WAYS
+from partita.runtime.baseline_names import BASELINES, TORCH_WAYS
 
 if TYPE_CHECKING:
     from partita.flows.training_model import ProfiledModel
@@ -93,9 +93,9 @@ def command(context: click.Context, /, model: str | None, **rest: Any) -> None:
     _check_options(context, rest)
     with torch_needed("training needs"):
         from partita.flows import train  # noqa: PLC0415 (imports torch)
-        from partita.flows.run_directory import make_run_directory  # noqa: PLC0415 (likewise)
         from partita.ranks import visible_gpus  # noqa: PLC0415 (likewise)
-        from partita.run.launch import Host  # noqa: PLC0415 (likewise)
+        from partita.runtime.directory import make_run_directory  # noqa: PLC0415 (likewise)
+        from partita.runtime.launch import Host  # noqa: PLC0415 (likewise)
     find_modules_here()
     silent = rest["quiet"] or rest["as_json"]
     host, gpus = Host.of(os.environ), use_device_ids(rest["device_ids"], visible_gpus())
@@ -181,7 +181,7 @@ def _cluster(rest: dict[str, Any], gpus: int) -> Cluster:
             "plan for machines that are not here"
         )
     if gpus:
-        from partita.profile.measure import this_gpu_type  # noqa: PLC0415 (imports torch)
+        from partita.profiler.measure.measure import this_gpu_type  # noqa: PLC0415 (imports torch)
 
         return read_shorthand(f"1x{wanted or gpus}x{this_gpu_type()}", load_catalogue())
     return local_cluster(rest["devices"] or _USUAL_DEVICES)
@@ -192,7 +192,7 @@ def _profile(
 ) -> "tuple[ProfiledModel | None, Graph]":
     """Return the model with its measured costs, or its graph with estimated ones."""
     from partita.flows.training_model import ModelRequest, profiled_model  # noqa: PLC0415 (torch)
-    from partita.run.local_ranks import limit_threads  # noqa: PLC0415 (likewise)
+    from partita.runtime.local_ranks import limit_threads  # noqa: PLC0415 (likewise)
 
     options = {**rest, "batch_size": rest["microbatch_size"]}
     if rest["cluster"] is not None:

@@ -17,7 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partita.core.columns import Columns, Floats, Ints, Longs, column, every, frozen_array, names
+from partita.core.columns import (
+    Array,
+    Columns,
+    Floats,
+    Ints,
+    Longs,
+    column,
+    every,
+    frozen_array,
+    names,
+)
 from partita.core.dvfs import Dvfs
 from partita.core.graph import DeviceKind
 from partita.errors import InvalidInputError
@@ -365,3 +375,8 @@ class Cluster(Columns):
             found[here] = index
             child = level.group_of
         return Links(bandwidth, latency, ports[0], ports[1], found)
+
+
+def ring_order(devices: Array) -> Array:
+    """Return the devices in the order of a ring: by index, so that hosts are passed one by one."""
+    return np.sort(devices)

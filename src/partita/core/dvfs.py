@@ -1,8 +1,8 @@
 """How time and power of a type of device depend on its clock: the constants of the DVFS model.
 
-``energy/modelled.py`` has the model. The defaults are those of the A100, whose published profiles
-they were fitted to; the catalogue's source of ``dvfs`` says which types have constants of their
-own.
+``energy/frontier/modelled.py`` has the model. The defaults are those of the A100, whose published
+profiles they were fitted to; the catalogue's source of ``dvfs`` says which types have constants of
+their own.
 """
 
 from dataclasses import dataclass

@@ -8,7 +8,7 @@ groups, level by level); among CPUs, where gloo has no other, the ring.
 
 import numpy as np
 
-from partita.core.cluster import Cluster
+from partita.core.cluster import Cluster, ring_order
 from partita.core.columns import Array
 from partita.core.graph import DeviceKind
 from partita.core.program import Kind
@@ -59,11 +59,6 @@ def collective_s(cluster: Cluster, kind: Kind, devices: Array, size_bytes: float
     if is_flat or cluster.matrix is not None:
         return ring
     return min(ring, _tree_s(cluster, devices, size_bytes, passes))
-
-
-def ring_order(devices: Array) -> Array:
-    """Return the devices in the order of a ring: by index, so that hosts are passed one by one."""
-    return np.sort(devices)
 
 
 def _ring_s(cluster: Cluster, devices: Array, size_bytes: float, passes: float) -> float:

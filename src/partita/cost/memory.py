@@ -24,8 +24,8 @@ from partita.core.plan import Plan, Shard
 from partita.core.problem import Mode, Problem
 from partita.core.program import Kind, Program
 from partita.core.timeline import Timeline
-from partita.cost.layout import crossings, owners, tensor_bytes
-from partita.cost.matching import Matching, forward_rows, match
+from partita.program.layout import crossings, owners, tensor_bytes
+from partita.program.matching import Matching, forward_rows, match
 
 _LAST_OF_BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
 

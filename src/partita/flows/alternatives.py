@@ -9,11 +9,11 @@ import numpy as np
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.cost.evaluate import check_memory, measure
-from partita.cost.objectives.placed import placement_errors
+from partita.cost.judge import check_memory, measure
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.summary import describe_plan
-from partita.plan.pipeline import OWN_MEMORY_RULE
+from partita.objectives.placed import placement_errors
+from partita.planners.pipeline import OWN_MEMORY_RULE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from partita.core.json_values import thawed
 from partita.core.solution import Solution
 from partita.flows.alternatives import Alternative, alternatives_of
-from partita.flows.summary import Summary, summarise, thawed
+from partita.flows.summary import Summary, summarise
 
 ENERGY = "energy"
 """The statistic that holds the clocks' figures, which are a result and no effort."""

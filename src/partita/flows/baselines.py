@@ -10,9 +10,9 @@ from partita.core.plan import Shard, Stage
 from partita.core.problem import Mode, Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
-from partita.plan.pipeline import main_devices, pipeline_plan, solution_of
-from partita.plan.table import solve
-from partita.run.baseline_names import BASELINES, TORCH_WAYS
+from partita.planners.pipeline import main_devices, pipeline_plan, solution_of
+from partita.planners.table import solve
+from partita.runtime.baseline_names import BASELINES, TORCH_WAYS
 
 
 def baseline_plan(name: str, problem: Problem, *, device: str = "", seed: int = 0) -> Solution:

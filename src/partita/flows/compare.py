@@ -7,7 +7,7 @@ from typing import Any
 from partita.core.problem import Problem
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.summary import Summary, summarise
-from partita.plan.table import get_planner
+from partita.planners.table import get_planner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

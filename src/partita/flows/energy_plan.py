@@ -14,23 +14,23 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from partita.bounds import lower_bound
 from partita.core.cluster import Cluster, Level, LinkMatrix
 from partita.core.energy import TIE, EnergyProfile, Frontier
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution
-from partita.cost.bounds import lower_bound
 from partita.cost.durations import instruction_seconds
-from partita.cost.evaluate import check_memory, measure
-from partita.cost.lower import lower
-from partita.energy.choose import Wish, choose_point
-from partita.energy.modelled import modelled_profile
+from partita.cost.judge import check_memory, measure
+from partita.energy.frontier.choose import Wish, choose_point
+from partita.energy.frontier.modelled import modelled_profile
+from partita.energy.frontier.savings import frontier_of, model_of, played
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.alternatives import distinct_words
 from partita.flows.answer import ENERGY
-from partita.flows.energy import frontier_of, model_of, played
 from partita.flows.summary import describe_plan
-from partita.plan.pipeline import solution_of
+from partita.planners.pipeline import solution_of
+from partita.program.lower import lower
 
 Planner: TypeAlias = Callable[[Problem], Solution]
 

@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 
 from partita.core.cluster import Cluster
+from partita.core.json_values import number_or_none, thawed
 from partita.core.program import LAST_COMPUTE, Kind
 from partita.core.solution import Solution
 from partita.cost.durations import cluster_devices, stage_seconds
-from partita.cost.evaluate import measure
-from partita.cost.layout import crossings, owners, tensor_bytes
-from partita.cost.lower import lower
+from partita.cost.judge import measure
 from partita.cost.memory import static_memory
 from partita.errors import InfeasibleError, InvalidInputError, PartitaError
-from partita.flows.summary import Summary, known, summarise, thawed
-from partita.plan.table import get_planner
+from partita.flows.summary import Summary, summarise
+from partita.planners.table import get_planner
+from partita.program.layout import crossings, owners, tensor_bytes
+from partita.program.lower import lower
 
 FIXED = ("", "manual")
 """Planners whose plan is a map that the user gave, which nobody can plan again."""
@@ -67,8 +68,8 @@ class Explanation:
             "what_if": [
                 {
                     "change": answer.change,
-                    "value": known(answer.value),
-                    "relative": known(answer.relative),
+                    "value": number_or_none(answer.value),
+                    "relative": number_or_none(answer.relative),
                     "note": answer.note,
                 }
                 for answer in self.what_if
@@ -211,7 +212,7 @@ def _device_rows(summary: Summary) -> list[dict[str, Any]]:
                 "activations_bytes": peak - held,
                 "workspace_bytes": float(static.workspace[index]),
                 "peak_bytes": peak,
-                "limit_bytes": known(float(timeline.limit_bytes[index])),
+                "limit_bytes": number_or_none(float(timeline.limit_bytes[index])),
                 "utilisation": float(timeline.utilisation[index]),
                 "bubble": float(timeline.bubble[index]),
             }

@@ -12,19 +12,19 @@ from functools import cached_property
 from itertools import count
 from typing import Any
 
+from partita.bounds import lower_bound
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
 from partita.core.plan import Shard
 from partita.core.problem import DEFAULT_MICROBATCHES, Mode, Objective, Problem
 from partita.core.rules import Rule
 from partita.core.solution import Solution
-from partita.cost.bounds import lower_bound
-from partita.cost.simulate import simulate
+from partita.cost.predict import simulate
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.fit_plans import SHARDED, Trial, is_hopeless, shapes, try_shape
 from partita.flows.least import least_number
-from partita.plan.pipeline import main_devices_of
-from partita.profile.estimate_recompute import is_recomputed, with_recomputation
+from partita.planners.pipeline import main_devices_of
+from partita.profiler.estimate.recompute import is_recomputed, with_recomputation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

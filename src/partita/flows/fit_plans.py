@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partita.core.columns import Array, Floats
+from partita.core.json_values import number_or_none
 from partita.core.plan import Plan, Shard, Stage, equal_microbatches
 from partita.core.problem import Mode, Problem, Schedule
 from partita.cost.durations import cluster_devices
-from partita.cost.lower import lower
 from partita.cost.memory import peak_memory, static_memory
-from partita.cost.objectives.placed import placement_errors
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.flows.summary import known
-from partita.plan.pipeline import (
+from partita.objectives.placed import placement_errors
+from partita.planners.pipeline import (
     cut_layers,
     default_schedule,
     layer_of_ops,
     legal_boundaries,
     main_devices,
 )
-from partita.plan.uniform import uniform_boundaries
+from partita.planners.uniform import uniform_boundaries
+from partita.program.lower import lower
 
 SHARDED: Mapping[Shard, str] = {
     Shard.OPTIMIZER: "optimizer state",
@@ -113,13 +113,13 @@ class Trial:
             "fits": self.fits,
             "microbatches": self.plan.num_microbatches,
             "microbatch_size": int(self.plan.microbatch_sizes[0]),
-            "step_s": known(self.step_s),
-            "samples_per_s": known(self.samples_per_s),
+            "step_s": number_or_none(self.step_s),
+            "samples_per_s": number_or_none(self.samples_per_s),
             "devices": [
                 {
                     "device": name,
                     "peak_bytes": float(self.peak_bytes[index]),
-                    "limit_bytes": known(float(self.limit_bytes[index])),
+                    "limit_bytes": number_or_none(float(self.limit_bytes[index])),
                     **{f"{part}_bytes": float(held[index]) for part, held in self.parts.items()},
                 }
                 for index, name in enumerate(self.plan.devices)

@@ -15,7 +15,7 @@ from partita.catalogue.catalogue import DeviceType
 from partita.core.energy import Frontier
 from partita.core.fleet import Sensitivity, Trace
 from partita.core.program import Kind
-from partita.energy.modelled import curve_of
+from partita.energy.frontier.modelled import curve_of
 
 LOWEST_CLOCK = 0.3
 """Clocks below this share of the highest are left out: no job is worth running there."""

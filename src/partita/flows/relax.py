@@ -26,13 +26,13 @@ from partita.core.problem import Metric, Mode, Problem
 from partita.core.rules import Rule
 from partita.core.solution import Solution
 from partita.cost.durations import cluster_devices
-from partita.cost.evaluate import measure
-from partita.cost.lower import lower
+from partita.cost.judge import measure
 from partita.cost.memory import peak_memory
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.least import least_number
-from partita.plan.pipeline import OWN_MEMORY_RULE, main_devices_of
-from partita.profile.estimate_recompute import is_recomputed, with_recomputation
+from partita.planners.pipeline import OWN_MEMORY_RULE, main_devices_of
+from partita.profiler.estimate.recompute import is_recomputed, with_recomputation
+from partita.program.lower import lower
 from partita.units import format_bytes
 
 PLENTY = 2.0**30

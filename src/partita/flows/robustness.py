@@ -24,7 +24,7 @@ from partita.core.graph import Graph, OpCosts
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.cost.evaluate import measure
+from partita.cost.judge import measure
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.alternatives import alternatives_of
 from partita.flows.summary import describe_plan

@@ -10,14 +10,14 @@ from typing import Any
 
 from partita.core.energy import EnergyOrigin
 from partita.documents import write_text
-from partita.energy.usage import EnergyUse, StepUse
+from partita.energy.client.usage import EnergyUse, StepUse
 from partita.formats.perseus import (
     INSTRUCTIONS,
     Logged,
     write_energy_log,
     write_instruction_log,
 )
-from partita.run.executor import Run
+from partita.runtime.executor import Run
 from partita.units import format_seconds
 
 

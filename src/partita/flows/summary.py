@@ -1,14 +1,13 @@
 """The figures of a solution that tables, JSON and pages show, computed once."""
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from partita.bounds import CLEARLY, bound
+from partita.core.json_values import number_or_none, thawed
 from partita.core.plan import Plan
 from partita.core.solution import Solution
-from partita.cost.bounds import CLEARLY, bound
-from partita.cost.evaluate import Evaluation, evaluate
+from partita.cost.judge import Evaluation, evaluate
 from partita.units import format_bytes
 
 
@@ -65,8 +64,8 @@ class Summary:
                 "utilisation": float(timeline.utilisation[index]),
                 "bubble": float(timeline.bubble[index]),
                 "peak_bytes": float(timeline.peak_bytes[index]),
-                "limit_bytes": known(float(timeline.limit_bytes[index])),
-                "headroom_bytes": known(float(evaluation.headroom_bytes[index])),
+                "limit_bytes": number_or_none(float(timeline.limit_bytes[index])),
+                "headroom_bytes": number_or_none(float(evaluation.headroom_bytes[index])),
             }
             for index, name in enumerate(timeline.devices)
         ]
@@ -79,21 +78,22 @@ class Summary:
             "unit": solution.unit,
             "lower_bound": solution.lower_bound,
             "bound_term": self.bound_term or None,
-            "gap": known(solution.gap),
+            "gap": number_or_none(solution.gap),
             "proof": solution.proof.value,
             "step_s": evaluation.step_s,
-            "samples_per_s": known(evaluation.samples_per_s),
-            "tokens_per_s": known(evaluation.tokens_per_s),
-            "flop_utilisation": known(evaluation.flop_utilisation),
+            "samples_per_s": number_or_none(evaluation.samples_per_s),
+            "tokens_per_s": number_or_none(evaluation.tokens_per_s),
+            "flop_utilisation": number_or_none(evaluation.flop_utilisation),
             "utilisation": busy,
             "bubble": 1.0 - busy,
-            "price_per_step": known(evaluation.price_per_step),
+            "price_per_step": number_or_none(evaluation.price_per_step),
             "bottleneck": evaluation.bottleneck,
             "assumptions": list(evaluation.assumptions),
             "overfull": self.overfull or None,
             "rules": [str(rule) for rule in solution.problem.rules],
             "objectives": {
-                metric.value: known(value.value) for metric, value in evaluation.values.items()
+                metric.value: number_or_none(value.value)
+                for metric, value in evaluation.values.items()
             },
             "devices": devices,
         }
@@ -122,17 +122,3 @@ def describe_plan(plan: Plan) -> str:
     if tp > 1:
         words += f", tensor-parallel {tp}"
     return f"{words}, {plan.schedule.value}"
-
-
-def known(value: float) -> float | None:
-    """Return a number, or None where it is not known or not limited."""
-    return value if math.isfinite(value) else None
-
-
-def thawed(value: Any) -> Any:  # noqa: ANN401 (JSON is any value)
-    """Return a frozen JSON value with plain lists and dicts."""
-    if isinstance(value, Mapping):
-        return {key: thawed(part) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        return [thawed(part) for part in value]
-    return value

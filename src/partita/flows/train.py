@@ -10,32 +10,34 @@ from typing import Any
 
 import numpy as np
 
+from partita.capture.origin import load_origin, origin_of
+from partita.capture.sources import ModelSource
 from partita.core.cluster import Cluster
 from partita.core.graph import DeviceKind, Graph
+from partita.core.json_values import number_or_none
 from partita.core.plan import Plan
 from partita.core.program import Program
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
 from partita.cost.durations import instruction_seconds
-from partita.cost.simulate import play, simulate
+from partita.cost.predict import simulate
 from partita.documents import load
 from partita.errors import InvalidInputError, UnsupportedError
-from partita.flows.run_directory import make_run_directory
 from partita.flows.run_energy import energy_figures
-from partita.flows.run_report import RunReport, report_run, settled
-from partita.flows.summary import describe_plan, known
-from partita.profile.origin import load_origin, origin_of
-from partita.profile.sources import ModelSource
+from partita.flows.summary import describe_plan
+from partita.program.simulate import play
 from partita.ranks import visible_gpus
-from partita.run.baseline_names import TORCH_WAYS
-from partita.run.baselines import make_subject, run_baseline, verify_baseline
-from partita.run.emulation import EmulatedWorkload, emulate_forked, emulated_workload, predicted
-from partita.run.executor import Run, check_runnable, make_task, run_forked
-from partita.run.job import Job, JobDirectory
-from partita.run.launch import Host, collect, launch
-from partita.run.local_ranks import limit_threads, why_not_fork
-from partita.run.verify import Verdict, verify
-from partita.run.workload import Workload, model_workload, use_repeatable_algorithms
+from partita.runtime.baseline_names import TORCH_WAYS
+from partita.runtime.baselines import make_subject, run_baseline, verify_baseline
+from partita.runtime.directory import make_run_directory
+from partita.runtime.emulation import EmulatedWorkload, emulate_forked, emulated_workload, predicted
+from partita.runtime.executor import Run, check_runnable, make_task, run_forked
+from partita.runtime.job import Job, JobDirectory
+from partita.runtime.launch import Host, collect, launch
+from partita.runtime.local_ranks import limit_threads, why_not_fork
+from partita.runtime.report import RunReport, report_run, settled
+from partita.runtime.verify import Verdict, verify
+from partita.runtime.workload import Workload, model_workload, use_repeatable_algorithms
 
 CHECKED_STEPS = 2
 
@@ -80,7 +82,7 @@ class Outcome:
     @property
     def losses(self) -> list[float | None]:
         """The loss of each step; None where there is none."""
-        return [known(step.loss) for step in self.run.result.steps]
+        return [number_or_none(step.loss) for step in self.run.result.steps]
 
     def figures(self) -> dict[str, Any]:
         """Return it as JSON values."""

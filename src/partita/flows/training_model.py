@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from partita.capture.captured import CaptureMode, Granularity
+from partita.capture.origin import ModelOrigin, load_origin, origin_of
+from partita.capture.sources import ModelSource, SourceOptions
 from partita.core.graph import Graph
 from partita.errors import InvalidInputError
-from partita.profile.cache import ProfileCache
-from partita.profile.captured import CaptureMode, Granularity
-from partita.profile.measure import Measured, ProfileOptions
-from partita.profile.measure_model import CaptureOptions, profile_source
-from partita.profile.origin import ModelOrigin, load_origin, origin_of
-from partita.profile.sources import ModelSource, SourceOptions
+from partita.profiler.cache import ProfileCache
+from partita.profiler.measure.measure import Measured, ProfileOptions
+from partita.profiler.measure.model import CaptureOptions, profile_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

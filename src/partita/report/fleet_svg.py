@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from partita.flows.fleet_panels import Line, Panel
+from partita.fleet.study.panels import Line, Panel
 from partita.report.svg_parts import line, number, opening, plain, text_at
 
 _WIDTH, _PANEL = 900, 330

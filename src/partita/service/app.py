@@ -10,11 +10,11 @@ from fastapi.responses import PlainTextResponse
 from partita.errors import InvalidInputError
 from partita.fleet.live.fleet import Fleet
 from partita.service.auth import RequireOwnHost, RequireToken, own_hosts
-from partita.service.energy_jobs import EnergyJobs
-from partita.service.energy_router import energy_router, energy_samples
-from partita.service.energy_store import EnergyStore
+from partita.service.energy.jobs import EnergyJobs
+from partita.service.energy.router import energy_router, energy_samples
+from partita.service.energy.store import EnergyStore
 from partita.service.errors import add_error_bodies, answers
-from partita.service.fleet_router import fleet_router, fleet_samples
+from partita.service.fleet.router import fleet_router, fleet_samples
 from partita.service.limits import LimitBody
 from partita.service.metrics import CountRequests, Sample, exposition
 from partita.service.settings import Settings

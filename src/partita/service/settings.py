@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.core.problem import Schedule
-from partita.energy.schedulers.table import check_scheduler
+from partita.energy.policies.table import check_scheduler
 from partita.errors import InvalidInputError
 
 DEFAULT_PORT = 7787

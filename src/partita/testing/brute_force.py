@@ -32,7 +32,7 @@ from partita.core.plan import Plan, Shard, Stage
 from partita.core.problem import Metric, Mode, Problem, Schedule
 from partita.core.solution import Proof, Solution
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.plan.pipeline import solution_of
+from partita.planners.pipeline import solution_of
 
 MOST_MICROBATCHES = 8
 MOST_ORDERS = 120

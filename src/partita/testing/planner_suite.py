@@ -21,6 +21,7 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
+from partita.bounds import lower_bound
 from partita.core.cluster import Cluster, Device, Level
 from partita.core.codec import read_json, write_json
 from partita.core.graph import DeviceKind, Graph, Phase
@@ -28,12 +29,10 @@ from partita.core.placement import placement_plan
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Mode, Objective, Problem
 from partita.core.solution import Proof, Solution
-from partita.cost.bounds import lower_bound
-from partita.cost.check import check
-from partita.cost.evaluate import measure
-from partita.cost.objectives.placed import placement_errors
-from partita.cost.simulate import simulate
+from partita.cost.judge import check, measure
+from partita.cost.predict import simulate
 from partita.errors import InfeasibleError
+from partita.objectives.placed import placement_errors
 from partita.testing.builders import (
     Figures,
     Traits,

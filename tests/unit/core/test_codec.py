@@ -25,10 +25,10 @@ from partita.core.plan import Plan, Stage
 from partita.core.problem import Objective, Problem
 from partita.core.program import Program
 from partita.core.solution import Solution
-from partita.cost.lower import lower
-from partita.cost.simulate import simulate
+from partita.cost.predict import simulate
 from partita.errors import FormatError, InvalidInputError
-from partita.plan.table import solve
+from partita.planners.table import solve
+from partita.program.lower import lower
 from partita.testing.builders import (
     Figures,
     Traits,

@@ -4,8 +4,8 @@ import pytest
 
 from partita.core.problem import Problem
 from partita.core.program import Kind, Program
-from partita.cost.lower import lower
 from partita.errors import InvalidInputError
+from partita.program.lower import lower
 from partita.testing.builders import Figures, chain, flat_cluster, pipeline
 
 

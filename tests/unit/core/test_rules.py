@@ -6,10 +6,10 @@ import pytest
 from partita.core.codec import read_json, write_json
 from partita.core.problem import Problem
 from partita.core.rules import Rule, parse_rule
-from partita.cost.objectives.placed import placement_errors
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.plan.pipeline import pipeline_plan
-from partita.plan.table import solve
+from partita.objectives.placed import placement_errors
+from partita.planners.pipeline import pipeline_plan
+from partita.planners.table import solve
 from partita.testing.builders import chain, flat_cluster
 
 

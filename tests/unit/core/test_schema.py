@@ -11,9 +11,9 @@ from partita.core.codec import FORMATS, encode, format_of
 from partita.core.graph import Graph, VariantTable
 from partita.core.problem import Objective, Problem
 from partita.core.schema import json_schema
-from partita.cost.lower import lower
-from partita.cost.simulate import simulate
-from partita.plan.table import solve
+from partita.cost.predict import simulate
+from partita.planners.table import solve
+from partita.program.lower import lower
 from partita.testing.builders import (
     chain,
     flat_cluster,

@@ -11,9 +11,9 @@ from partita.core.placement import placement_plan
 from partita.core.plan import Shard
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import Kind
-from partita.cost.lower import lower
 from partita.cost.memory import memory_events, peak_memory, saved_by_stage, static_memory
-from partita.cost.simulate import simulate
+from partita.cost.predict import simulate
+from partita.program.lower import lower
 from partita.testing.builders import (
     Figures,
     Traits,

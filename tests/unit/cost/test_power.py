@@ -7,11 +7,11 @@ import pytest
 from partita.catalogue.examples import example
 from partita.core.cluster import Device
 from partita.core.problem import Metric, Problem
-from partita.cost.evaluate import measure
+from partita.cost.judge import measure
 from partita.cost.power import waiting_power_w
-from partita.cost.simulate import simulate
+from partita.cost.predict import simulate
 from partita.errors import UnsupportedError
-from partita.plan.table import solve
+from partita.planners.table import solve
 
 
 def asked() -> Problem:

@@ -11,7 +11,7 @@ import pytest
 from partita.core.dvfs import Dvfs
 from partita.core.energy import EnergyOrigin
 from partita.core.program import Kind
-from partita.energy.counter import ExactCounter, PolledCounter, Stamp, open_counter
+from partita.energy.client.counter import ExactCounter, PolledCounter, Stamp, open_counter
 from partita.energy.devices.modelled import ModelledDevice, SlowSpell
 from partita.energy.devices.null import NullDevice
 from partita.energy.devices.nvml import NvmlDevice
@@ -20,7 +20,7 @@ from partita.energy.devices.rapl import RaplDevice
 from partita.energy.devices.replay import ReplayDevice
 from partita.energy.devices.table import DEVICES, open_device
 from partita.energy.devices.zeus import ZeusDevice
-from partita.energy.modelled import DvfsCurve
+from partita.energy.frontier.modelled import DvfsCurve
 from partita.errors import FormatError, InvalidInputError, UnsupportedError
 from partita.formats.perseus import write_energy_log
 

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from partita.energy import improve
-from partita.energy.draws import draw_below, draw_share, new_draws
+from partita.energy.frontier.draws import draw_below, draw_share, new_draws
 
 
 @njit

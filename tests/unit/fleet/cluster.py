@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from partita.fleet.resources import Servers
+from partita.fleet.policies.resources import Servers
 
 
 def servers(count=2, *, gpus=4, cpus=12.0, memory_gb=400.0, kinds=None):

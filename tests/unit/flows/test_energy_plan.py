@@ -11,12 +11,12 @@ from partita.catalogue.parse import parse_cluster
 from partita.core.cluster import LinkMatrix
 from partita.core.energy import EnergyOrigin
 from partita.core.problem import Metric, Problem
-from partita.cost.evaluate import measure
+from partita.cost.judge import measure
 from partita.documents import read_text
+from partita.energy.frontier.savings import model_of, played, sources_of
 from partita.errors import InvalidInputError
-from partita.flows.energy import model_of, played, sources_of
 from partita.flows.energy_plan import energy_columns, modelled, part_of, plan_for_energy
-from partita.plan.table import get_planner, solve
+from partita.planners.table import get_planner, solve
 
 
 def problem(name: str, cluster: str, microbatches: int = 16) -> Problem:

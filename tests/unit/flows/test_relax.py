@@ -17,7 +17,6 @@ from partita.core.graph import Graph, Labels
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.rules import parse_rule
 from partita.core.solution import Solution
-from partita.cost.objectives.placed import placement_errors
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.least import least_number
 from partita.flows.relax import (
@@ -30,10 +29,11 @@ from partita.flows.relax import (
     rounded_up,
     scaled_memory,
 )
-from partita.plan.single import plan_single
-from partita.plan.table import get_planner
-from partita.plan.uniform import plan_uniform
-from partita.profile.estimate_recompute import with_recomputation
+from partita.objectives.placed import placement_errors
+from partita.planners.single import plan_single
+from partita.planners.table import get_planner
+from partita.planners.uniform import plan_uniform
+from partita.profiler.estimate.recompute import with_recomputation
 from partita.testing.builders import Figures, chain, flat_cluster, random_dag
 
 METRICS = (

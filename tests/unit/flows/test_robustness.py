@@ -7,12 +7,12 @@ import pytest
 
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
-from partita.cost.evaluate import measure
+from partita.cost.judge import measure
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.alternatives import alternatives_of
 from partita.flows.robustness import Doubt, perturbed, quantiles, robustness
-from partita.plan.single import plan_single
-from partita.plan.uniform import plan_uniform
+from partita.planners.single import plan_single
+from partita.planners.uniform import plan_uniform
 from partita.testing.builders import Figures, chain, flat_cluster, paired_cluster
 
 FIGURES = Figures(tensor_bytes=50.0, parameter_bytes=8.0, saved_bytes=20.0, backward_input_s=1.0)

@@ -6,7 +6,7 @@ from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
 from partita.flows.compare import compare
 from partita.flows.summary import describe_plan, summarise
-from partita.plan.table import PLANNERS, solve
+from partita.planners.table import PLANNERS, solve
 from partita.testing.builders import Figures, chain, flat_cluster
 
 
@@ -37,7 +37,7 @@ def test_plans_are_ranked_by_what_the_cost_model_says(monkeypatch):
         problem=honest.problem, plan=honest.plan, metric=Metric.THROUGHPUT, value=1e-9, unit="s"
     )
     table = {**PLANNERS, "liar": lambda problem: liar}
-    monkeypatch.setattr("partita.plan.table.PLANNERS", table)
+    monkeypatch.setattr("partita.planners.table.PLANNERS", table)
     found = compare(honest.problem, [("liar", "liar", {}), ("uniform", "uniform", {})])
     assert [candidate.name for candidate in found] == ["uniform", "liar"]
 

@@ -8,7 +8,6 @@ import pytest
 
 from partita.core.problem import Problem
 from partita.core.program import Kind
-from partita.cost.lower import lower
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.perseus import (
     Logged,
@@ -24,7 +23,8 @@ from partita.formats.perseus import (
     write_frontier_csv,
     write_instruction_log,
 )
-from partita.plan.table import solve
+from partita.planners.table import solve
+from partita.program.lower import lower
 from partita.testing.builders import chain, flat_cluster, small_frontier
 
 PROFILE = """stage,instruction,frequency,time,energy

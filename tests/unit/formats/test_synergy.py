@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from partita.errors import FormatError, InvalidInputError
-from partita.fleet.resources import servers_of
+from partita.fleet.policies.resources import servers_of
 from partita.formats.philly import read_philly
 from partita.formats.synergy import (
     read_cluster,

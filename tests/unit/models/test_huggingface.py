@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from partita.capture.sources import SourceOptions, load_source
 from partita.errors import FormatError, InvalidInputError, UnsupportedError
 from partita.models.huggingface import (
     TINY_CONFIGURATIONS,
@@ -20,7 +21,6 @@ from partita.models.huggingface_config import (
     named_configuration,
     read_configuration,
 )
-from partita.profile.sources import SourceOptions, load_source
 
 pytest.importorskip("transformers")
 

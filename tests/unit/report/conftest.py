@@ -11,7 +11,7 @@ from partita.core.plan import Plan, Stage
 from partita.core.problem import Problem, Schedule
 from partita.core.program import Kind
 from partita.core.timeline import Timeline
-from partita.cost.simulate import simulate
+from partita.cost.predict import simulate
 
 Row = tuple[int, Kind, int, int, int, float, float]
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from partita.errors import InvalidInputError
-from partita.plan.search_trace import SearchTrace
+from partita.planners.search_trace import SearchTrace
 from partita.report.search_trace import search_csv, search_svg
 
 WIDE = [(0.001, 1e6), (0.01, 2e3), (0.5, 90.5), (7.25, 2.0)]

@@ -10,9 +10,9 @@ import pytest
 from partita.core.problem import Schedule
 from partita.core.program import Kind
 from partita.core.timeline import TimelineOrigin
-from partita.cost.lower import lower
-from partita.cost.simulate import simulate
+from partita.cost.predict import simulate
 from partita.errors import FormatError, InvalidInputError
+from partita.program.lower import lower
 from partita.report.trace import check_trace, chrome_trace, trace_events, trace_pieces
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from partita.core.problem import Schedule
 from partita.core.program import Kind
-from partita.cost.lower import lower
-from partita.cost.matching import match
-from partita.cost.simulate import simulate
+from partita.cost.predict import simulate
+from partita.program.lower import lower
+from partita.program.matching import match
 from partita.report.transfers import transfers
 
 

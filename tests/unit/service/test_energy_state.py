@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from partita.core.codec import encode, read_json, write_json
-from partita.energy.schedulers.solving import Shape, SolveTask, solve_task
+from partita.energy.policies.solving import Shape, SolveTask, solve_task
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.service.database import Database
-from partita.service.energy_solver import EnergySolver, Solver, SolverProcess
-from partita.service.energy_store import EnergyStore
+from partita.service.energy.solver import EnergySolver, Solver, SolverProcess
+from partita.service.energy.store import EnergyStore
 from partita.testing.builders import small_energy_profile
 
 

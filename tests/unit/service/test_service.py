@@ -11,7 +11,7 @@ import pytest
 
 from partita.errors import FormatError, InvalidInputError
 from partita.service.app import make_app
-from partita.service.energy_plans import read_plans
+from partita.service.energy.plans import read_plans
 from partita.service.errors import printable
 from partita.service.serve import bound_socket
 from partita.service.settings import EnergySettings, Settings, is_loopback

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from partita.core.energy import EnergyOrigin
 from partita.core.program import Kind
-from partita.energy.modelled import DvfsCurve
+from partita.energy.frontier.modelled import DvfsCurve
 from partita.errors import InvalidInputError
 
 _MOST_NOISE = 3.0

@@ -12,7 +12,7 @@ from partita.energy.devices.protocol import PowerDevice
 from partita.energy.devices.rapl import RaplDevice
 from partita.energy.devices.replay import ReplayDevice
 from partita.energy.devices.zeus import ZeusDevice
-from partita.energy.modelled import curve_of
+from partita.energy.frontier.modelled import curve_of
 from partita.errors import InvalidInputError, UnsupportedError
 
 _AUTO = ("nvml", "zeus", "rapl")

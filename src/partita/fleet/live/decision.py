@@ -11,12 +11,12 @@ import numpy as np
 
 from partita.core.columns import Floats, Longs
 from partita.core.fleet import Job, trace_of
-from partita.fleet.live.devices import Piece
-from partita.fleet.resources import Servers
+from partita.fleet.engines.devices import Piece
+from partita.fleet.policies.resources import Servers
+from partita.fleet.policies.snapshot import Snapshot
+from partita.fleet.policies.table import Policy
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.state import State, first_state
-from partita.fleet.snapshot import Snapshot
-from partita.fleet.table import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,16 +8,16 @@ from typing import Any
 
 from partita.core.fleet import FleetHistory
 from partita.errors import InfeasibleError, InvalidInputError
+from partita.fleet.engines.protocol import Engine
+from partita.fleet.engines.shim import LOG
 from partita.fleet.live.decision import Decider
-from partita.fleet.live.engine import Engine
 from partita.fleet.live.history import history_of
 from partita.fleet.live.jobspec import JobSpec, core_job, read_spec
 from partita.fleet.live.scheduler import DRAINING, Scheduler
 from partita.fleet.live.settings import FleetSettings
-from partita.fleet.live.shim import LOG
 from partita.fleet.live.store import OPEN, AttemptRow, FleetStore, JobRow, JobState
-from partita.fleet.resources import Servers
-from partita.fleet.table import policy_of
+from partita.fleet.policies.resources import Servers
+from partita.fleet.policies.table import policy_of
 from partita.units import format_seconds
 
 logger = logging.getLogger(__name__)

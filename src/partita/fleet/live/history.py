@@ -11,7 +11,7 @@ from partita.core.fleet import FleetHistory, HistoryOrigin, Leases, Sensitivity
 from partita.errors import InvalidInputError
 from partita.fleet.live.jobspec import core_job, read_spec
 from partita.fleet.live.store import AttemptRow, FleetStore, JobState
-from partita.fleet.resources import Servers
+from partita.fleet.policies.resources import Servers
 
 
 def history_of(

@@ -22,15 +22,15 @@ from typing import Any
 
 from partita.core.fleet import Sensitivity
 from partita.errors import InvalidInputError, PartitaError
+from partita.fleet.engines.devices import choose_devices, pieces_of, same_gpus
+from partita.fleet.engines.protocol import Attempt, Engine, Order, Place, Status
+from partita.fleet.engines.shim import LOG
 from partita.fleet.lease import STEPS_VARIABLE
 from partita.fleet.live.boundary import Rounds, has_ended, is_about_to_end
 from partita.fleet.live.decision import Decider, Granted, LiveJob
-from partita.fleet.live.devices import choose_devices, pieces_of, same_gpus
-from partita.fleet.live.engine import Attempt, Engine, Order, Place, Status
 from partita.fleet.live.files import LEASE, PROGRESS, figure, read_json, write_json
 from partita.fleet.live.jobspec import JobSpec, core_job, read_spec
 from partita.fleet.live.settings import FleetSettings
-from partita.fleet.live.shim import LOG
 from partita.fleet.live.store import AttemptRow, FleetStore, JobRow, JobState
 from partita.fleet.live.verdict import End, Verdict, backoff_s, judge
 from partita.processes import last_lines

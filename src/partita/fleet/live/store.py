@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import InvalidInputError
-from partita.fleet.live.engine import Attempt, Place
+from partita.fleet.engines.protocol import Attempt, Place
 from partita.processes import lock_beside
 
 _SCHEMA = (

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from partita.fleet.engines.protocol import Status
+from partita.fleet.engines.shim import CANNOT_START
 from partita.fleet.lease import LoopState
-from partita.fleet.live.engine import Status
 from partita.fleet.live.files import figure
 from partita.fleet.live.jobspec import JobSpec, Progress
-from partita.fleet.live.shim import CANNOT_START
 from partita.fleet.live.store import AttemptRow
 from partita.processes import how_it_ended
 

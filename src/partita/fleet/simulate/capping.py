@@ -14,8 +14,8 @@ import numpy as np
 from partita.core.columns import Flags, Floats, Longs
 from partita.core.fleet import Sensitivity
 from partita.errors import InfeasibleError
-from partita.fleet.power import least_w
-from partita.fleet.snapshot import Allocation, Snapshot
+from partita.fleet.policies.power import least_w
+from partita.fleet.policies.snapshot import Allocation, Snapshot
 
 Asked = Callable[[Snapshot, Longs], Allocation]
 

@@ -2,11 +2,11 @@
 
 from partita.core.fleet import FleetHistory, Trace
 from partita.errors import InvalidInputError
-from partita.fleet.resources import Servers
+from partita.fleet.policies.resources import Servers
+from partita.fleet.policies.table import policy_of
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.released import simulate_released
 from partita.fleet.simulate.rounds import Progress, simulate_rounds
-from partita.fleet.table import policy_of
 
 
 def simulate_fleet(

@@ -6,10 +6,10 @@ import numpy as np
 
 from partita.core.columns import Array, Floats
 from partita.core.fleet import FleetHistory, Leases, Trace, Usage
-from partita.fleet.resources import Servers
+from partita.fleet.policies.resources import Servers
+from partita.fleet.policies.snapshot import Allocation, piece_jobs
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.state import State
-from partita.fleet.snapshot import Allocation, piece_jobs
 
 
 def known_before(trace: Trace, servers: Servers) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import numpy as np
 from partita.core.columns import Floats, Longs
 from partita.core.fleet import FleetHistory, Trace, Usage
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.fleet.kernels import released as kernel
-from partita.fleet.kernels import released_packing as packing
-from partita.fleet.kernels.compiled import as_lists, compiled, pays
-from partita.fleet.resources import Servers
+from partita.fleet.policies.kernels import released as kernel
+from partita.fleet.policies.kernels import released_packing as packing
+from partita.fleet.policies.kernels.compiled import as_lists, compiled, pays
+from partita.fleet.policies.resources import Servers
 from partita.fleet.simulate.recorder import known_before
 
 ORDERINGS = {

@@ -18,15 +18,15 @@ import numpy as np
 from partita.core.columns import Flags, Floats, Longs
 from partita.core.fleet import FleetHistory, Trace
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.fleet.orderings import order_of
-from partita.fleet.power import choose_points, equal_limit
-from partita.fleet.resources import Servers
+from partita.fleet.policies.orderings import order_of
+from partita.fleet.policies.power import choose_points, equal_limit
+from partita.fleet.policies.resources import Servers
+from partita.fleet.policies.snapshot import Allocation, Snapshot
+from partita.fleet.policies.table import Policy
 from partita.fleet.simulate.capping import allocate_under
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.recorder import Recorder
 from partita.fleet.simulate.state import ahead, first_state
-from partita.fleet.snapshot import Allocation, Snapshot
-from partita.fleet.table import Policy
 
 _CLOSE = 1e-9
 Progress = Callable[[int, int], None]

@@ -8,10 +8,10 @@ import numpy as np
 from partita.core.columns import Flags, Floats, Longs
 from partita.core.fleet import Trace
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.fleet.profiles import Profiles, build_profiles, fewest_gpus
-from partita.fleet.resources import Servers
+from partita.fleet.policies.profiles import Profiles, build_profiles, fewest_gpus
+from partita.fleet.policies.resources import Servers
+from partita.fleet.policies.snapshot import Allocation, Snapshot, piece_jobs
 from partita.fleet.simulate.options import Rules
-from partita.fleet.snapshot import Allocation, Snapshot, piece_jobs
 
 
 @dataclass(slots=True)

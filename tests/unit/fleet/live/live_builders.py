@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from partita.core.fleet import Sensitivity
+from partita.fleet.engines.protocol import Attempt, Handle, Order, Place, Status
 from partita.fleet.live.decision import Decider
-from partita.fleet.live.engine import Attempt, Handle, Order, Place, Status
 from partita.fleet.live.files import LEASE, PROGRESS, read_json, write_json
 from partita.fleet.live.jobspec import GpuChoice, JobSpec
 from partita.fleet.live.scheduler import Scheduler
 from partita.fleet.live.settings import FleetSettings
 from partita.fleet.live.store import FleetStore
-from partita.fleet.resources import Servers
-from partita.fleet.table import policy_of
+from partita.fleet.policies.resources import Servers
+from partita.fleet.policies.table import policy_of
 
 
 def servers(count: int = 1, gpus: int = 4, cpus: float = 12.0, memory_gb: float = 64.0) -> Servers:

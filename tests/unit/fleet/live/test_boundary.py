@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from live_builders import World
 
+from partita.fleet.engines.protocol import Attempt
 from partita.fleet.live.boundary import MOST_S, Rounds, has_ended, is_about_to_end
-from partita.fleet.live.engine import Attempt
 from partita.fleet.live.files import LEASE, PROGRESS, read_json, write_json
 
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from partita.cli.fleet_live import gpus_words, server_line
-from partita.cli.fleet_serve import declared_servers
-from partita.cli.fleet_status import status_lines
-from partita.cli.fleet_submit import profile_first
+from partita.cli.fleet.live import gpus_words, server_line
+from partita.cli.fleet.serve import declared_servers
+from partita.cli.fleet.status import status_lines
+from partita.cli.fleet.submit import profile_first
 from partita.errors import InvalidInputError
-from partita.fleet.jobfile import JobFile
-from partita.fleet.live.local import machine_for
+from partita.fleet.engines.local import machine_for
+from partita.fleet.live.jobfile import JobFile
 
 INI = """\
 [CLUSTER]

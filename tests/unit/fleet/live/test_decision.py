@@ -8,11 +8,11 @@ from live_builders import curve, servers
 
 from partita.core.fleet import Job, trace_of
 from partita.errors import InfeasibleError
+from partita.fleet.engines.devices import Piece
 from partita.fleet.live.decision import Decider, LiveJob
-from partita.fleet.live.devices import Piece
+from partita.fleet.policies.table import ALLOCATORS, ORDERINGS, policy_of
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.state import first_state
-from partita.fleet.table import ALLOCATORS, ORDERINGS, policy_of
 
 CURVES = (
     curve((1, 0.3), (3, 1.0), (6, 1.8), name="steep"),

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_builders import servers
 
-from partita.fleet.live.devices import Piece, choose_devices, same_gpus
-from partita.fleet.live.engine import Place
+from partita.fleet.engines.devices import Piece, choose_devices, same_gpus
+from partita.fleet.engines.protocol import Place
 
 
 def piece(server: int, gpus: int, cpus: float = 1.0) -> Piece:

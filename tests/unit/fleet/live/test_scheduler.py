@@ -7,7 +7,7 @@ import pytest
 from live_builders import FakeEngine, World, curve, servers
 
 from partita.errors import UnsupportedError
-from partita.fleet.live.engine import Attempt
+from partita.fleet.engines.protocol import Attempt
 from partita.fleet.live.files import LEASE, read_json
 from partita.fleet.live.jobspec import Progress
 from partita.fleet.live.store import FleetStore

@@ -1,0 +1,84 @@
+"""Where a graph comes from: enough to build the model and capture it again, for running a plan."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from partita.capture.capture import capture
+from partita.capture.captured import CapturedModel, CaptureMode, Granularity
+from partita.capture.losses import named_loss
+from partita.capture.sources import ModelSource, SourceOptions, load_source
+from partita.core.graph import Graph
+from partita.errors import InvalidInputError
+
+ANNOTATION = "model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOrigin:
+    """What a model was captured from.
+
+    Attributes:
+        text: What the user called it: a built-in name, ``package.module:callable``.
+        options: What was wanted of it.
+        granularity: What an op is.
+        mode: The mode of its modules.
+        loss: Name of the loss function; empty = the model's own.
+    """
+
+    text: str
+    options: SourceOptions = field(default_factory=SourceOptions)
+    granularity: Granularity = Granularity.OP
+    mode: CaptureMode = CaptureMode.TRAINING
+    loss: str = ""
+
+    def recorded_in(self, graph: Graph) -> Graph:
+        """Return a graph that remembers this origin."""
+        record = {
+            "source": self.text,
+            "granularity": self.granularity.value,
+            "mode": self.mode.value,
+            "loss": self.loss,
+            "options": asdict(self.options),
+        }
+        return replace(graph, annotations={**graph.annotations, ANNOTATION: record})
+
+
+def origin_of(graph: Graph) -> ModelOrigin:
+    """Return where a graph comes from.
+
+    Raises:
+        InvalidInputError: The graph does not say.
+    """
+    record = graph.annotations.get(ANNOTATION)
+    if not isinstance(record, Mapping) or "source" not in record:
+        raise InvalidInputError(
+            f"graph {graph.name!r} does not say which model it was made from; name the model, or "
+            "make the graph by 'partita profile'"
+        )
+    options: Mapping[str, Any] = record.get("options", {})
+    return ModelOrigin(
+        text=str(record["source"]),
+        options=SourceOptions(**dict(options)),
+        granularity=Granularity(record.get("granularity", Granularity.OP)),
+        mode=CaptureMode(record.get("mode", CaptureMode.TRAINING)),
+        loss=str(record.get("loss", "")),
+    )
+
+
+def load_origin(origin: ModelOrigin) -> ModelSource:
+    """Return the model of an origin, with the loss that it names."""
+    source = load_source(origin.text, origin.options)
+    return replace(source, loss=named_loss(origin.loss)) if origin.loss else source
+
+
+def capture_at(source: ModelSource, size: int, origin: ModelOrigin) -> CapturedModel:
+    """Return a model captured on a microbatch of a number of samples; 0 = the usual number."""
+    return capture(
+        source.model,
+        source.example(size),
+        granularity=origin.granularity,
+        loss=source.loss,
+        mode=origin.mode,
+        name=source.name,
+    )

@@ -1,0 +1,157 @@
+"""What is captured: a model, an example, a loss function; and the model left as it was."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from partita.capture.captured import CaptureMode
+from partita.capture.op import is_fake
+from partita.capture.tree import leaves_of
+from partita.errors import InvalidInputError
+
+LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
+"""Returns the loss, given what the model returned and the labels."""
+
+CONTAINERS = (nn.ModuleList, nn.Sequential)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One microbatch.
+
+    Attributes:
+        args: Positional arguments of the model: tensors, or any containers of them.
+        kwargs: Arguments by name.
+        labels: What a loss function gets besides the outputs.
+        batch_size: Samples; 0 = the first dimension of the first tensor.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    labels: Any = None
+    batch_size: int = 0
+
+
+@dataclass(slots=True)
+class Setting:
+    """What is captured, and how.
+
+    Attributes:
+        model: The model.
+        example: The example.
+        loss: The loss function.
+        mode: The mode.
+        modules: The modules by path, the loss function's too.
+        parameters: Parameters and buffers by canonical name.
+        inputs: Tensors of the example by name.
+    """
+
+    model: nn.Module
+    example: Example
+    loss: LossFunction | None
+    mode: CaptureMode
+    modules: dict[str, nn.Module]
+    parameters: dict[str, Tensor]
+    inputs: dict[str, Tensor]
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is captured in training mode."""
+        return self.mode is CaptureMode.TRAINING
+
+
+def example_inputs(model: nn.Module, example: Example) -> dict[str, Tensor]:
+    """Return the tensors of an example by the names that the graph has for them.
+
+    A tensor that stands in several places has the first name.
+    """
+    places: list[tuple[str, Any]] = []
+    try:
+        bound = inspect.signature(model.forward).bind(*example.args, **example.kwargs)
+    except TypeError as exc:
+        raise InvalidInputError(f"{type(model).__name__} cannot be called: {exc}") from exc
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        places += leaves_of(value, "" if kind is inspect.Parameter.VAR_KEYWORD else name)
+    places += leaves_of(example.labels, "labels")
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, leaf in places:
+        if isinstance(leaf, Tensor) and id(leaf) not in seen:
+            seen.add(id(leaf))
+            free, turn = name, 0
+            while free in found:
+                turn += 1
+                free = f"{name}_{turn}"
+            found[free] = leaf
+    return found
+
+
+def make_setting(
+    model: nn.Module, example: Example, loss: LossFunction | None, mode: CaptureMode
+) -> Setting:
+    """Return what is captured, the loss function's modules and parameters included."""
+    modules = dict(model.named_modules())
+    parameters: dict[str, Tensor] = {**dict(model.named_parameters())}
+    parameters.update(model.named_buffers())
+    if isinstance(loss, nn.Module):
+        modules.update((f"loss.{n}" if n else "loss", m) for n, m in loss.named_modules())
+        parameters.update((f"loss.{n}", p) for n, p in loss.named_parameters())
+        parameters.update((f"loss.{n}", b) for n, b in loss.named_buffers())
+    return Setting(
+        model=model,
+        example=example,
+        loss=loss,
+        mode=mode,
+        modules=modules,
+        parameters=parameters,
+        inputs=example_inputs(model, example),
+    )
+
+
+@contextmanager
+def undisturbed(setting: Setting) -> Iterator[None]:
+    """Set the mode, and leave the model as it was."""
+    flags = [(module, module.training) for module in setting.modules.values()]
+    buffers = [
+        (module, key, buffer, None if buffer is None or is_fake(buffer) else buffer.clone())
+        for module in setting.modules.values()
+        for key, buffer in module._buffers.items()  # noqa: SLF001  # objects, not copies
+    ]
+    try:
+        if not setting.is_training:
+            setting.model.eval()
+        elif not setting.model.training:
+            setting.model.train()
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(setting.is_training):
+            yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+        _restore(buffers)
+
+
+@contextmanager
+def unchanged_inputs(setting: Setting) -> Iterator[None]:
+    """Undo what a model writes into its inputs."""
+    real = [tensor for tensor in setting.inputs.values() if not is_fake(tensor)]
+    before = [tensor.detach().clone() for tensor in real]
+    try:
+        yield
+    finally:
+        for tensor, kept in zip(real, before, strict=True):
+            if not torch.equal(tensor, kept):
+                tensor.detach().copy_(kept)
+
+
+def _restore(buffers: Sequence[tuple[nn.Module, str, Tensor | None, Tensor | None]]) -> None:
+    for module, key, buffer, before in buffers:
+        module._buffers[key] = buffer  # noqa: SLF001  # objects, not copies
+        if buffer is not None and before is not None and not torch.equal(buffer, before):
+            with torch.no_grad():
+                buffer.copy_(before)

@@ -1,0 +1,277 @@
+"""Runs the stages of a plan over a captured model: a ``StageCode``.
+
+Shapes and types of everything that enters a stage are compared with the capture before any op runs:
+sizes are baked into the arguments, and some functions write past their memory otherwise.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from partita.capture.coarsen import in_place_ops
+from partita.capture.compiled_stage import StageFunction, compile_stage
+from partita.capture.modes import eval_form
+from partita.capture.op import CapturedOp, ValueInfo, storage_of
+from partita.core.graph import Graph
+from partita.core.plan import Plan
+from partita.errors import InvalidInputError
+
+
+class StageCall(Protocol):
+    """The circumstances of one run of a stage."""
+
+    @property
+    def training(self) -> bool:
+        """Whether modules are in training mode."""
+        ...
+
+    def op_seed(self, op: int) -> int:
+        """Return the seed of an op's random numbers."""
+        ...
+
+
+class Code(Protocol):
+    """What the stages need of a captured model."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+        ...
+
+    @property
+    def ops(self) -> tuple[CapturedOp, ...]:
+        """The ops, in the order of the graph."""
+        ...
+
+    @property
+    def values(self) -> tuple[ValueInfo, ...]:
+        """The tensors, those of the graph first."""
+        ...
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """The constants."""
+        ...
+
+    def check_mode(self, *, training: bool) -> None:
+        """Check that the ops can run in training or in eval mode."""
+        ...
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it was captured in training mode."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """What a stage does.
+
+    Attributes:
+        ops: Index, form in training and form in eval of each op, in order.
+        in_place: Places of the ops that may write in place.
+        inputs: Rows of the tensors that enter.
+        leaving: Rows of the tensors that leave.
+        branches: Rows of those that branch off before a place, see ``compile_stage``.
+        drops: Rows that no op needs after each place.
+        draws: Whether an op draws random numbers.
+        writes: Whether an op writes in place.
+    """
+
+    ops: tuple[tuple[int, CapturedOp, CapturedOp | None], ...]
+    in_place: frozenset[int]
+    inputs: tuple[int, ...]
+    leaving: tuple[int, ...]
+    branches: Mapping[int, Sequence[int]]
+    drops: tuple[tuple[int, ...], ...]
+    draws: bool
+    writes: bool
+
+
+class CapturedStages:
+    """The stages of a plan for a captured model."""
+
+    def __init__(self, code: Code, plan: Plan) -> None:
+        """Prepare the stages.
+
+        Raises:
+            InvalidInputError: The plan is for another graph.
+        """
+        graph = code.graph
+        if plan.fingerprint != graph.fingerprint or len(plan.stage_of) != len(graph):
+            raise InvalidInputError(
+                f"the plan is for a graph with fingerprint {plan.fingerprint}, the captured model "
+                f"{graph.name!r} has {graph.fingerprint}; plan this graph"
+            )
+        self._code = code
+        self._names = graph.tensors.names
+        table = graph.parameters
+        self._buffers = {name for name, held in zip(table.names, table.buffer, strict=True) if held}
+        self._functions: dict[tuple[int, bool], StageFunction] = {}
+        members: list[list[int]] = [[] for _ in plan.stages]
+        for op, stage in enumerate(plan.stage_of.tolist()):
+            members[stage].append(op)
+        wanted = {*graph.outputs.tolist(), graph.loss}
+        self._readers: dict[int, list[int]] = {}
+        readers: dict[int, set[int]] = {}
+        for op, stage in enumerate(plan.stage_of.tolist()):
+            for value in code.ops[op].reads:
+                self._readers.setdefault(value, []).append(op)
+                readers.setdefault(value, set()).add(stage)
+        self._stages = [
+            self._stage(
+                row,
+                ops,
+                {
+                    v
+                    for op in ops
+                    for v in code.ops[op].makes
+                    if v in wanted or readers.get(v, set()) - {row}
+                },
+            )
+            for row, ops in enumerate(members)
+        ]
+
+    def _stage(self, row: int, members: Sequence[int], leaving: set[int]) -> _Stage:
+        code = self._code
+        ops = [code.ops[index] for index in members]
+        inside = {value for op in ops for value in op.makes}
+        inputs = dict.fromkeys(v for op in ops for v in op.reads if v not in inside)
+        last: dict[int, int] = {}
+        for place, op in enumerate(ops):
+            last.update((value, place) for value in (*op.reads, *op.makes))
+        drops: list[list[int]] = [[] for _ in ops]
+        for value, place in last.items():
+            if value not in leaving:
+                drops[place].append(value)
+        writes = any(leaf.writes for op in ops for leaf in op.leaves)
+        return _Stage(
+            ops=tuple(
+                (index, op, eval_form(op) if code.is_training else op)
+                for index, op in zip(members, ops, strict=True)
+            ),
+            in_place=in_place_ops(ops, leaving, code.values) if writes else frozenset(),
+            inputs=tuple(inputs),
+            leaving=tuple(sorted(leaving)),
+            branches=self._branches(members, leaving),
+            drops=tuple(map(tuple, drops)),
+            draws=any(op.draws for op in ops),
+            writes=writes,
+        )
+
+    def _branches(self, members: Sequence[int], leaving: set[int]) -> dict[int, list[int]]:
+        """Return the place before which each tensor branches off to the stages that read it.
+
+        Autograd adds up the gradients of a tensor from its last reader to its first. One from
+        outside comes before all others, unless readers in here come later than those outside.
+        """
+        inside = set(members)
+        found: dict[int, list[int]] = {}
+        for row in sorted(leaving):
+            outside = [op for op in self._readers.get(row, ()) if op not in inside]
+            if not outside or not self._code.values[row].requires_grad:
+                continue
+            later = [op for op in self._readers[row] if op in inside and op > outside[-1]]
+            if later:
+                found.setdefault(members.index(later[0]), []).append(row)
+        return found
+
+    def run(
+        self,
+        stage: int,
+        inputs: Mapping[str, Tensor],
+        parameters: Mapping[str, Tensor],
+        call: StageCall,
+    ) -> Mapping[str, Tensor]:
+        """Return the tensors that leave a stage, by name.
+
+        Raises:
+            InvalidInputError: An input is missing or has another shape or type than in the capture.
+        """
+        what = self._stages[stage]
+        function = self._function(stage, training=call.training)
+        entering = [self._checked(stage, row, inputs) for row in what.inputs]
+        protected = self._protected(what, inputs, parameters)
+
+        def run_ops(seed: Callable[[int], None]) -> tuple[Tensor, ...]:
+            return function(entering, parameters, protected, seed)
+
+        made = _with_own_draws(run_ops, call) if what.draws else run_ops(_never_seeded)
+        return {
+            self._names[row]: self._leaving(row, value)
+            for row, value in zip(what.leaving, made, strict=True)
+        }
+
+    def _function(self, stage: int, *, training: bool) -> StageFunction:
+        """Return the ops of a stage as a function, compiled when it is first asked for."""
+        function = self._functions.get((stage, training))
+        if function is None:
+            self._code.check_mode(training=training)
+            what = self._stages[stage]
+            function = self._functions[stage, training] = compile_stage(
+                [(index, trained if training else other) for index, trained, other in what.ops],
+                in_place=what.in_place,
+                inputs=what.inputs,
+                leaving=what.leaving,
+                branches=what.branches if training else {},
+                drops=what.drops,
+                constants=self._code.constants,
+            )
+        return function
+
+    def _leaving(self, row: int, value: Tensor) -> Tensor:
+        """Return a tensor that leaves; both ends of a gradient must agree that there is none."""
+        stays = value.requires_grad and not self._code.values[row].requires_grad
+        return value.detach() if stays and self._code.is_training else value
+
+    def _checked(self, stage: int, row: int, inputs: Mapping[str, Tensor]) -> Tensor:
+        name, info = self._names[row], self._code.values[row]
+        value = inputs.get(name)
+        if value is None:
+            raise InvalidInputError(f"stage {stage} reads {name!r}, which it was not given")
+        if value.shape == info.shape and value.dtype is info.dtype:
+            return value
+        fits = len(info.shape) == value.dim() and all(
+            d in info.flexible or length == value.shape[d] for d, length in enumerate(info.shape)
+        )
+        if not fits or value.dtype != info.dtype:
+            raise InvalidInputError(
+                f"tensor {name!r} of stage {stage} has shape {tuple(value.shape)} and type "
+                f"{value.dtype}; the model was captured with {info.shape} and {info.dtype}: "
+                "capture it again at this size"
+            )
+        return value
+
+    def _protected(
+        self, what: _Stage, inputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+    ) -> frozenset[int]:
+        """Return the storages that the ops of a stage may not write."""
+        if not what.writes:
+            return frozenset()
+        held = [tensor for name, tensor in parameters.items() if name not in self._buffers]
+        return frozenset(map(storage_of, [*inputs.values(), *held, *self._code.constants]))
+
+
+def _with_own_draws(
+    run_ops: Callable[[Callable[[int], None]], tuple[Tensor, ...]], call: StageCall
+) -> tuple[Tensor, ...]:
+    """Run ops that draw, each with its own seed, and leave the random numbers as they were."""
+    generator = torch.default_generator
+    before = generator.get_state()
+    try:
+        return run_ops(lambda op: _seed(call.op_seed(op)))
+    finally:
+        generator.set_state(before)
+
+
+def _never_seeded(op: int) -> None:
+    raise AssertionError(f"op {op} draws random numbers in a stage that does not")
+
+
+def _seed(value: int) -> None:
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types for it
+        torch.cuda.manual_seed(value)

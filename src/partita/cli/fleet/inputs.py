@@ -1,0 +1,317 @@
+"""What commands on fleets read: servers, sensitivities, traces; and how their options are typed."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from partita.catalogue.catalogue import load_catalogue
+from partita.core.fleet import Sensitivity, Trace
+from partita.documents import open_file
+from partita.errors import FormatError, InvalidInputError
+from partita.fleet.study.traces import TraceWish, changed_trace, drawn_trace, logged_trace
+from partita.flows.fleet_examples import DEFAULT_TYPE, example_sensitivities
+from partita.flows.fleet_power import with_frontiers
+from partita.formats.detect import detect_format, unpacked
+from partita.formats.philly import read_philly
+from partita.formats.philly_csv import read_submissions
+from partita.formats.synergy import read_models, read_trace
+from partita.formats.synergy_profile import read_synergy_profile
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+GENERATED = "generated"
+MOST_LOADS = 200
+_NO_LOG = "--published-filter is for a log of submissions"
+_SPEC_KEYS = ("jobs", "load", "seed", "static", "short", "multi-gpu")
+
+
+def profile_options(function: _F) -> _F:
+    """Add the options that say where sensitivities and powers come from."""
+    for option in (
+        click.option(
+            "--power-model",
+            metavar="TYPE",
+            help="Model time against energy of jobs that carry no frontier, on this type of GPU.",
+        ),
+        click.option(
+            "--profile-set",
+            default="models",
+            show_default=True,
+            help="Of Synergy's matrices: which set.",
+        ),
+        click.option(
+            "--profiles",
+            "profiles",
+            multiple=True,
+            metavar="FILE",
+            help="Sensitivities: documents, Synergy's profile.json or matrices, or a folder of "
+            "'fleet profile'; several times. [built-in modelled classes]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+published_filter_option = click.option(
+    "--published-filter",
+    is_flag=True,
+    help="Of a log: only what Synergy's reader keeps, jobs of 32 to 10,000 minutes and up to 16 "
+    "GPUs; other GPUs than powers of two are 1.",
+)
+
+
+def read_profiles(
+    paths: Sequence[str], which: str, power_model: str | None
+) -> dict[str, Sensitivity]:
+    """Return sensitivities by name: those of files, or else the built-in classes.
+
+    Raises:
+        FormatError: A file holds none.
+        InvalidInputError: A name stands twice.
+    """
+    if not paths:
+        parts = example_sensitivities(load_catalogue(), power_model or DEFAULT_TYPE)
+        return {part.name: part for part in parts}
+    found: dict[str, Sensitivity] = {}
+    for path in paths:
+        for file in _profile_files(Path(path)):
+            for part in _read_profile(str(file), which):
+                if part.name in found:
+                    raise InvalidInputError(f"--profiles: {part.name!r} is in two files")
+                found[part.name] = part
+    return found
+
+
+def _profile_files(path: Path) -> list[Path]:
+    """Return a file, or those of the jobs in a folder that 'fleet profile' wrote."""
+    if not path.is_dir():
+        return [path]
+    files = sorted({*path.glob("sensitivity.json"), *path.glob("*/sensitivity.json")})
+    if not files:
+        raise FormatError("holds no JOB/sensitivity.json", path=str(path))
+    return files
+
+
+def _read_profile(path: str, which: str) -> list[Sensitivity]:
+    opened = open_file(path)
+    text = unpacked(opened.data).decode("utf-8-sig", errors="replace")
+    try:
+        kind = detect_format(text.encode())
+        if kind == "synergy-models":
+            return list(read_models(text, which).values())
+        if kind == "synergy-profile":
+            file = Path(path)
+            name = file.resolve().parent.name if file.stem == "profile" else file.stem
+            return [read_synergy_profile(text, name=name)]
+    except FormatError as exc:
+        raise (exc if exc.path else exc.at(path)) from exc
+    found = opened.load()
+    if isinstance(found, Trace):
+        return list(found.sensitivities)
+    if not isinstance(found, Sensitivity):
+        raise FormatError(f"holds a {type(found).__name__.lower()}, no sensitivity", path=path)
+    return [found]
+
+
+def read_fleet_trace(
+    source: str,
+    models: Mapping[str, Sensitivity],
+    wish: TraceWish,
+    *,
+    power_model: str | None = None,
+) -> Trace:
+    """Return the trace that a user names, changed as a wish says.
+
+    Args:
+        source: ``generated[:key=value,...]``, or a file: a document, Synergy's CSV, a log.
+        models: Sensitivities by name.
+        wish: What to change, and how to draw what a source does not say.
+        power_model: Type of GPU whose frontier jobs get that carry none; ``None`` = none.
+
+    Raises:
+        FormatError: The file holds no trace.
+        InvalidInputError: The wish does not fit it.
+    """
+    drawn = source.partition(":")[0] == GENERATED and not Path(source).exists()
+    if drawn and wish.published_filter:
+        raise InvalidInputError(_NO_LOG)
+    if drawn:
+        trace = drawn_trace(list(models.values()), _spec(source, wish), name=GENERATED)
+    else:
+        trace = _read_file(source, models, wish)
+    if power_model is not None:
+        trace = with_frontiers(trace, load_catalogue().device_type(power_model))
+    return trace
+
+
+def _read_file(source: str, models: Mapping[str, Sensitivity], wish: TraceWish) -> Trace:
+    opened = open_file(source)
+    data = unpacked(opened.data)
+    name = Path(source).name.split(".")[0] or "trace"
+    try:
+        kind = detect_format(data)
+        if wish.published_filter and kind not in ("philly", "submissions"):
+            raise InvalidInputError(_NO_LOG)
+        if kind == "synergy-trace":
+            return changed_trace(_synergy(data.decode("utf-8-sig"), models, name), wish)
+        if kind in ("philly", "submissions"):
+            read = read_philly if kind == "philly" else read_submissions
+            log = read(data.decode("utf-8-sig"))
+            trace, dropped = logged_trace(log.rows, list(models.values()), wish, name=name)
+            if dropped:
+                dropped = (f"by --published-filter {', '.join(dropped)}",)
+            if log.notes or dropped:
+                _tell_changes(source, len(trace), (*log.notes, *dropped))
+            return trace
+    except FormatError as exc:
+        raise (exc if exc.path else exc.at(source)) from exc
+    found = opened.load()
+    if not isinstance(found, Trace):
+        raise FormatError(f"holds a {type(found).__name__.lower()}, no trace", path=source)
+    return changed_trace(found, wish)
+
+
+def _tell_changes(source: str, jobs: int, changes: Sequence[str]) -> None:
+    """Say in one line what of a log does not count as it stands."""
+    click.echo(f"{source}: {jobs:,} jobs; {'; '.join(changes)}", err=True)
+
+
+def _synergy(text: str, models: Mapping[str, Sensitivity], name: str) -> Trace:
+    try:
+        return read_trace(text, models, name=name)
+    except FormatError as exc:
+        if "unknown model" not in str(exc):
+            raise
+        reason = f"{exc.reason}; name the file of its sensitivity with --profiles"
+        raise FormatError(reason, line=exc.line) from exc
+
+
+def _spec(source: str, wish: TraceWish) -> TraceWish:
+    """Return a wish with what stands after ``generated:``."""
+    import dataclasses  # noqa: PLC0415 (with what it is used on)
+
+    from partita.fleet.study.generated import GPU_SHARES  # noqa: PLC0415
+
+    changes: dict[str, Any] = {}
+    for pair in filter(None, source.partition(":")[2].split(",")):
+        key, sign, value = pair.partition("=")
+        if key not in _SPEC_KEYS or (bool(sign) == (key in _SPEC_KEYS[3:])):
+            raise InvalidInputError(
+                f"{source!r}: {pair!r} is not understood; write generated:jobs=100,load=9,seed=1 "
+                "with, if you like, static, short or multi-gpu; 'partita fleet trace' has more"
+            )
+        if key == "multi-gpu":
+            changes["gpu_shares"] = GPU_SHARES
+        elif key in ("static", "short"):
+            changes[key] = True
+        else:
+            changes[key] = (parse_number if key == "load" else parse_count)(value, key)
+    return dataclasses.replace(wish, **changes)
+
+
+def parse_number(text: str, what: str) -> float:
+    """Return a number above 0.
+
+    Raises:
+        InvalidInputError: It is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e12:
+        raise InvalidInputError(f"{what} is {text!r}; expected a number above 0")
+    return value
+
+
+def parse_count(text: str, what: str) -> int:
+    """Return a whole number, 0 or more.
+
+    Raises:
+        InvalidInputError: It is none.
+    """
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise InvalidInputError(f"{what} is {text!r}; expected a whole number")
+    return int(text)
+
+
+def parse_loads(text: str | None) -> tuple[float, ...]:
+    """Return loads for ``4``, ``1,2,4``, ``1:10`` (by 1) or ``0.5:8:0.5``; none for ``None``.
+
+    Raises:
+        InvalidInputError: It is none of these, or too many.
+    """
+    if text is None:
+        return ()
+    found: list[float] = []
+    for part in text.split(","):
+        ends = [parse_number(end, "--loads") for end in part.split(":")]
+        if len(ends) == 1:
+            found += ends
+            continue
+        if len(ends) > 3 or ends[1] < ends[0]:
+            raise InvalidInputError(f"--loads {part!r} is not FIRST:LAST or FIRST:LAST:STEP")
+        step = ends[2] if len(ends) == 3 else 1.0
+        count = int((ends[1] - ends[0]) / step + 1e-9) + 1
+        if count > MOST_LOADS:
+            raise InvalidInputError(f"--loads {part!r} are {count} loads; {MOST_LOADS} at most")
+        found += [ends[0] + step * index for index in range(count)]
+    return tuple(dict.fromkeys(round(load, 9) for load in found))
+
+
+def parse_span(text: str | None, what: str) -> tuple[int, int] | None:
+    """Return first and last of ``FIRST:LAST``.
+
+    Raises:
+        InvalidInputError: It is not of that form.
+    """
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if not colon:
+        raise InvalidInputError(f"{what} {text!r} is not of the form FIRST:LAST")
+    found = parse_count(first, what), parse_count(last, what)
+    if found[0] > found[1]:
+        raise InvalidInputError(f"{what} {text!r} ends before it begins")
+    return found
+
+
+def parse_shares(text: str | None, what: str, names: Sequence[str] = ()) -> dict[str, float]:
+    """Return shares for ``a=2,b=1``; also ``2,1`` where the names are known.
+
+    Raises:
+        InvalidInputError: It is not of that form.
+    """
+    if text is None:
+        return {}
+    parts = [part.strip() for part in text.strip("()").split(",")]
+    if names and len(parts) == len(names) and not any("=" in part for part in parts):
+        parts = [f"{name}={part}" for name, part in zip(names, parts, strict=True)]
+    found: dict[str, float] = {}
+    for part in parts:
+        name, sign, value = part.partition("=")
+        try:
+            share = float(value) if sign else -1.0
+        except ValueError:
+            share = -1.0
+        if not name or not 0 <= share < 1e9 or name in found:
+            raise InvalidInputError(f"{what} {text!r} is not understood; write NAME=SHARE,...")
+        found[name] = share
+    return found
+
+
+def parse_quotas(pairs: Sequence[str]) -> dict[str, int]:
+    """Return quotas for texts like ``team=8``.
+
+    Raises:
+        InvalidInputError: One is not of that form.
+    """
+    found: dict[str, int] = {}
+    for pair in pairs:
+        name, sign, value = pair.rpartition("=")
+        if not sign:
+            raise InvalidInputError(f"--quota {pair!r} is not of the form TENANT=GPUS")
+        found[name] = parse_count(value, f"--quota of {name!r}")
+    return found

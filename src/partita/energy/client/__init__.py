@@ -1,0 +1,1 @@
+"""The client of an energy server: sets clocks, measures, reports."""

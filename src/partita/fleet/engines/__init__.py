@@ -1,0 +1,1 @@
+"""Engines that start and stop the jobs of a live fleet."""

@@ -1,0 +1,1 @@
+"""Who runs where: orderings and allocators over a snapshot of a fleet."""

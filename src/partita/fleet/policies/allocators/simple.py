@@ -1,0 +1,45 @@
+"""Synergy's three allocators by the paper's rules (OSDI 2022): fair, greedy and tune.
+
+All keep jobs where they run and consolidate the others, which the released code does not. ``fair``
+grants GPU-proportional shares; ``greedy`` the ideal demand or nothing; ``tune`` the ideal demand
+where it fits, else the fastest choice along the job's matrix that leaves every other job on the
+server its floor. The released tune knows ideal and fair only.
+"""
+
+from typing import Any
+
+from partita.core.columns import Longs
+from partita.fleet.policies.allocators.desk import Desk, largest_first, lay_out, outcome, run
+from partita.fleet.policies.kernels.sharing import FLOORS, GREEDY, IN_ORDER, SHARING
+from partita.fleet.policies.snapshot import Allocation, Snapshot
+
+
+def fair(snapshot: Snapshot, order: Longs, *, effort: float = 0.0) -> Allocation:
+    """Return GPU-proportional shares for the first jobs whose GPUs there are."""
+    return outcome(snapshot, _share(FLOORS, snapshot, order, effort), proportional=True)
+
+
+def tune(snapshot: Snapshot, order: Longs, *, effort: float = 0.0) -> Allocation:
+    """Return ideal demands in order, demoted along the matrices as far as needed."""
+    return outcome(snapshot, _share(IN_ORDER, snapshot, order, effort))
+
+
+def greedy(snapshot: Snapshot, order: Longs, *, effort: float = 0.0) -> Allocation:
+    """Return ideal demands for the jobs, in order, for which they fit."""
+    desk = lay_out(snapshot)
+
+    def call(kernel: Any, at: Desk) -> None:  # noqa: ANN401 (compiled or not)
+        kernel(order, at.queue, at.site, at.table, at.class_free, at.quota)
+
+    return outcome(snapshot, run(GREEDY, desk, call, effort=effort))
+
+
+def _share(mode: int, snapshot: Snapshot, order: Longs, effort: float) -> Desk:
+    newest = largest_first(snapshot)
+
+    def call(kernel: Any, at: Desk) -> None:  # noqa: ANN401 (compiled or not)
+        span = snapshot.least[:0]
+        limits = (at.class_free, at.quota, span, 0)
+        kernel(mode, order, newest, at.queue, at.site, at.table, limits)
+
+    return run(SHARING, lay_out(snapshot), call, effort=effort)

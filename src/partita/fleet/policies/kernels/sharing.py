@@ -1,0 +1,407 @@
+"""One round of an allocator that selects by GPUs, places, and divides: fair, tune, joint, opt.
+
+For joint, jobs then change servers where that pays: the server on which a share would gain most is
+paired with the one where it would gain least, and the swap of two jobs (or the move of one to free
+GPUs) with the highest weighted gain over what the restarts cost is made, again and again while one
+pays, up to a limit.
+"""
+
+from partita.fleet.policies.kernels.compiled import Column
+from partita.fleet.policies.kernels.dividing import (
+    DIVIDING,
+    divide_by_gain,
+    divide_in_order,
+    gain_on,
+    take,
+    take_floors,
+    value_on,
+    worth,
+)
+from partita.fleet.policies.kernels.placing import (
+    EPS,
+    NUM_PIECES,
+    PLACING,
+    Queue,
+    Site,
+    Table,
+    add_piece,
+    best_class,
+    left_over,
+    list_of,
+    place_jobs,
+    select_jobs,
+    stays,
+    wish_of,
+)
+
+FLOORS, IN_ORDER, BY_GAIN, TO_TARGETS = range(4)
+
+
+def redo(s: int, queue: Queue, site: Site, table: Table) -> float:
+    """Divide one server anew; return what its jobs' choices are worth."""
+    p = site.head[s]
+    while p >= 0:
+        j = queue.piece_job[p]
+        if queue.pieces[j] == 1:
+            take(j, table.floor[list_of(j, queue, table)], queue, site, table)
+        p = queue.piece_next[p]
+    gain_on(s, queue, site, table)
+    return value_on(s, queue, site, table)
+
+
+def shift(p: int, to: int, queue: Queue, site: Site, table: Table) -> None:
+    """Move the only piece of a job to another server, with its choice."""
+    j, s, gpus = queue.piece_job[p], queue.piece_server[p], queue.piece_gpus[p]
+    at = queue.choice[j]
+    top = wish_of(j, queue, table)
+    for server, sign in ((s, 1), (to, -1)):
+        site.free_gpus[server] += sign * gpus
+        site.free_cpus[server] += sign * table.cpus[at] * gpus
+        site.free_memory[server] += sign * table.memory[at] * gpus
+        site.claim_cpus[server] -= sign * table.cpus[top] * gpus
+        site.claim_memory[server] -= sign * table.memory[top] * gpus
+    if site.head[s] == p:
+        site.head[s] = queue.piece_next[p]
+    else:
+        q = site.head[s]
+        while queue.piece_next[q] != p:
+            q = queue.piece_next[q]
+        queue.piece_next[q] = queue.piece_next[p]
+    queue.piece_next[p] = site.head[to]
+    site.head[to] = p
+    queue.piece_server[p] = to
+
+
+def exchange(p: int, q: int, hot: int, cold: int, queue: Queue, site: Site, table: Table) -> float:
+    """Swap a piece of the hot server with one of the cold (-1 = free GPUs); return their value."""
+    floor_p = table.floor[list_of(queue.piece_job[p], queue, table)]
+    take(queue.piece_job[p], floor_p, queue, site, table)
+    if q >= 0:
+        take(
+            queue.piece_job[q],
+            table.floor[list_of(queue.piece_job[q], queue, table)],
+            queue,
+            site,
+            table,
+        )
+    shift(p, cold, queue, site, table)
+    if q >= 0:
+        shift(q, hot, queue, site, table)
+    value = redo(hot, queue, site, table) + redo(cold, queue, site, table)
+    for s in (hot, cold):  # jobs over several servers may hold more than their floor
+        if site.free_cpus[s] < -EPS or site.free_memory[s] < -EPS:
+            return -1.0e300
+    return value
+
+
+def cost_of(p: int, queue: Queue) -> float:
+    """Return what moving a piece costs: nothing for a job that starts anyway."""
+    j = queue.piece_job[p]
+    return 0.0 if queue.fresh[j] else float(queue.move_cost[j])
+
+
+def may_move(p: int, to: int, queue: Queue, site: Site, table: Table) -> bool:
+    """Return whether a piece is a whole job that the class of another server can run."""
+    j = queue.piece_job[p]
+    return bool(queue.pieces[j] == 1 and site.klass[to] == queue.klass[j])
+
+
+def best_exchange(hot: int, cold: int, queue: Queue, site: Site, table: Table) -> bool:
+    """Make the swap between two servers that gains most, if one pays; return whether one did."""
+    before = value_on(hot, queue, site, table) + value_on(cold, queue, site, table)
+    best, best_p, best_q = EPS * before, -1, -1
+    p = site.head[hot]
+    while p >= 0:
+        following = queue.piece_next[p]
+        if may_move(p, cold, queue, site, table):
+            q = site.head[cold] if site.free_gpus[cold] < queue.piece_gpus[p] else -1
+            while True:
+                after_q = queue.piece_next[q] if q >= 0 else -1
+                same = q < 0 or (
+                    may_move(q, hot, queue, site, table)
+                    and queue.piece_gpus[q] == queue.piece_gpus[p]
+                    and queue.profile[queue.piece_job[q]] != queue.profile[queue.piece_job[p]]
+                )
+                if same and (q >= 0 or site.free_gpus[cold] >= queue.piece_gpus[p]):
+                    gain = exchange(p, q, hot, cold, queue, site, table) - before
+                    gain -= cost_of(p, queue) + (cost_of(q, queue) if q >= 0 else 0.0)
+                    if gain > best:
+                        best, best_p, best_q = gain, p, q
+                    undo(p, q, hot, cold, queue, site, table)
+                if after_q < 0:
+                    break
+                q = after_q
+        p = following
+    if best_p >= 0:
+        exchange(best_p, best_q, hot, cold, queue, site, table)
+        queue.fresh[queue.piece_job[best_p]] = 1
+        if best_q >= 0:
+            queue.fresh[queue.piece_job[best_q]] = 1
+    return best_p >= 0
+
+
+def undo(p: int, q: int, hot: int, cold: int, queue: Queue, site: Site, table: Table) -> None:
+    """Take a swap back; the servers are divided as before, their lists in another order."""
+    exchange(p, q, cold, hot, queue, site, table)
+
+
+def price_on(s: int, queue: Queue, site: Site, table: Table) -> float:
+    """Return the highest weighted gain for its share of the server that a job there still lacks."""
+    best = 0.0
+    p = site.head[s]
+    while p >= 0:
+        j, gpus = queue.piece_job[p], queue.piece_gpus[p]
+        p = queue.piece_next[p]
+        if queue.pieces[j] > 1:
+            continue
+        at = queue.choice[j]
+        now = worth(j, at, queue, table)
+        for to in range(at + 1, table.first[list_of(j, queue, table) + 1]):
+            cpus = (table.cpus[to] - table.cpus[at]) * gpus / site.cpus[s]
+            memory = (table.memory[to] - table.memory[at]) * gpus / site.memory[s]
+            gain = worth(j, to, queue, table) - now
+            best = max(best, gain / (max(cpus, 0.0) + max(memory, 0.0) + EPS))
+    return best
+
+
+def rebalance(limit: int, queue: Queue, site: Site, table: Table) -> None:
+    """Swap jobs between the servers where a share is worth most and least, while that pays."""
+    for s in range(len(site.klass)):
+        up = site.free_gpus[s] >= 0
+        site.price[s] = price_on(s, queue, site, table) if up else -1.0
+        site.settled[s] = 0
+    for _ in range(limit):
+        hot, cold = -1, -1
+        for s in range(len(site.klass)):
+            if site.price[s] > 0 and not site.settled[s]:
+                hot = s if hot < 0 or site.price[s] > site.price[hot] else hot
+        for s in range(len(site.klass)):
+            if hot >= 0 and s != hot and site.price[s] >= 0 and site.klass[s] == site.klass[hot]:
+                cold = s if cold < 0 or site.price[s] < site.price[cold] else cold
+        if cold < 0:
+            return
+        if best_exchange(hot, cold, queue, site, table):
+            site.price[hot] = price_on(hot, queue, site, table)
+            site.price[cold] = price_on(cold, queue, site, table)
+        else:
+            site.settled[hot] = 1
+
+
+def may_hold(j: int, gpus: int, queue: Queue, quota: Column) -> bool:
+    """Return whether the tenant of a job may hold so many GPUs more."""
+    tenant = queue.tenant[j]
+    return bool(tenant < 0 or quota[tenant] < 0 or quota[tenant] >= gpus)
+
+
+def hold(j: int, gpus: int, queue: Queue, class_free: Column, quota: Column) -> None:
+    """Give GPUs of its class to a job, and charge its tenant."""
+    class_free[queue.klass[j]] -= gpus
+    tenant = queue.tenant[j]
+    if tenant >= 0 and quota[tenant] >= 0:
+        quota[tenant] -= gpus
+
+
+def shrink_jobs(
+    order: Column, queue: Queue, table: Table, class_free: Column, quota: Column, span: Column
+) -> bool:
+    """Give jobs with a range fewer GPUs where that lets them run; return whether some still wait.
+
+    Who only waits for the quota of its tenant does not count.
+    """
+    waiting = False
+    for i in range(len(order)):
+        j = order[i]
+        if queue.klass[j] >= 0:
+            continue
+        while queue.klass[j] < 0 and queue.gpus[j] > span[2 * j]:
+            queue.gpus[j] -= 1
+            queue.profile[j] -= 1
+            if may_hold(j, queue.gpus[j], queue, quota):
+                queue.klass[j] = best_class(j, queue, table, class_free)
+        if queue.klass[j] >= 0:
+            hold(j, queue.gpus[j], queue, class_free, quota)
+        elif may_hold(j, queue.gpus[j], queue, quota):
+            waiting = True
+    return waiting
+
+
+def grow_jobs(
+    order: Column, queue: Queue, table: Table, class_free: Column, quota: Column, span: Column
+) -> None:
+    """Give free GPUs to jobs with a range, one by one, to whom they speed up most."""
+    while True:
+        best, most = -1, 0.0
+        for i in range(len(order)):
+            j = order[i]
+            k = queue.klass[j]
+            if k < 0 or queue.gpus[j] >= span[2 * j + 1] or class_free[k] <= 0:
+                continue
+            if not may_hold(j, 1, queue, quota):
+                continue
+            here = list_of(j, queue, table)
+            now = table.fair_speed[here]
+            gain = table.fair_speed[here + table.num_classes[0]] / now - 1 if now > 0 else 0.0
+            if gain > most + EPS:
+                best, most = j, gain
+        if best < 0:
+            return
+        queue.gpus[best] += 1
+        queue.profile[best] += 1
+        hold(best, 1, queue, class_free, quota)
+
+
+def share(
+    mode: int,
+    order: Column,
+    newest: Column,
+    queue: Queue,
+    site: Site,
+    table: Table,
+    limits: tuple[Column, Column, Column, int],
+) -> None:
+    """Select, place and divide; ``limits``: free GPUs by class, quotas, spans of jobs, swaps.
+
+    Spans hold the fewest and the most GPUs of each job, flat; none = no job has a range. A job that
+    holds more than it asked for gives them back while others wait.
+    """
+    class_free, quota, span, swaps = limits
+    select_jobs(order, queue, site, table, class_free, quota)
+    if len(span) > 0 and not shrink_jobs(order, queue, table, class_free, quota, span):
+        grow_jobs(order, queue, table, class_free, quota, span)
+    place_jobs(newest, queue, site, table, mode != FLOORS)
+    if mode == FLOORS:
+        take_floors(order, queue, site, table)
+    elif mode == IN_ORDER:
+        divide_in_order(newest, queue, site, table)
+    else:
+        divide_by_gain(order, queue, site, table, mode == TO_TARGETS)
+        rebalance(swaps, queue, site, table)
+
+
+SHARING = (
+    *PLACING,
+    *DIVIDING,
+    redo,
+    shift,
+    exchange,
+    cost_of,
+    may_move,
+    undo,
+    best_exchange,
+    price_on,
+    rebalance,
+    may_hold,
+    hold,
+    shrink_jobs,
+    grow_jobs,
+    share,
+)
+"""Every kernel of these allocators, callees first."""
+
+
+def greedy_server(j: int, queue: Queue, site: Site, table: Table) -> int:
+    """Return the server where the whole ideal demand fits with the least left over, -1 = none."""
+    best, best_left, n = -1, 0.0, queue.gpus[j]
+    for s in range(len(site.klass)):
+        if site.klass[s] != queue.klass[j] or site.free_gpus[s] < n:
+            continue
+        left = left_over(j, s, n, queue, site, table)
+        if left >= -EPS and (best < 0 or left < best_left - EPS):
+            best, best_left = s, left
+    return best
+
+
+def greedy_stays(j: int, queue: Queue, site: Site, table: Table) -> bool:
+    """Return whether a job's ideal demand fits where it runs, given who was placed before."""
+    if not stays(j, queue, site):
+        return False
+    for p in range(queue.held_first[j], queue.held_first[j + 1]):
+        s, gpus = queue.held_server[p], queue.held_gpus[p]
+        if site.klass[s] != queue.klass[j] or site.free_gpus[s] < gpus:
+            return False
+        if left_over(j, s, gpus, queue, site, table) < -EPS:
+            return False
+    return True
+
+
+def greedy_split(j: int, queue: Queue, site: Site, table: Table) -> bool:
+    """Place a job over several servers with its ideal demand; return whether it fits."""
+    begin = queue.count[NUM_PIECES]
+    left = queue.gpus[j]
+    for s in range(len(site.klass)):
+        gpus = 0
+        if site.klass[s] == queue.klass[j]:
+            while gpus < min(left, site.free_gpus[s]) and (
+                left_over(j, s, gpus + 1, queue, site, table) >= -EPS
+            ):
+                gpus += 1
+        if gpus > 0:
+            add_piece(j, s, gpus, queue, site, table)
+            left -= gpus
+        if left == 0:
+            return True
+    top = table.first[list_of(j, queue, table) + 1] - 1
+    for p in range(begin, queue.count[NUM_PIECES]):
+        s, gpus = queue.piece_server[p], queue.piece_gpus[p]
+        site.free_gpus[s] += gpus
+        site.claim_cpus[s] -= table.cpus[top] * gpus
+        site.claim_memory[s] -= table.memory[top] * gpus
+    queue.count[NUM_PIECES] = begin
+    queue.pieces[j] = 0
+    return False
+
+
+def greedy_place(j: int, queue: Queue, site: Site, table: Table) -> bool:
+    """Place a job with its ideal demand on its class; return whether it fits."""
+    if greedy_stays(j, queue, site, table):
+        for p in range(queue.held_first[j], queue.held_first[j + 1]):
+            add_piece(j, queue.held_server[p], queue.held_gpus[p], queue, site, table)
+        return True
+    s = greedy_server(j, queue, site, table)
+    if s >= 0:
+        add_piece(j, s, queue.gpus[j], queue, site, table)
+        return True
+    return queue.gpus[j] > 1 and greedy_split(j, queue, site, table)
+
+
+def share_greedily(
+    order: Column,
+    queue: Queue,
+    site: Site,
+    table: Table,
+    class_free: Column,
+    quota: Column,
+) -> None:
+    """Give each job in order its ideal demand or nothing."""
+    queue.count[NUM_PIECES] = 0
+    classes = table.num_classes[0]
+    for i in range(len(order)):
+        j = order[i]
+        queue.pieces[j] = 0
+        queue.choice[j] = -1
+        tenant = queue.tenant[j]
+        if tenant >= 0 and 0 <= quota[tenant] < queue.gpus[j]:
+            continue
+        for k in range(classes):
+            queue.klass[j] = k
+            if not queue.may_run[j * classes + k] or class_free[k] < queue.gpus[j]:
+                continue
+            if greedy_place(j, queue, site, table):
+                class_free[k] -= queue.gpus[j]
+                queue.choice[j] = table.first[list_of(j, queue, table) + 1] - 1
+                break
+        if queue.choice[j] < 0:
+            queue.klass[j] = -1
+        elif tenant >= 0 and quota[tenant] >= 0:
+            quota[tenant] -= queue.gpus[j]
+
+
+GREEDY = (
+    *PLACING,
+    greedy_server,
+    greedy_stays,
+    greedy_split,
+    greedy_place,
+    share_greedily,
+)
+"""Every kernel of the greedy allocator, callees first."""

@@ -1,0 +1,1 @@
+"""Traces on order, and studies of policies on them."""

@@ -1,0 +1,304 @@
+"""A study of a fleet: policies by loads on one trace, each simulated, measured and ranked.
+
+With a power cap every run is made three times: without a cap, with the points of the jobs'
+frontiers chosen under it, and with one limit for all. What a cap costs in throughput is taken
+moment by moment, of the jobs that ran (`fleet/study/cap.py`).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from partita.core.columns import Flags
+from partita.core.fleet import FleetHistory, Trace
+from partita.core.json_values import number_or_none
+from partita.errors import InvalidInputError
+from partita.fleet.policies.metrics import Load, Metrics, by_kind, in_window, load_of, metrics_of
+from partita.fleet.policies.resources import Servers
+from partita.fleet.policies.table import policy_of
+from partita.fleet.simulate.options import Rules
+from partita.fleet.simulate.play import simulate_fleet
+from partita.fleet.simulate.released import ALLOCATORS, ORDERINGS, STORAGE_MB_PER_S
+from partita.fleet.study.cap import cap_loss
+from partita.fleet.study.generated import at_load
+
+Tell = Callable[[str], None]
+_NOT_RECORDED = ("preemptions", "migrations")
+"""What a run by the released rules does not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be simulated.
+
+    Attributes:
+        trace: The jobs.
+        servers: The servers.
+        policies: Orderings with allocators, such as ``"fifo:tune"``.
+        loads: Jobs an hour of new Poisson arrivals; empty = arrivals as in the trace.
+        rules: How our rounds are played.
+        released: By which rules: ours (False), the released code's (True), or both.
+        window: First and last job id that count; ``None`` = all.
+        seed: Of the arrivals.
+    """
+
+    trace: Trace
+    servers: Servers
+    policies: Sequence[str]
+    loads: Sequence[float] = ()
+    rules: Rules
+    released: Sequence[bool] = (False,)
+    window: tuple[int, int] | None = None
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for policy in self.policies:
+            policy_of(policy)
+        if len(set(self.policies)) < len(self.policies):
+            raise InvalidInputError(f"a policy stands twice in {', '.join(self.policies)}")
+        if self.window is not None:
+            first, last = self.window
+            ids = self.trace.job_id
+            if not ((ids >= first) & (ids <= last)).any():
+                raise InvalidInputError(
+                    f"window {first}:{last} holds no job; ids go from {ids.min()} to {ids.max()}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """One policy at one load.
+
+    Attributes:
+        policy: Ordering and allocator.
+        load: Jobs an hour; NaN = arrivals of the trace.
+        released: Whether by the released rules.
+        trace: The jobs that it was given.
+        history: What became of them.
+        counted: Which jobs count.
+        metrics: Figures of the jobs that count.
+        use: How busy the cluster was.
+        kinds: Figures by class of jobs.
+    """
+
+    policy: str
+    load: float
+    released: bool
+    trace: Trace
+    history: FleetHistory
+    counted: Flags
+    metrics: Metrics
+    use: Load
+    kinds: Mapping[str, Metrics]
+
+    @property
+    def title(self) -> str:
+        """The policy, with the rules where they are not ours."""
+        return f"{self.policy} as released" if self.released else self.policy
+
+    def figures(self) -> dict[str, Any]:
+        """Return the run as JSON values; what is not known is null."""
+        return {
+            "policy": self.policy,
+            "rules": "released" if self.released else "ours",
+            "load_per_hour": number_or_none(self.load),
+            "rounds": self.history.rounds,
+            "events": self.history.events,
+            **_metrics(self.metrics, released=self.released),
+            "use": {name: _value(value) for name, value in asdict(self.use).items()},
+            "classes": {
+                kind: _metrics(found, released=self.released) for kind, found in self.kinds.items()
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capped:
+    """What a power cap costs under a policy.
+
+    Attributes:
+        policy: Ordering and allocator.
+        load: Jobs an hour; NaN = arrivals of the trace.
+        cap_w: The cap.
+        free_w: Highest power without it.
+        peak_w: Highest power under it.
+        equal_peak_w: The same with one limit of clocks for all.
+        lost: Throughput lost under the cap, relative to the same jobs at full speed.
+        equal_lost: What one limit for all would lose, of the same jobs.
+        held: How much more GPU time the whole run takes than without a cap, as a share of it.
+        equal_held: The same with one limit for all.
+        mean_s: Mean completion times: without a cap, with it, with one limit for all.
+        energy_j: Energies, likewise.
+    """
+
+    policy: str
+    load: float
+    cap_w: float
+    free_w: float
+    peak_w: float
+    equal_peak_w: float
+    lost: float
+    equal_lost: float
+    held: float
+    equal_held: float
+    mean_s: tuple[float, float, float]
+    energy_j: tuple[float, float, float]
+
+    def figures(self) -> dict[str, Any]:
+        """Return the comparison as JSON values."""
+        return {
+            **{name: _value(value) for name, value in asdict(self).items() if name != "load"},
+            "load_per_hour": number_or_none(self.load),
+            "mean_s": [number_or_none(value) for value in self.mean_s],
+            "energy_j": [number_or_none(value) for value in self.energy_j],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """All runs of a question, by load and then the best mean completion time first.
+
+    Attributes:
+        question: What was asked.
+        runs: The runs.
+        capped: What the power cap costs; empty without one.
+    """
+
+    question: Question
+    runs: tuple[Run, ...]
+    capped: tuple[Capped, ...] = ()
+
+
+def study(question: Question, *, tell: Tell = lambda _: None) -> Study:
+    """Return the runs of a question.
+
+    Args:
+        question: What is asked.
+        tell: Is told what goes on, often.
+
+    Raises:
+        InvalidInputError: The released code has no such policy, or a rule does not fit.
+        InfeasibleError: A job can never run.
+    """
+    runs: list[Run] = []
+    capped: list[Capped] = []
+    for load, trace in _loaded(question):
+        for released in question.released:
+            for policy in _policies(question, released=released):
+                cap = math.isfinite(question.rules.power_cap_w) and not released
+                rules = replace(question.rules, record=True) if cap else question.rules
+                run = _run(question, policy, (load, trace), tell, released=released, rules=rules)
+                runs.append(run)
+                if cap:
+                    capped.append(_capped(question, run, tell))
+    runs.sort(key=lambda run: (0.0 if math.isnan(run.load) else run.load, run.metrics.mean_s))
+    return Study(question=question, runs=tuple(runs), capped=tuple(capped))
+
+
+def _policies(question: Question, *, released: bool) -> list[str]:
+    """Return the policies; of both rules, the released code has not all."""
+    if not released or len(question.released) == 1:
+        return list(question.policies)
+    pairs = [(policy, *policy.split(":")) for policy in question.policies]
+    return [name for name, first, second in pairs if first in ORDERINGS and second in ALLOCATORS]
+
+
+def _loaded(question: Question) -> list[tuple[float, Trace]]:
+    """Return the trace at each load; the same seed gives all loads the same draws."""
+    if not question.loads:
+        return [(math.nan, question.trace)]
+    return [
+        (load, at_load(question.trace, np.random.default_rng(question.seed), per_hour=load))
+        for load in question.loads
+    ]
+
+
+def _run(
+    question: Question,
+    policy: str,
+    given: tuple[float, Trace],
+    tell: Tell,
+    *,
+    released: bool = False,
+    rules: Rules,
+) -> Run:
+    load, trace = given
+    words = policy if math.isnan(load) else f"{policy} at {load:g} jobs/h"
+    tell(words)
+    mixed = len(question.released) > 1
+    if released:
+        allowed = None if mixed else rules
+        servers = with_storage(question.servers)
+        history = simulate_fleet(trace, servers, policy, as_released=True, rules=allowed)
+    else:
+        history = simulate_fleet(
+            trace,
+            question.servers,
+            policy,
+            rules=rules,
+            progress=lambda done, all_: tell(f"{words}: {done:,} of {all_:,} jobs"),
+        )
+    chosen = np.ones(len(history), dtype=np.bool_)
+    if question.window is not None:
+        chosen = in_window(history, *question.window)
+    return Run(
+        policy=policy,
+        load=load,
+        released=released,
+        trace=trace,
+        history=history,
+        counted=chosen,
+        metrics=metrics_of(history, jobs=chosen),
+        use=load_of(history),
+        kinds=by_kind(history, chosen),
+    )
+
+
+def with_storage(servers: Servers) -> Servers:
+    """Return servers with storage for the released rules, where it is not told.
+
+    The released code asks for a fixed bandwidth a GPU; storage that is not known does not bind.
+    """
+    needed = STORAGE_MB_PER_S * servers.gpus
+    found = np.where(servers.storage_mb_per_s > 0, servers.storage_mb_per_s, needed)
+    return replace(servers, storage_mb_per_s=found)
+
+
+def _capped(question: Question, run: Run, tell: Tell) -> Capped:
+    """Compare a run under a cap with none, and with one limit of clocks for all."""
+    given, rules = (run.load, run.trace), question.rules
+    free = _run(question, run.policy, given, tell, rules=replace(rules, power_cap_w=math.inf))
+    equal = _run(question, run.policy, given, tell, rules=replace(rules, equal_clocks=True))
+    three = (free, run, equal)
+    gpu_s = [float(each.history.attained_gpu_s.sum()) for each in three]
+    lost = cap_loss(run.trace, run.history, rules.power_cap_w)
+    means = tuple(each.metrics.mean_s for each in three)
+    joules = tuple(each.metrics.energy_j for each in three)
+    return Capped(
+        policy=run.policy,
+        load=run.load,
+        cap_w=rules.power_cap_w,
+        free_w=free.use.peak_w,
+        peak_w=run.use.peak_w,
+        equal_peak_w=equal.use.peak_w,
+        lost=lost.chosen,
+        equal_lost=lost.equal,
+        held=1 - gpu_s[0] / gpu_s[1],
+        equal_held=1 - gpu_s[0] / gpu_s[2],
+        mean_s=(means[0], means[1], means[2]),
+        energy_j=(joules[0], joules[1], joules[2]),
+    )
+
+
+def _metrics(found: Metrics, *, released: bool) -> dict[str, Any]:
+    skipped = _NOT_RECORDED if released else ()
+    return {
+        name: None if name in skipped else _value(value) for name, value in asdict(found).items()
+    }
+
+
+def _value(value: Any) -> Any:  # noqa: ANN401 (a figure of any type)
+    return number_or_none(value) if isinstance(value, float) else value

@@ -1,0 +1,281 @@
+"""Placements under any metric: each becomes a plan, and the cost model measures it.
+
+Parts that can be one stage each become a pipeline; others are cut into stages by
+``core.placement``. A placement is better when it breaks less (bytes above memory, or limits of a
+published objective), then when its value is lower, so that a search finds its way into the limits.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from partita.core.columns import Array
+from partita.core.graph import Graph
+from partita.core.order import topological_order
+from partita.core.placement import is_pipeline, placement_plan
+from partita.core.plan import Plan, equal_microbatches
+from partita.core.problem import Mode, Problem, Schedule
+from partita.cost.durations import cluster_devices
+from partita.cost.judge import measure
+from partita.cost.memory import peak_memory
+from partita.errors import InvalidInputError
+from partita.objectives.placed import seconds_on
+from partita.planners.assignment.effort import Effort
+from partita.planners.assignment.instance import joined, places
+from partita.planners.pipeline import OWN_MEMORY_RULE, main_devices, pipeline_plan
+from partita.program.lower import lower
+
+PLANS = 200
+"""Plans measured by default, fewer for large graphs."""
+
+_OPS = 400_000
+
+
+class Score(NamedTuple):
+    """How good a placement is; smaller is better.
+
+    Attributes:
+        broken: By how much it breaks limits; 0 = not at all.
+        value: Its value by the problem's metric.
+    """
+
+    broken: float
+    value: float
+
+
+NOTHING = Score(math.inf, math.inf)
+"""Before anything was measured, and what no plan stands for."""
+
+
+@dataclass(slots=True)
+class MeasuredSearch:
+    """The placements of one problem that were measured, and the best of them.
+
+    Attributes:
+        problem: The problem.
+        effort: Limits; the goal is the bound of the cost model.
+        node_of: Node of every op; ops that share a device are one node.
+        order: The nodes along the data.
+        allowed: Where each node may be; ``None`` = anywhere.
+        weight: Seconds of each node on the reference device.
+        limit: Plans that may be measured; ``inf`` = any number.
+        best: The best placement.
+        score: How good it is.
+        measured: Plans measured.
+    """
+
+    problem: Problem
+    effort: Effort
+    node_of: Array
+    order: Array
+    allowed: Array | None
+    weight: Array
+    limit: float = math.inf
+    best: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    score: Score = field(default=NOTHING)
+    measured: int = 0
+    _seen: dict[bytes, Score] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        """Whether the search is over: nothing is better, or a limit is reached."""
+        if self.score.broken == 0 and self.effort.reached(self.score.value):
+            return True
+        return self.measured >= self.limit or self.effort.is_over()
+
+    def look(self, place: Array) -> Score:
+        """Return how good a placement of the nodes is, and keep it if it is the best."""
+        key = place.astype(np.int32).tobytes()
+        if key in self._seen:
+            return self._seen[key]
+        score = self._measure(place)
+        self.measured += 1
+        self._seen[key] = score
+        if score < self.score or not len(self.best):
+            self.best, self.score = place.copy(), score
+            if score.broken == 0:
+                self.effort.tell(score.value)
+        return score
+
+    def _measure(self, place: Array) -> Score:
+        try:
+            plan = plan_of(self.problem, place[self.node_of])
+            value = measure(self.problem, plan)
+        except InvalidInputError:
+            return NOTHING
+        if self.problem.objective.metric in OWN_MEMORY_RULE:
+            return Score(float(len(value.errors)), value.value)
+        # What is no better by its value needs no check of memory once something fits.
+        if self.score.broken == 0 and value.value >= self.score.value:
+            return Score(0.0, value.value)
+        return Score(_bytes_over(self.problem, plan), value.value)
+
+    def plan(self) -> Plan:
+        """Return the plan of the best placement."""
+        return plan_of(self.problem, self.best[self.node_of])
+
+
+def default_plans(problem: Problem, restarts: int) -> int:
+    """Return the plans that a restart measures where nobody says."""
+    return max(2, min(PLANS, _OPS // max(1, len(problem.graph))) // restarts)
+
+
+def search_of(problem: Problem, effort: Effort, limit: float = math.inf) -> MeasuredSearch:
+    """Return a search that has measured nothing yet.
+
+    Raises:
+        InfeasibleError: No device may run all ops of a node.
+    """
+    graph = problem.graph
+    node_of, count = joined(graph.ops.colocation)
+    seconds = graph.forward_s
+    if problem.objective.mode is Mode.TRAINING:
+        seconds = seconds + graph.backward_s
+    return MeasuredSearch(
+        problem=problem,
+        effort=effort,
+        node_of=node_of,
+        order=_along_the_data(graph, node_of, count),
+        allowed=places(problem, node_of, count),
+        weight=np.bincount(node_of, seconds, count),
+        limit=limit,
+    )
+
+
+def _along_the_data(graph: Graph, node_of: Array, count: int) -> Array:
+    """Return the nodes by their first forward op, nodes without one last."""
+    forward = graph.is_forward[graph.topological_order]
+    ops = np.concatenate([graph.topological_order[forward], graph.topological_order[~forward]])
+    first = np.full(count, len(graph))
+    np.minimum.at(first, node_of[ops], np.arange(len(ops)))
+    return np.argsort(first, kind="stable")
+
+
+def plan_of(problem: Problem, device_of: Array) -> Plan:
+    """Return the plan that runs each op on its device: a pipeline where the parts make one."""
+    graph, objective = problem.graph, problem.objective
+    used, part = np.unique(device_of, return_inverse=True)
+    source, reader = graph.edge_source, graph.edges.reader
+    inner = np.flatnonzero(source >= 0)
+    forward = inner[graph.is_forward[source[inner]] & graph.is_forward[reader[inner]]]
+    complete = len(np.unique(part[graph.is_forward])) == len(used)
+    if complete and is_pipeline(graph, part):
+        a, b = part[source[forward]], part[reader[forward]]
+        names = [str(device) for device in used.tolist()]
+        order = topological_order(len(used), a[a != b], b[a != b], names)
+        rank = np.empty(len(used), dtype=np.int32)
+        rank[order] = np.arange(len(used))
+        return pipeline_plan(problem, rank[part], [[int(used[index])] for index in order])
+    infers = objective.mode is Mode.INFERENCE
+    return placement_plan(
+        graph,
+        [problem.cluster.device_names[device] for device in used.tolist()],
+        part,
+        schedule=objective.schedule or (Schedule.INFERENCE if infers else Schedule.GPIPE),
+        microbatch_sizes=equal_microbatches(problem.microbatches, problem.microbatch_size),
+    )
+
+
+def _bytes_over(problem: Problem, plan: Plan) -> float:
+    """Return the bytes above the memory that the devices have."""
+    peak = peak_memory(problem, plan, lower(problem, plan))
+    limit = problem.cluster.memory_bytes[cluster_devices(problem, plan.devices)]
+    return float(np.maximum(peak - limit * problem.objective.memory_factor, 0.0).sum())
+
+
+def contiguous_starts(search: MeasuredSearch) -> list[Array]:
+    """Return placements of runs along the data: on few to all devices, by time and by memory."""
+    problem = search.problem
+    devices = np.array(main_devices(problem))
+    pace = device_pace(problem)
+    fast = devices[np.argsort(-pace[devices], kind="stable")]
+    count = min(len(devices), len(search.order))
+    numbers = sorted({1, 2, 3, 4, *np.geomspace(1, count, 6).astype(int).tolist(), count})
+    numbers = [number for number in numbers if number <= count]
+    memory = np.bincount(search.node_of, _held_bytes(problem.graph), len(search.weight))
+    whole = [0, len(search.order)]
+    found = [
+        runs(search, [np.sort(fast[:number])], whole, weight, pace, lean=lean)
+        for weight, lean in (
+            *((search.weight, lean) for lean in (0.5, 0.0, 1.0)),
+            (memory, 0.5),
+        )
+        for number in numbers
+    ]
+    return [allowed_only(search, place) for place in found]
+
+
+def ranked_starts(search: MeasuredSearch) -> list[Array]:
+    """Return the contiguous placements measured within the limits, best first, at least one."""
+    found: list[tuple[Score, int, Array]] = []
+    for place in contiguous_starts(search):
+        if found and search.done:
+            break
+        found.append((search.look(place), len(found), place))
+    return [place for _, _, place in sorted(found, key=lambda start: start[:2])]
+
+
+def device_pace(problem: Problem) -> Array:
+    """Return how fast each device is: whole passes of the graph in a second."""
+    class_of, seconds = seconds_on(problem.graph, problem.cluster.devices, problem.objective.mode)
+    pace: Array = 1.0 / np.maximum(seconds.sum(axis=1), 1e-300)[class_of]
+    return pace
+
+
+def _held_bytes(graph: Graph) -> Array:
+    """Return parameters and saved bytes of each op; a shared parameter counts at each."""
+    held = graph.ops.saved_bytes.astype(np.float64)
+    table = graph.parameters
+    np.add.at(held, table.use_op, table.bytes[table.use_parameter])
+    return held
+
+
+def runs(
+    search: MeasuredSearch,
+    groups: Sequence[Array],
+    cuts: Sequence[int],
+    weight: Array,
+    pace: Array,
+    *,
+    lean: float = 0.5,
+) -> Array:
+    """Return the nodes between two cuts on a group of devices, in runs by the devices' pace.
+
+    Args:
+        search: Whose nodes.
+        groups: The devices of each group, in their order.
+        cuts: Positions in the order of the nodes, one more than groups.
+        weight: What is to be even over time, by node.
+        pace: How fast each device is.
+        lean: Share of a node that counts when a border would cut it: 0 keeps it before the border,
+            1 puts it after.
+    """
+    place = np.empty(len(search.order), dtype=np.int64)
+    for group, begin, end in zip(groups, cuts[:-1], cuts[1:], strict=True):
+        nodes = search.order[begin:end]
+        if not len(nodes):
+            continue
+        filled: Array = np.cumsum(weight[nodes]) - weight[nodes] * (1 - lean)
+        total = float(weight[nodes].sum())
+        if total <= 0:
+            filled, total = np.arange(len(nodes)) + lean, float(len(nodes))
+        border = np.cumsum(pace[group]) / pace[group].sum()
+        rank = np.searchsorted(border[:-1], filled / total, side="left" if lean == 1 else "right")
+        place[nodes] = group[rank]
+    return place
+
+
+def allowed_only(search: MeasuredSearch, place: Array) -> Array:
+    """Return a placement with nodes that may not be where they are moved to where they may."""
+    if search.allowed is None:
+        return place
+    place = place.copy()
+    load = np.bincount(place, search.weight, search.allowed.shape[1])
+    for node in np.flatnonzero(~search.allowed[np.arange(len(place)), place]).tolist():
+        options = np.flatnonzero(search.allowed[node])
+        place[node] = int(options[np.argmin(load[options])])
+        load[place[node]] += search.weight[node]
+    return place

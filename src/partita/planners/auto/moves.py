@@ -1,0 +1,392 @@
+"""The neighbours of a sketch: what the local search tries next.
+
+* ``shift``: the last units of a stage go to the next one, or the first ones to the one before;
+* ``relocate``: one unit goes to another stage that its neighbours in the graph allow;
+* ``regroup``: a device goes from a stage to another, or from the unused ones;
+* ``exchange``: two stages exchange devices that differ;
+* ``merge`` and ``split``: two neighbouring stages become replicas of one, or one becomes two;
+* ``reshare``: replicas take other shares of a round;
+* ``reschedule``: another schedule; interleaving deals each device several stages;
+* ``rebatch``: the same samples in another number of microbatches;
+* ``recompute``: a stage recomputes its activations, or no longer does.
+
+Nothing that the problem's objective gives is changed. Every function yields valid sketches as far
+as they can be told without simulating; the order is fixed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+
+from partita.core.columns import Array
+from partita.core.plan import Shard, Stage
+from partita.core.problem import Schedule
+from partita.planners.auto.estimate import Estimator
+from partita.planners.auto.frame import Batch, Frame
+from partita.planners.auto.sketch import Sketch, fair_shares, replicated
+
+MAX_PAIRS = 24
+"""Pairs of stages that a move between any two of them looks at, the most unequal first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where the search stands.
+
+    Attributes:
+        frame: The frame.
+        estimator: Its estimator.
+        sketch: The sketch to change.
+        load: Seconds of compute of each stage on its most loaded replica.
+    """
+
+    frame: Frame
+    estimator: Estimator
+    sketch: Sketch
+    load: Array
+
+    @property
+    def by_load(self) -> list[int]:
+        """The stages, most loaded first."""
+        return sorted(range(len(self.load)), key=lambda s: (-self.load[s], s))
+
+
+def shift(spot: Spot) -> Iterator[Sketch]:
+    """Move the units at a boundary across it, by one, two, four, ... of them."""
+    sketch = spot.sketch
+    members = [sketch.members(stage) for stage in range(len(sketch.stages))]
+    for before, after in pairwise(range(len(sketch.stages))):
+        for source, target in ((before, after), (after, before)):
+            units = members[source]
+            step = 1
+            while step < len(units):
+                moved = units[-step:] if target > source else units[:step]
+                yield _moved(spot, moved, target)
+                step *= 2
+
+
+def relocate(spot: Spot) -> Iterator[Sketch]:
+    """Move one unit to another stage than its neighbours'."""
+    q, sketch = spot.frame.units, spot.sketch
+    stage_of = sketch.stage_of.tolist()
+    last = len(sketch.stages) - 1
+    heavy = set(spot.by_load[: max(2, len(sketch.stages) // 4)])
+    for unit, stage in enumerate(stage_of):
+        before = q.pred[q.pred_ptr[unit] : q.pred_ptr[unit + 1]].tolist()
+        after = q.succ[q.succ_ptr[unit] : q.succ_ptr[unit + 1]].tolist()
+        low = max((stage_of[other] for other in before), default=0)
+        high = min((stage_of[other] for other in after), default=last)
+        for target in range(low, high + 1):
+            if target != stage and (stage in heavy or target not in heavy):
+                yield _moved(spot, np.array([unit]), target)
+
+
+def _moved(spot: Spot, units: Array, target: int) -> Sketch:
+    stage_of, again = spot.sketch.stage_of.copy(), spot.sketch.recompute.copy()
+    there = stage_of == target
+    again[units] = bool(again[there].all())
+    stage_of[units] = target
+    return _compact(replace(spot.sketch, stage_of=stage_of, recompute=again))
+
+
+def _compact(sketch: Sketch) -> Sketch:
+    """Leave out stages without units."""
+    held = np.unique(sketch.stage_of)
+    if len(held) == len(sketch.stages):
+        return sketch
+    number = np.zeros(len(sketch.stages), dtype=np.int64)
+    number[held] = np.arange(len(held))
+    stages = tuple(sketch.stages[stage] for stage in held.tolist())
+    return replace(sketch, stage_of=number[sketch.stage_of], stages=stages)
+
+
+def regroup(spot: Spot) -> Iterator[Sketch]:
+    """Give a device to a loaded stage: an unused one, or a replica of another stage."""
+    sketch = spot.sketch
+    if not _is_plain(sketch):
+        return
+    idle = _spare(spot, sketch.used)
+    order = spot.by_load
+    for target in order[: max(2, len(order) // 2)]:
+        grown = sketch.stages[target].devices
+        for device in idle:
+            yield from _with_groups(spot, {target: [*_flat(grown), device]})
+        for source in reversed(order):
+            own = _flat(sketch.stages[source].devices)
+            if source == target or len(own) < 2:
+                continue
+            for device in _distinct(spot, own):
+                rest = [d for d in own if d != device]
+                yield from _with_groups(spot, {source: rest, target: [*_flat(grown), device]})
+    for stage in reversed(order):
+        own = _flat(sketch.stages[stage].devices)
+        for device in _distinct(spot, own) if len(own) > 1 else []:
+            yield from _with_groups(spot, {stage: [d for d in own if d != device]})
+
+
+def exchange(spot: Spot) -> Iterator[Sketch]:
+    """Exchange devices that differ: between two stages, or with an unused one."""
+    sketch = spot.sketch
+    if not _is_plain(sketch):
+        return
+    places = [_flat(stage.devices) for stage in sketch.stages]
+    order = spot.by_load
+    pairs = [(a, b) for index, a in enumerate(order) for b in reversed(order[index + 1 :])]
+    for a, b in pairs[:MAX_PAIRS]:
+        for first in _distinct(spot, places[a]):
+            for second in _distinct(spot, places[b]):
+                if _kind(spot, first) != _kind(spot, second):
+                    yield from _with_groups(
+                        spot,
+                        {
+                            a: [second if d == first else d for d in places[a]],
+                            b: [first if d == second else d for d in places[b]],
+                        },
+                    )
+        yield from _with_groups(spot, {a: places[b], b: places[a]})
+    for device in _spare(spot, sketch.used):
+        for stage in order[:MAX_PAIRS]:
+            for own in _distinct(spot, places[stage]):
+                if _kind(spot, own) != _kind(spot, device):
+                    swapped = [device if d == own else d for d in places[stage]]
+                    yield from _with_groups(spot, {stage: swapped})
+
+
+def _is_plain(sketch: Sketch) -> bool:
+    """Return whether every device runs one stage, alone."""
+    return sketch.is_divided and all(
+        stage.tp == 1 and stage.shard is Shard.NONE for stage in sketch.stages
+    )
+
+
+def _flat(devices: tuple[tuple[int, ...], ...]) -> list[int]:
+    return [device for group in devices for device in group]
+
+
+def _kind(spot: Spot, device: int) -> tuple[int, int]:
+    """Return what tells devices apart: their class and host."""
+    return int(spot.frame.class_of[device]), spot.frame.problem.cluster.devices[device].host
+
+
+def _distinct(spot: Spot, devices: Sequence[int]) -> list[int]:
+    """Return one device of each kind, the last of them."""
+    return sorted({_kind(spot, device): device for device in devices}.values())
+
+
+def _spare(spot: Spot, used: Sequence[int]) -> list[int]:
+    """Return an unused device of each kind."""
+    taken = set(used)
+    return _distinct(spot, [d for d in spot.frame.devices if d not in taken])
+
+
+def _with_groups(spot: Spot, groups: dict[int, list[int]]) -> Iterator[Sketch]:
+    """Yield the sketch with other devices on some stages, where shares can be found for them."""
+    stages = list(spot.sketch.stages)
+    for number, devices in groups.items():
+        stage = _stage(spot, devices, spot.sketch.members(number), spot.sketch.batch)
+        if stage is None:
+            return
+        stages[number] = stage
+    yield replace(spot.sketch, stages=tuple(stages))
+
+
+def _stage(spot: Spot, devices: Sequence[int], units: Array, batch: Batch) -> Stage | None:
+    """Return a stage whose shares follow the speeds of its devices; ``None`` if it cannot be."""
+    classes = spot.frame.class_of[list(devices)].tolist()
+    if not bool(spot.frame.allowed[classes][:, units].all()):
+        return None
+    forward, backward = spot.estimator.seconds(batch.size)
+    spent = {c: float((forward[c, units] + backward[c, units]).sum()) for c in set(classes)}
+    speeds = tuple(1.0 / max(spent[c], 1e-12) for c in classes)
+    if len(set(speeds)) == 1:
+        speeds = (1.0,) * len(speeds)
+    shares = fair_shares(speeds, batch.count)
+    return None if shares is None else replicated(devices, shares)
+
+
+def merge(spot: Spot) -> Iterator[Sketch]:
+    """Make one stage of two neighbours, on the devices of both, of one, or of the other."""
+    sketch = spot.sketch
+    if not _is_plain(sketch):
+        return
+    for a, b in pairwise(range(len(sketch.stages))):
+        stage_of = np.where(sketch.stage_of > a, sketch.stage_of - 1, sketch.stage_of)
+        units = np.flatnonzero(stage_of == a)
+        both = [_flat(sketch.stages[a].devices), _flat(sketch.stages[b].devices)]
+        for devices in (both[0] + both[1], *both):
+            stage = _stage(spot, devices, units, sketch.batch)
+            if stage is not None:
+                stages = (*sketch.stages[:a], stage, *sketch.stages[b + 1 :])
+                yield replace(sketch, stage_of=stage_of, stages=stages)
+
+
+def split(spot: Spot) -> Iterator[Sketch]:
+    """Make two stages of one: its devices divided, or an unused one added."""
+    sketch = spot.sketch
+    if not _is_plain(sketch):
+        return
+    for number in spot.by_load[:MAX_PAIRS]:
+        own = _flat(sketch.stages[number].devices)
+        middle = len(own) // 2
+        ways = [(own[:middle], own[middle:])] if middle else []
+        for device in _spare(spot, sketch.used):
+            ways += [(own, [device]), ([device], own)]
+        for first, second in ways:
+            yield from _split(spot, number, first, second)
+
+
+def _split(
+    spot: Spot, number: int, first: Sequence[int], second: Sequence[int]
+) -> Iterator[Sketch]:
+    """Cut a stage so that both parts carry work as their devices can, and one unit beside."""
+    sketch = spot.sketch
+    units = sketch.members(number)
+    forward, backward = spot.estimator.seconds(sketch.batch.size)
+    spent = (forward + backward)[:, units]
+    power = [
+        sum(1.0 / max(float(spent[c].sum()), 1e-12) for c in spot.frame.class_of[list(part)])
+        for part in (first, second)
+    ]
+    until = np.cumsum(spent.mean(axis=0))
+    at = int(np.searchsorted(until, until[-1] * power[0] / sum(power)))
+    for cut in dict.fromkeys((at, at + 1)):
+        if not 0 < cut < len(units):
+            continue
+        parts = [
+            _stage(spot, part, chosen, sketch.batch)
+            for part, chosen in ((first, units[:cut]), (second, units[cut:]))
+        ]
+        if parts[0] is None or parts[1] is None:
+            continue
+        stage_of = np.where(sketch.stage_of > number, sketch.stage_of + 1, sketch.stage_of)
+        stage_of[units[cut:]] = number + 1
+        before, after = sketch.stages[:number], sketch.stages[number + 1 :]
+        yield replace(sketch, stage_of=stage_of, stages=(*before, parts[0], parts[1], *after))
+
+
+def reshare(spot: Spot) -> Iterator[Sketch]:
+    """Let replicas of a stage take other shares."""
+    sketch = spot.sketch
+    for number, stage in enumerate(sketch.stages):
+        if stage.num_replicas < 2 or stage.shard is not Shard.NONE:
+            continue
+        for shares in _other_shares(stage.shares, sketch.batch.count):
+            stages = list(sketch.stages)
+            stages[number] = replace(stage, shares=shares)
+            yield replace(sketch, stages=tuple(stages))
+
+
+def _other_shares(shares: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
+    """Yield equal shares, and those in which one replica gives a microbatch to another."""
+    size = len(shares)
+    if count % size == 0 and len(set(shares)) > 1:
+        yield (1,) * size
+    for times in (1, 2, 4):
+        whole = [share * times for share in shares]
+        if count % sum(whole):
+            continue
+        for giver in range(size):
+            for taker in range(size):
+                if giver != taker and whole[giver] > 1:
+                    other = list(whole)
+                    other[giver] -= 1
+                    other[taker] += 1
+                    yield tuple(other)
+
+
+def reschedule(spot: Spot) -> Iterator[Sketch]:
+    """Run by another schedule; interleaved, every device takes two or more stages in turn."""
+    sketch, frame = spot.sketch, spot.frame
+    if len(sketch.stages) < 2:
+        return
+    for schedule in frame.schedules:
+        if schedule is Schedule.INTERLEAVED:
+            yield from _interleaved(spot)
+        elif schedule is Schedule.EARLY_RECOMPUTE and not sketch.recompute.any():
+            continue
+        elif schedule is not sketch.schedule:
+            yield replace(sketch, schedule=schedule)
+
+
+def _interleaved(spot: Spot) -> Iterator[Sketch]:
+    """Deal the units in turns over the devices of a pipeline whose stages have equal replicas."""
+    sketch = spot.sketch
+    ring = len(sketch.stages)
+    same = len({stage.num_replicas for stage in sketch.stages}) == 1
+    even = all(set(stage.shares) == {1} for stage in sketch.stages)
+    if ring < 2 or not (same and even and _is_plain(sketch)):
+        return
+    order = np.lexsort((np.arange(spot.frame.num_units), sketch.stage_of))
+    forward, backward = spot.estimator.seconds(sketch.batch.size)
+    classes = [int(spot.frame.class_of[stage.devices[0][0]]) for stage in sketch.stages]
+    spent = (forward + backward)[classes]
+    power = 1.0 / np.maximum(spent.sum(axis=1), 1e-12)
+    until = np.cumsum(spent.mean(axis=0)[order])
+    for turns in (2, 3, 4):
+        wanted = np.cumsum(np.tile(power, turns))
+        cut = np.searchsorted(until, until[-1] * wanted[:-1] / wanted[-1])
+        bounds = np.concatenate([[0], np.maximum(cut, 1), [len(order)]])
+        if bool((np.diff(bounds) < 1).any()):
+            return
+        stage_of = np.empty(len(order), dtype=np.int64)
+        stage_of[order] = np.repeat(np.arange(ring * turns), np.diff(bounds))
+        dealt = replace(sketch, stage_of=stage_of, stages=sketch.stages * turns)
+        for schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE):
+            if schedule in spot.frame.schedules:
+                yield replace(dealt, schedule=schedule)
+
+
+def rebatch(spot: Spot) -> Iterator[Sketch]:
+    """Split the samples into another number of microbatches."""
+    sketch, choices = spot.sketch, spot.frame.batches
+    counts = sorted(choices, key=lambda batch: batch.count)
+    here = next((i for i, batch in enumerate(counts) if batch == sketch.batch), None)
+    if here is None:
+        return
+    for batch in counts[max(0, here - 2) : here + 3]:
+        if batch != sketch.batch:
+            yield from _rebatched(spot, batch)
+
+
+def _rebatched(spot: Spot, batch: Batch) -> Iterator[Sketch]:
+    stages: list[Stage] = []
+    for number, stage in enumerate(spot.sketch.stages):
+        if batch.count % stage.round == 0:
+            stages.append(stage)
+            continue
+        if stage.tp > 1 or stage.shard is not Shard.NONE:
+            return
+        fair = _stage(spot, _flat(stage.devices), spot.sketch.members(number), batch)
+        if fair is None:
+            return
+        stages.append(fair)
+    yield replace(spot.sketch, stages=tuple(stages), batch=batch)
+
+
+def recompute(spot: Spot) -> Iterator[Sketch]:
+    """Turn the recomputation of a stage, or of all, on or off."""
+    sketch = spot.sketch
+    if not spot.frame.trains:
+        return
+    if sketch.recompute.any():
+        yield replace(sketch, recompute=np.zeros(len(sketch.recompute), dtype=bool))
+    if not sketch.recompute.all():
+        yield replace(sketch, recompute=np.ones(len(sketch.recompute), dtype=bool))
+    for stage in range(len(sketch.stages)):
+        inside = sketch.stage_of == stage
+        again = sketch.recompute.copy()
+        again[inside] = not bool(again[inside].any())
+        yield replace(sketch, recompute=again)
+
+
+Move: TypeAlias = Callable[[Spot], Iterator[Sketch]]
+
+NEIGHBOURHOODS: Sequence[Sequence[Move]] = (
+    (shift, reshare, recompute),
+    (reschedule, rebatch, merge, split, regroup, exchange),
+    (relocate,),
+)
+"""The moves, in groups: a group is tried where those before it no longer help."""

@@ -1,0 +1,209 @@
+"""Local search on the simulator: from a few starts to the best neighbour, again and again.
+
+The neighbours of a sketch are estimated, those that cannot be better are left out, and the rest is
+measured by promise until one is better. All starts go a few steps, then the better half goes on for
+twice as long, and so forth (successive halving). Where no neighbour is better, the best sketch is
+shaken by a few random moves and the search goes on, until ``MAX_SHAKES`` in a row have not helped
+or the budget is used up. With a count of iterations the result depends on that and the seed alone.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+
+from partita.core.problem import Metric
+from partita.errors import PartitaError
+from partita.planners.auto.estimate import Estimate, Estimator
+from partita.planners.auto.frame import Frame
+from partita.planners.auto.judge import Judge, Verdict
+from partita.planners.auto.moves import NEIGHBOURHOODS, Move, Spot
+from partita.planners.auto.sketch import Sketch
+
+FIRST_ROUND = 8
+"""Candidates that each start may measure before the worse half of them is given up."""
+SHAKE_ROUND = 40
+MAX_SETTLING = 12
+"""Steps by estimate alone."""
+MAX_SHAKES = 4
+GOOD_ENOUGH = 1.005
+"""A value that is no more than this above the bound is not improved further."""
+MAX_NEIGHBOURS = 300
+"""Neighbours that are estimated around one sketch."""
+MAX_FAILURES = 48
+"""Neighbours that are measured around one sketch without finding a better one."""
+SLACK = 1.05
+"""Neighbours whose estimate is more than this above that of the sketch are not measured."""
+WIDE_SLACK = 1.3
+"""The same where the schedule or the microbatches change, which estimates compare less well."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where the search stands after some steps from a start.
+
+    Attributes:
+        verdict: What becomes of the sketch.
+        sketch: The sketch.
+        is_exhausted: Whether none of its neighbours is better.
+    """
+
+    verdict: Verdict
+    sketch: Sketch
+    is_exhausted: bool = False
+
+
+@dataclass(slots=True)
+class Search:
+    """A local search over the sketches of one frame.
+
+    Attributes:
+        frame: The frame.
+        judge: Measures candidates.
+        estimator: Estimates them.
+        bound: No plan is below; reaching it ends the search.
+        seed: Of the random moves.
+        met: Everything measured.
+    """
+
+    frame: Frame
+    judge: Judge
+    estimator: Estimator
+    bound: float = 0.0
+    seed: int = 0
+    met: list[tuple[Verdict, Sketch]] = field(default_factory=list)
+
+    def measure(self, sketch: Sketch) -> Verdict:
+        """Return what becomes of a sketch, and note it."""
+        fresh = not self.judge.seen(sketch.key)
+        try:
+            plan = sketch.plan(self.frame.problem, self.frame.units)
+        except PartitaError as exc:
+            return Verdict(math.inf, math.inf, str(exc))
+        verdict = self.judge.judge(plan, sketch.key)
+        if fresh:
+            self.met.append((verdict, sketch))
+        return verdict
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the budget is used up, or nothing can be better to speak of."""
+        return self.judge.budget.is_over or self.judge.best <= self.bound * GOOD_ENOUGH
+
+    def improve(self, end: End, most: int) -> End:
+        """Return where a sketch leads within a number of measured candidates."""
+        left = most
+        while left > 0 and not self.is_done:
+            better, left = self._better_neighbour(end, left)
+            if better is None:
+                return end if left <= 0 else replace(end, is_exhausted=True)
+            end = better
+        return end
+
+    def _better_neighbour(self, end: End, left: int) -> tuple[End | None, int]:
+        """Return the first better neighbour that is met, and how many may still be measured."""
+        here = self.estimator.estimate(end.sketch)
+        spot = Spot(self.frame, self.estimator, end.sketch, here.load)
+        for moves in NEIGHBOURHOODS:
+            failures = 0
+            for candidate in self._promising(spot, moves, end.verdict, here.guess):
+                if failures >= MAX_FAILURES:
+                    break
+                if left <= 0 or self.is_done:
+                    return None, 0
+                self.judge.budget.spend()
+                left, failures = left - 1, failures + 1
+                verdict = self.measure(candidate)
+                if _rank(verdict) < _rank(end.verdict):
+                    return End(verdict, candidate), left
+        return None, left
+
+    def _promising(
+        self, spot: Spot, moves: Sequence[Move], verdict: Verdict, guess: float
+    ) -> list[Sketch]:
+        """Return the neighbours that may be better, the best estimate first."""
+        fits = verdict.value < math.inf
+        ranked: list[tuple[float, int, Sketch]] = []
+        near = chain.from_iterable(move(spot) for move in moves)
+        for number, candidate in enumerate(islice(near, MAX_NEIGHBOURS)):
+            if self.judge.seen(candidate.key):
+                continue
+            estimate = self.estimator.estimate(candidate)
+            if not fits:
+                ranked.append((estimate.over_bytes, number, candidate))
+            elif self._may_help(estimate, verdict.value, guess * _slack(spot.sketch, candidate)):
+                ranked.append((estimate.guess, number, candidate))
+        return [candidate for _, _, candidate in sorted(ranked, key=lambda row: row[:2])]
+
+    def _may_help(self, estimate: Estimate, value: float, most: float) -> bool:
+        if self.frame.problem.objective.metric is not Metric.THROUGHPUT:
+            return True
+        limit = float(self.frame.limit_bytes.max())
+        if estimate.over_bytes > 0.2 * limit:
+            return False
+        return estimate.floor < value and estimate.guess <= most
+
+    def settle(self, sketch: Sketch) -> Sketch:
+        """Return where the best neighbours by estimate lead, without measuring any."""
+        here = self.estimator.estimate(sketch)
+        for _ in range(MAX_SETTLING):
+            spot = Spot(self.frame, self.estimator, sketch, here.load)
+            for moves in NEIGHBOURHOODS[:2]:
+                near = islice(chain.from_iterable(move(spot) for move in moves), MAX_NEIGHBOURS)
+                found = [(self.estimator.estimate(candidate), candidate) for candidate in near]
+                best = min(found, key=lambda pair: _promise(pair[0]), default=None)
+                if best is not None and _promise(best[0]) < _promise(here):
+                    here, sketch = best
+                    break
+            else:
+                break
+        return sketch
+
+    def shake(self, sketch: Sketch, rng: random.Random) -> Sketch:
+        """Return a sketch a few random moves away."""
+        for _ in range(rng.randint(2, 4)):
+            here = self.estimator.estimate(sketch)
+            spot = Spot(self.frame, self.estimator, sketch, here.load)
+            moves = rng.choice(NEIGHBOURHOODS)
+            near = list(islice(chain.from_iterable(move(spot) for move in moves), MAX_NEIGHBOURS))
+            if near:
+                sketch = rng.choice(near)
+        return sketch
+
+    def run(self, starts: Sequence[Sketch]) -> None:
+        """Improve the starts, the better half of them ever longer; then shake the best."""
+        ends = [End(self.measure(start), start) for start in starts]
+        best = min(ends, key=lambda end: _rank(end.verdict), default=None)
+        most = FIRST_ROUND
+        while ends and not self.is_done:
+            ends = sorted((self.improve(end, most) for end in ends), key=lambda e: _rank(e.verdict))
+            best = ends[0]
+            ends = [end for end in ends[: max(1, len(ends) // 2)] if not end.is_exhausted]
+            most *= 2
+        if best is not None:
+            self._shaken(best)
+
+    def _shaken(self, best: End) -> None:
+        """Search around a sketch from random places nearby, until that no longer helps."""
+        rng = random.Random(self.seed)
+        idle = 0
+        while not self.is_done and idle < MAX_SHAKES:
+            start = self.shake(best.sketch, rng)
+            end = self.improve(End(self.measure(start), start), SHAKE_ROUND)
+            idle += 1
+            if _rank(end.verdict) < _rank(best.verdict):
+                best, idle = end, 0
+
+
+def _promise(estimate: Estimate) -> tuple[float, float]:
+    return max(0.0, estimate.over_bytes), estimate.guess
+
+
+def _slack(sketch: Sketch, other: Sketch) -> float:
+    same = sketch.schedule is other.schedule and sketch.batch == other.batch
+    return SLACK if same else WIDE_SLACK
+
+
+def _rank(verdict: Verdict) -> tuple[float, float]:
+    return verdict.value, verdict.over_bytes

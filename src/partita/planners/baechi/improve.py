@@ -1,0 +1,204 @@
+"""Local search for placements with a short makespan, from given ones.
+
+Simulated annealing over devices and orders (see ``annealing``) on the objective itself: makespan,
+with parallel or sequential channels, under Baechi's memory rule. It goes in rounds. Each begins at
+the best placement known, or now and then at another start, and cools from about a hundredth of the
+makespan to a hundred-thousandth. A move costs O(ops + edges) at the most, less by checkpoints and
+bounds.
+
+The cost model puts ops that neither receive nor send in the order of the graph, which can change
+what a device holds at its peak, never the makespan. So a placement counts only if it also keeps the
+limits in the order of the cost model; where one does not, a short round goes on from there with so
+much less memory.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from partita.core.columns import Array
+from partita.core.problem import Problem
+from partita.errors import InvalidInputError
+from partita.objectives.makespan import commit_order
+from partita.planners.baechi.annealing import Annealer
+from partita.planners.baechi.instance import (
+    Instance,
+    MemoryRule,
+    default_channels,
+    forward_ops,
+    instance_of,
+)
+from partita.planners.baechi.placement import Placed, plan_of
+from partita.planners.baechi.replay import makespan_of
+from partita.planners.search_trace import SearchTrace
+
+_STEPS = 24
+"""Temperatures of a round."""
+_HOT = (3e-3, 1e-2, 1e-3, 3e-2)
+"""Temperatures that rounds begin with, one after the other, as shares of the makespan."""
+_COLD = 1e-5
+_REPAIRS, _REPAIR_HOT = 3, 3e-4
+"""Rounds, and their temperature, until a placement keeps the limits in the model's order, too."""
+_PRICE = 20.0
+"""Makespans that a placement costs which needs all of a device's memory twice."""
+_ROUND = 40_000
+"""Moves of a round, at the most."""
+_SLICE_S = 0.02
+"""Seconds between looks at the clock."""
+
+
+class Budget:
+    """How long a search may go on: a number of moves, or seconds."""
+
+    def __init__(self, *, iterations: int | None, time_limit: float | None) -> None:
+        """Begin now.
+
+        Raises:
+            InvalidInputError: Neither is given, or one is negative.
+        """
+        if iterations is None and time_limit is None:
+            raise InvalidInputError("a search needs iterations or a time limit")
+        for name, value in (("iterations", iterations), ("time_limit", time_limit)):
+            if value is not None and value < 0:
+                raise InvalidInputError(f"option {name!r} is {value}; expected 0 or more")
+        self._left = iterations
+        self._seconds = time_limit
+        self._begin = time.monotonic()
+        self.moves = 0
+        """Moves that were tried."""
+
+    @property
+    def open(self) -> bool:
+        """Whether there is time for another move."""
+        counted = self._left is None or self._left > 0
+        return counted and (self._seconds is None or self.seconds_left > 0)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds that are left, infinite without a time limit."""
+        if self._seconds is None:
+            return np.inf
+        return self._seconds - (time.monotonic() - self._begin)
+
+    def take(self, moves: int) -> int:
+        """Return how many of some moves may be tried, and count them."""
+        taken = moves if self._left is None else min(moves, self._left)
+        if self._left is not None:
+            self._left -= taken
+        self.moves += taken
+        return taken
+
+
+def improve_placement(
+    problem: Problem,
+    device_of: Array,
+    *,
+    order: Array | None = None,
+    iterations: int | None = None,
+    time_limit: float | None = None,
+    seed: int = 0,
+    trace: SearchTrace | None = None,
+) -> tuple[Array, Array]:
+    """Return a placement with a shorter makespan, as devices and order of all forward ops.
+
+    Args:
+        problem: The problem; makespan counts, whatever its metric, by Baechi's memory rule.
+        device_of: Device of every op of the graph.
+        order: The forward ops along the data; ``None`` = the graph's order.
+        iterations: Moves to try, for the same result every time.
+        time_limit: Seconds to search.
+        seed: Of the random numbers.
+        trace: Where the best values are recorded.
+
+    Returns:
+        The device of every forward op and their order, numbered along the graph's forward ops; see
+        ``placement.plan_of``.
+    """
+    g = instance_of(problem, default_channels(problem), MemoryRule.BAECHI)
+    forward = np.asarray(device_of)[forward_ops(problem.graph)]
+    along = g.topological if order is None else np.asarray(order)
+    makespan, _ = makespan_of(g, forward, along)
+    budget = Budget(iterations=iterations, time_limit=time_limit)
+    found = anneal_placements(
+        problem, g, [Placed(forward, along, makespan)], budget, seed=seed, trace=trace
+    )
+    return found.device_of, found.order
+
+
+def anneal_placements(
+    problem: Problem,
+    g: Instance,
+    starts: Sequence[Placed],
+    budget: Budget,
+    *,
+    seed: int = 0,
+    trace: SearchTrace | None = None,
+    bound: float = 0.0,
+) -> Placed:
+    """Return the best placement that annealing finds from some that keep the limits.
+
+    Args:
+        problem: The problem.
+        g: Its instance.
+        starts: Where rounds begin, the best first.
+        budget: How long to go on.
+        seed: Of the random numbers.
+        trace: Where the best values are recorded.
+        bound: Seconds that no placement can beat; the search ends when it is reached.
+    """
+    best = starts[0]
+    if trace is not None:
+        trace.record(best.makespan)
+    margin, number = 0.0, 0
+    while budget.open and best.makespan > bound * (1 + 1e-12):
+        origin = starts[number // 2 % len(starts)] if number % 2 else best
+        hot = _HOT[number % len(_HOT)]
+        for attempt in range(_REPAIRS):
+            tight = g._replace(limit=g.limit - margin)
+            search = _round(tight, origin, budget, hot=hot, seed=seed + 1000 * number + attempt)
+            if search.excess > 0 or search.makespan >= best.makespan:
+                break
+            found = Placed(search.device_of, search.order, search.makespan)
+            found = found._replace(order=_model_order(problem, found))
+            excess = makespan_of(g, found.device_of, found.order)[1]
+            if excess <= 0:
+                best = found
+                if trace is not None:
+                    trace.record(best.makespan)
+                break
+            # Again from there, and with less memory, so that the order of the model fits.
+            margin = max(margin, excess)
+            origin, hot = found, _REPAIR_HOT
+        number += 1
+    return best
+
+
+def _model_order(problem: Problem, found: Placed) -> Array:
+    """Return the forward ops in the order in which the cost model runs them."""
+    number = np.full(len(problem.graph), -1, dtype=np.int64)
+    forward = forward_ops(problem.graph)
+    number[forward] = np.arange(len(forward))
+    order: Array = number[commit_order(problem.graph, plan_of(problem, found))]
+    return order
+
+
+def _round(g: Instance, origin: Placed, budget: Budget, *, hot: float, seed: int) -> Annealer:
+    """Return a search after one round of cooling."""
+    search = Annealer(g, origin.device_of, origin.order, seed=seed, effort=_ROUND)
+    smallest = float(g.limit.min())
+    price = _PRICE * origin.makespan / smallest if 0 < smallest < np.inf else 0.0
+    moves = max(1, _ROUND // _STEPS)
+    for step in range(_STEPS):
+        temperature = origin.makespan * hot * (_COLD / hot) ** (step / (_STEPS - 1))
+        taken = budget.take(moves)
+        begin = time.monotonic()
+        search.run(taken, temperature, price)
+        spent = time.monotonic() - begin
+        if not budget.open:
+            break
+        if budget.seconds_left < np.inf:
+            # The rest of the round in the time that is left, but never more moves than planned.
+            each = max(spent / max(taken, 1), 1e-9)
+            moves = int(min(_ROUND // _STEPS, budget.seconds_left / (_STEPS - step) / each)) or 1
+    return search

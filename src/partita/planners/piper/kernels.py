@@ -1,0 +1,429 @@
+"""Loops of Piper's search, interpreted on small inputs and compiled on large ones.
+
+They only index their arguments, which are arrays or named tuples of arrays, and call one another;
+``compiled`` gives the same functions compiled by Numba, with a cache on disk.
+"""
+
+import types
+from collections.abc import Callable
+from functools import cache
+from math import ceil, inf
+from typing import Any
+
+import numpy as np
+
+from partita.core.columns import Array
+from partita.planners.piper.tables import Case, Fronts, Items, Known, Lattice, Limits, Nodes, Stages
+
+EPSILON = 1e-12
+"""Relative difference that may come from rounding."""
+TINY = 1e-300
+UNSEEN = -1
+
+
+def fill_stages(nodes: Nodes, lattice: Lattice, limit_bytes: float, stages: Stages) -> int:
+    """Fill in the stages that fit with one microbatch in flight; return their number, -1 = more.
+
+    From each lower ideal the upper ones are reached step by step, and not beyond one that no degree
+    allows: what is above it needs more still.
+    """
+    count = 0
+    num_ideals = len(lattice.step_ptr) - 1
+    num_degrees = nodes.seconds.shape[0]
+    at = np.full(num_ideals, UNSEEN)
+    queue = np.empty(num_ideals, np.int64)
+    least = np.zeros((num_ideals, num_degrees))
+    for lower in range(num_ideals):
+        stages.ptr[lower] = count
+        first = count
+        queue[0], head, tail = lower, 0, 1
+        at[lower] = UNSEEN
+        least[lower, :] = 0.0
+        while head < tail:
+            below = queue[head]
+            head += 1
+            for step in range(lattice.step_ptr[below], lattice.step_ptr[below + 1]):
+                above = lattice.step_target[step]
+                if at[above] >= first:
+                    continue
+                if count == len(stages.upper):
+                    return -1
+                at[above] = count
+                node = lattice.step_node[step]
+                before = at[below] if below != lower else UNSEEN
+                _add_node(nodes, lattice.member[lower], node, stages, before, count)
+                allowed = False
+                for degree in range(num_degrees):
+                    least[above, degree] = least[below, degree] + nodes.least[degree, node]
+                    if least[above, degree] > limit_bytes:
+                        stages.seconds[count, degree] = inf
+                    allowed = allowed or stages.seconds[count, degree] < inf
+                stages.upper[count] = above
+                count += 1
+                if allowed:
+                    queue[tail] = above
+                    tail += 1
+    stages.ptr[num_ideals] = count
+    return count
+
+
+def _add_node(
+    nodes: Nodes, outside: Array, node: int, stages: Stages, before: int, row: int
+) -> None:
+    """Fill in a stage that has one node more than the stage before (-1 = the empty one)."""
+    for degree in range(nodes.seconds.shape[0]):
+        seconds = nodes.seconds[degree, node] + nodes.leave_s[degree, node]
+        saved = nodes.saved[degree, node]
+        for edge in range(nodes.in_ptr[node], nodes.in_ptr[node + 1]):
+            if outside[nodes.in_source[edge]]:
+                seconds += nodes.in_enter_s[degree, edge]
+                saved += nodes.in_kept[edge]
+            else:
+                seconds -= nodes.in_leave_s[degree, edge]
+        fixed = nodes.fixed[degree, node]
+        reduce_s = nodes.reduce_s[degree, node]
+        if before >= 0:
+            seconds += stages.seconds[before, degree]
+            saved += stages.saved[before, degree]
+            fixed += stages.fixed[before, degree]
+            reduce_s += stages.reduce_s[before, degree]
+        stages.seconds[row, degree] = seconds
+        stages.saved[row, degree] = saved
+        stages.fixed[row, degree] = fixed
+        stages.reduce_s[row, degree] = reduce_s
+
+
+def cover(
+    gain: Array, cost: Array, need: float, most: float, branches: int, taken: Array, best: Array
+) -> tuple[float, float, int]:
+    """Choose items that gain what is needed at the least cost; ``best`` says which.
+
+    Depth first with the fractional bound (Martello and Toth 1990, chapter 2). Items must be sorted
+    by cost over gain; equal ones are left out together. Choices above a cost of ``most`` are not
+    looked for.
+
+    Returns:
+        A bound from below, the cost found, and the branches taken. The bound is the cost, or above
+        ``most``, unless the branches allowed were not enough; both are infinite where all items
+        together do not do.
+    """
+    count = len(gain)
+    low, high = _greedy(gain, cost, need, best)
+    goal = min(high * (1 - EPSILON), most * (1 + EPSILON) + TINY)
+    if low >= goal:
+        return low, high, 0
+    taken[:count] = 0
+    spent, left, item = 0.0, need, 0
+    for branch in range(branches):
+        if _fractional(gain, cost, spent, left, item) < goal:
+            if left > 0:
+                taken[item] = 1
+                spent += cost[item]
+                left -= gain[item]
+                item += 1
+                continue
+            high = spent
+            goal = high * (1 - EPSILON)
+            for place in range(count):
+                best[place] = taken[place]
+        item -= 1
+        while item >= 0 and taken[item] == 0:
+            item -= 1
+        if item < 0:
+            return goal, high, branch
+        taken[item] = 0
+        spent -= cost[item]
+        left += gain[item]
+        item += 1
+        while item < count and gain[item] == gain[item - 1] and cost[item] == cost[item - 1]:
+            item += 1
+    return low, high, branches
+
+
+def _fractional(gain: Array, cost: Array, spent: float, left: float, item: int) -> float:
+    """Return the least cost if the last item taken may be a part; inf = not enough is left."""
+    while left > 0 and item < len(gain):
+        if gain[item] >= left:
+            return spent + float(cost[item] * left / gain[item])
+        spent += cost[item]
+        left -= gain[item]
+        item += 1
+    return inf if left > 0 else spent
+
+
+def _greedy(gain: Array, cost: Array, need: float, best: Array) -> tuple[float, float]:
+    """Take items in order until they do, then leave out what is not needed; bound and cost."""
+    low = _fractional(gain, cost, 0.0, need, 0)
+    best[: len(gain)] = 0
+    if low == inf:
+        return inf, inf
+    item, gained = 0, 0.0
+    while gained < need:
+        best[item] = 1
+        gained += gain[item]
+        item += 1
+    total = 0.0
+    for back in range(item - 1, -1, -1):
+        if gained - gain[back] >= need:
+            gained -= gain[back]
+            best[back] = 0
+        else:
+            total += cost[back]
+    return low, total
+
+
+def sort_items(items: Items, known: Known, degree: int, flight: int, key: int) -> int:
+    """Return the row of ``known.order`` for a degree and microbatches in flight.
+
+    By insertion: the items come nearly in order, and like ones stay together.
+    """
+    row = key % len(known.order_key)
+    if known.order_key[row] == key:
+        return row
+    count = 0
+    for item in range(len(items.node)):
+        gain = items.less_saved[degree, item] * flight + items.less_fixed[degree, item]
+        if not (gain > 0 and items.extra_s[degree, item] < inf):
+            continue
+        rate = items.extra_s[degree, item] / gain
+        place = count
+        while place > 0 and known.gain[place - 1] > rate:
+            known.gain[place] = known.gain[place - 1]
+            known.order[row, place] = known.order[row, place - 1]
+            place -= 1
+        known.gain[place] = rate
+        known.order[row, place] = item
+        count += 1
+    known.order_key[row] = key
+    known.order_count[row] = count
+    return int(row)
+
+
+def gather(case: Case, lower: int, stage: int, degree: int, flight: int) -> int:
+    """Gather gains and costs of a stage's items, best first; return their number."""
+    items, known = case.items, case.known
+    inside, outside = case.lattice.member[case.stages.upper[stage]], case.lattice.member[lower]
+    key = degree * (case.limits.replicas + 2) + flight
+    row = sort_items(items, known, degree, flight, key)
+    count = 0
+    for place in range(known.order_count[row]):
+        item = known.order[row, place]
+        node = items.node[item]
+        if inside[node] and not outside[node]:
+            gain = items.less_saved[degree, item] * flight + items.less_fixed[degree, item]
+            known.item[count] = item
+            known.gain[count] = gain
+            known.cost[count] = items.extra_s[degree, item]
+            count += 1
+    return count
+
+
+def _learn(budget: float, case: Case, place: Array) -> None:
+    """Bound the extra seconds of a stage by a slot's ``low`` and ``high``.
+
+    The first time by taking items in order; where that does not tell whether the budget is kept, by
+    looking for a better choice while there are branches left.
+    """
+    stages, known = case.stages, case.known
+    lower, stage, degree, flight, slot = place[0], place[1], place[2], place[3], place[4]
+    count = gather(case, lower, stage, degree, flight)
+    need = stages.saved[stage, degree] * flight + stages.fixed[stage, degree] - case.limits.bytes
+    gain, cost = known.gain[:count], known.cost[:count]
+    if known.flight[slot] != flight:
+        known.low[slot], known.high[slot] = _greedy(gain, cost, need, known.best)
+        known.flight[slot] = flight
+        known.tried[slot] = 0
+        if known.low[slot] == inf:
+            stages.stuck[stage, degree] = min(stages.stuck[stage, degree], flight)
+    if known.low[slot] <= budget < known.high[slot]:
+        most = min(known.left[0], known.left[1])
+        low, high, branches = cover(gain, cost, need, budget, most, known.taken, known.best)
+        known.low[slot], known.high[slot] = low, min(high, known.high[slot])
+        known.left[1] -= branches
+        known.tried[slot] = 1 if branches == most else 0
+
+
+def choose_items(target_s: float, case: Case, placed: Array, slower: Array) -> float:
+    """Mark the items of placed stages that take their slower choice; return the slowest time.
+
+    A row of ``placed`` is the lower ideal, the stage, the degree, the microbatches in flight and
+    the data-parallel degree.
+    """
+    stages, known = case.stages, case.known
+    slower[:] = 0
+    worst = 0.0
+    for row in range(len(placed)):
+        lower, stage, degree = placed[row, 0], placed[row, 1], placed[row, 2]
+        flight, data = placed[row, 3], placed[row, 4]
+        seconds, reduce_s = stages.seconds[stage, degree], stages.reduce_s[stage, degree]
+        extra = 0.0
+        need = stages.saved[stage, degree] * flight + stages.fixed[stage, degree]
+        need -= case.limits.bytes
+        if need > 0:
+            count = gather(case, lower, stage, degree, flight)
+            budget = (target_s - reduce_s) * data + (reduce_s - seconds)
+            gain, cost = known.gain[:count], known.cost[:count]
+            most = known.left[0]
+            _, extra, _ = cover(gain, cost, need, budget, most, known.taken, known.best)
+            for place in range(count):
+                if known.best[place]:
+                    slower[known.item[place]] = 1
+        worst = max(worst, (seconds + extra + reduce_s * (data - 1)) / data)
+    return worst
+
+
+def fill_fronts(target_s: float, case: Case, fronts: Fronts) -> int:
+    """Fill in the ways to run what each ideal leaves with every stage within a time.
+
+    Returns:
+        How many answers were left open for want of branches or room: 0 = if the empty ideal has no
+        way now, no plan keeps the time.
+    """
+    limits, stages = case.limits, case.stages
+    last = len(case.lattice.step_ptr) - 2
+    place = np.empty(5, np.int64)
+    fronts.begin[:] = 0
+    fronts.end[:] = 0
+    fronts.replicas[0], fronts.devices[0] = 0, 0
+    fronts.end[last] = 1
+    top, still_open = 1, 0
+    fronts.least[0, :] = limits.devices + 1
+    for lower in range(last - 1, -1, -1):
+        needed = ceil(limits.work[lower] / target_s - 1e-9)
+        most = limits.devices - max(needed, limits.room[lower])
+        for stage in range(stages.ptr[lower], stages.ptr[lower + 1]):
+            upper = stages.upper[stage]
+            if fronts.end[upper] == fronts.begin[upper]:
+                continue
+            for degree in range(len(limits.degrees)):
+                if stages.seconds[stage, degree] < inf:
+                    place[0], place[1], place[2] = lower, stage, degree
+                    still_open += _extend(target_s, most, case, fronts, place)
+        kept, dropped = _keep_best(limits, fronts, top, lower)
+        top += kept
+        still_open += dropped
+    return still_open
+
+
+def _extend(target_s: float, most: int, case: Case, fronts: Fronts, place: Array) -> int:
+    """Put a stage before every way of its upper ideal, with the least degree that keeps the time.
+
+    A larger degree for the same way is worse in both sums, and the least one grows with the sum of
+    degrees of the way, so that both are walked once.
+    """
+    limits, stages = case.limits, case.stages
+    stage, degree = place[1], place[2]
+    seconds, reduce_s = stages.seconds[stage, degree], stages.reduce_s[stage, degree]
+    tensor = limits.degrees[degree]
+    upper = stages.upper[stage]
+    choice, still_open = 0, 0
+    for way in range(fronts.begin[upper], fronts.end[upper]):
+        used = fronts.replicas[way]
+        while choice < len(limits.divisors):
+            data = limits.divisors[choice]
+            if used + data > limits.replicas:
+                return still_open
+            if data * tensor > stages.most[stage]:
+                return still_open
+            total = fronts.devices[way] + data * tensor
+            if total > most:
+                break
+            budget = (target_s - reduce_s) * data + (reduce_s - seconds)
+            place[3] = (used + 2 * data - 1) // data
+            fits = _fits(budget, case, place) if budget >= 0 else 0
+            if fits == 1:
+                if total < fronts.least[0, used + data]:
+                    fronts.least[0, used + data] = total
+                    fronts.least[1, used + data] = stage
+                    fronts.least[2, used + data] = degree
+                    fronts.least[3, used + data] = data
+                    fronts.least[4, used + data] = way
+                break
+            if fits < 0:
+                still_open += 1
+            choice += 1
+    return still_open
+
+
+def _fits(budget: float, case: Case, place: Array) -> int:
+    """Return whether a stage fits its memory within extra seconds: 1 yes, 0 no, -1 not known."""
+    stages, known = case.stages, case.known
+    stage, degree, flight = place[1], place[2], place[3]
+    if flight <= stages.free[stage, degree]:
+        return 1
+    if flight >= stages.stuck[stage, degree]:
+        return 0
+    slots = len(known.flight) // stages.seconds.size
+    slot = (stage * stages.seconds.shape[1] + degree) * slots + flight % slots
+    place[4] = slot
+    unsure = known.low[slot] <= budget < known.high[slot] and not known.tried[slot]
+    if known.flight[slot] != flight or unsure:
+        _learn(budget, case, place)
+    if known.low[slot] == inf:
+        return 0
+    if known.high[slot] <= budget * (1 + EPSILON) + TINY:
+        return 1
+    return 0 if known.low[slot] > budget else -1
+
+
+def _keep_best(limits: Limits, fronts: Fronts, top: int, lower: int) -> tuple[int, int]:
+    """Move the ways that none beats from the room to the front of an ideal.
+
+    Returns:
+        How many there are, and how many were left out for want of room.
+    """
+    fronts.begin[lower] = top
+    fewest, kept, dropped = limits.devices + 1, 0, 0
+    for used in range(fronts.least.shape[1]):
+        total = fronts.least[0, used]
+        fronts.least[0, used] = limits.devices + 1
+        if total >= fewest:
+            continue
+        fewest = total
+        if top + kept >= len(fronts.replicas):
+            dropped += 1
+            continue
+        fronts.replicas[top + kept], fronts.devices[top + kept] = used, total
+        fronts.stage[top + kept] = fronts.least[1, used]
+        fronts.degree[top + kept] = fronts.least[2, used]
+        fronts.data[top + kept] = fronts.least[3, used]
+        fronts.rest[top + kept] = fronts.least[4, used]
+        kept += 1
+    fronts.end[lower] = top + kept
+    return kept, dropped
+
+
+_CALLEES_FIRST = (
+    _add_node,
+    fill_stages,
+    _fractional,
+    _greedy,
+    cover,
+    sort_items,
+    gather,
+    _learn,
+    _fits,
+    _extend,
+    _keep_best,
+    fill_fronts,
+    choose_items,
+)
+_CALLED = (fill_stages, fill_fronts, choose_items)
+
+
+@cache
+def compiled() -> dict[str, Callable[..., Any]]:
+    """Return the kernels by name, compiled.
+
+    The cache on disk follows this file alone: fields of ``tables`` that change places leave it
+    stale.
+    """
+    from numba import njit  # noqa: PLC0415 (loaded only where it pays)
+
+    names: dict[str, Any] = dict(globals())
+    for kernel in _CALLEES_FIRST:
+        copy = types.FunctionType(kernel.__code__, names, kernel.__name__)
+        # Wrappers that only Python would call take longer to compile than the loops.
+        wrappers = {"no_cpython_wrapper": kernel not in _CALLED, "no_cfunc_wrapper": True}
+        names[kernel.__name__] = njit(cache=True, **wrappers)(copy)  # type: ignore[call-overload]
+    return {kernel.__name__: names[kernel.__name__] for kernel in _CALLED}

@@ -1,0 +1,266 @@
+"""Splits whose parts need not follow one another: simulated annealing from a contiguous one.
+
+Where the nodes are colocation classes, any assignment is a split. Moves are incremental: a node
+that goes from device a to device b changes the loads of a and b alone, by its seconds and by nets
+that begin or cease to be cut there. Rounds alternate between exploring (from the first split, hot)
+and polishing (from the best so far, cool). All random numbers follow from the seed, so with a given
+number of moves the result does too. ``O(nets of the nodes moved)`` a move, some two million moves a
+second compiled.
+
+The same annealing serves contiguous splits (circles between devices are refused) and the latency of
+one sample, both at ``O(ops + edges)`` a move.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from partita.core.columns import Array, Flags, Floats, Longs
+from partita.kernels import COMPILE_FROM, run_kernel
+from partita.objectives.sums import sum_by
+from partita.planners.lattice.nets import Nets, nets_by_node
+from partita.planners.split.anneal_kernel import LOADS, MODULUS, ORDERED_LOADS, anneal_split
+from partita.planners.split.model import SplitModel
+
+INTERPRETED_WORK = 150_000
+"""Nets and edges looked at up to which the interpreter is quick enough."""
+ROUND_MOVES, ORDERED_ROUND_MOVES = 500_000, 200_000
+ORDERED_ROUND_WORK = 100_000_000
+ROUNDS, FEWER_ROUNDS, MANY_NODES = 40, 16, 1_000
+ORDERED_ROUNDS = 4
+LARGEST_CLUSTER = 30.0
+COLD = 0.0001
+BARRED = 1e3
+"""Seconds of a node where it may not run, in units of all work."""
+
+
+class _Manner(NamedTuple):
+    """How a round goes: from the best so far or the start, how hot, how close to the maximum."""
+
+    from_best: bool
+    heat: float
+    doublings: int
+
+
+MANNERS = (
+    _Manner(from_best=False, heat=2.0, doublings=4),
+    _Manner(from_best=False, heat=0.5, doublings=5),
+    _Manner(from_best=False, heat=2.0, doublings=4),
+    _Manner(from_best=True, heat=0.02, doublings=5),
+)
+"""In turn. Hot rounds cross between shapes of splits, the last one balances what was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Assignment:
+    """A device for every node.
+
+    Attributes:
+        value: The largest load; infinite while some device lacks memory or a node may not run.
+        device_of: A place in ``devices_in_order`` for every node.
+    """
+
+    value: float
+    device_of: Longs
+
+
+def devices_in_order(model: SplitModel) -> Longs:
+    """Return the devices of the cluster by class, as assignments number them."""
+    return np.array([device for members in model.devices for device in members], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Flow:
+    """What the order of things means for an assignment.
+
+    Attributes:
+        goal: ``ORDERED_LOADS``: no data may flow in a circle between devices; ``LATENCY``: the
+            value is the time of the last result; ``LOADS``: order means nothing.
+        node_of: The node of every op; here an op is the unit of the flow.
+        succ_ptr: Op i comes before ``succ[succ_ptr[i]:succ_ptr[i + 1]]``.
+        succ: See ``succ_ptr``.
+        op_s: Seconds of each op on devices that run op by op.
+        is_block: Whether each device runs all it has as one call.
+    """
+
+    goal: int
+    node_of: Longs
+    succ_ptr: Longs
+    succ: Longs
+    op_s: Floats
+    is_block: Flags
+
+
+def no_flow(model: SplitModel) -> Flow:
+    """Return that order means nothing."""
+    none = np.zeros(0, dtype=np.int64)
+    blocks = np.ones(model.num_devices, dtype=bool)
+    return Flow(
+        goal=LOADS,
+        node_of=none,
+        succ_ptr=np.zeros(1, dtype=np.int64),
+        succ=none,
+        op_s=np.zeros(0),
+        is_block=blocks,
+    )
+
+
+def ordered_flow(model: SplitModel) -> Flow:
+    """Return that the parts of a split must follow one another, by the order of the nodes."""
+    count = model.q.num_nodes
+    return Flow(
+        goal=ORDERED_LOADS,
+        node_of=np.arange(count),
+        succ_ptr=model.q.succ_ptr,
+        succ=model.q.succ,
+        op_s=np.zeros(count),
+        is_block=np.ones(model.num_devices, dtype=bool),
+    )
+
+
+def _move_work(flow: Flow) -> int:
+    """Return about how many nets and edges are looked at in a move."""
+    return 4 + (len(flow.node_of) + len(flow.succ) if flow.goal != LOADS else 0)
+
+
+def round_moves(model: SplitModel, flow: Flow) -> int:
+    """Return the moves of a round, from hot to cold: by size, less than a second."""
+    nodes, work = model.q.num_nodes, _move_work(flow)
+    if flow.goal == LOADS:
+        return min(ROUND_MOVES, 20 * nodes**3)
+    # Few nodes get as many moves as need no compiling.
+    few = min(20 * nodes**3, max(2 * nodes**3, INTERPRETED_WORK // (ORDERED_ROUNDS * work)))
+    return min(ORDERED_ROUND_MOVES, few, max(250, ORDERED_ROUND_WORK // work))
+
+
+def default_moves(model: SplitModel, flow: Flow) -> int:
+    """Return the moves of an annealing that nobody limits: some seconds at most."""
+    nodes, rounds = model.q.num_nodes, ORDERED_ROUNDS
+    if flow.goal == LOADS:
+        rounds = min(ROUNDS if nodes <= MANY_NODES else FEWER_ROUNDS, 2 + nodes // 2)
+    return round_moves(model, flow) * rounds
+
+
+def anneal(
+    model: SplitModel,
+    flow: Flow,
+    start: Array,
+    *,
+    seed: int,
+    moves: int,
+    stop: Callable[[], bool] = lambda: False,
+    found: Callable[[float], None] = lambda value: None,
+) -> Assignment:
+    """Return the best assignment of an annealing that starts from a given one.
+
+    Args:
+        model: The costs.
+        flow: What the order of things means.
+        start: The first assignment; it may break memory limits.
+        seed: Seed of the random numbers.
+        moves: Moves in all.
+        stop: Asked after every round.
+        found: Told every better value, after the round that found it.
+    """
+    columns = _columns(model, flow)
+    first = (np.asarray(start), MANNERS[0], seed, 0)
+    origin = best = _round(model, flow, columns, first, scale=1.0)
+    scale = origin.value if 0 < origin.value < np.inf else float(columns[0].max()) or 1.0
+    rounds = max(1, -(-moves // max(1, round_moves(model, flow))))
+    compiled = moves * _move_work(flow) > INTERPRETED_WORK
+    for number in range(rounds):
+        manner = MANNERS[number % len(MANNERS)]
+        begin = best if manner.from_best else origin
+        effort = (begin.device_of, manner, seed * 7919 + number, moves // rounds)
+        result = _round(model, flow, columns, effort, scale=scale, compiled=compiled)
+        if result.value < best.value:
+            best = result
+            found(best.value)
+        if stop():
+            break
+    return best
+
+
+def _columns(model: SplitModel, flow: Flow) -> tuple[Array, ...]:
+    """Return what the kernel reads; a node takes very long where it may not run."""
+    nodes = model.q.num_nodes
+    total = float(np.where(np.isfinite(model.seconds), model.seconds, 0.0).sum())
+    longest = BARRED * (total + 1e-9)
+    return (
+        np.where(np.isfinite(model.seconds), model.seconds, longest).ravel(),
+        *(_class_of(model), model.pays),
+        *(np.maximum(model.limit_bytes, 1e-9), model.node_bytes),
+        *nets_by_node(model.nets, nodes),
+        *(model.nets.ptr, model.nets.pins, model.net_s),
+        *nets_by_node(model.shared, nodes),
+        model.shared_bytes,
+        *(flow.node_of, flow.succ_ptr, flow.succ),
+        np.where(np.isfinite(flow.op_s), flow.op_s, longest),
+        flow.is_block,
+    )
+
+
+def _class_of(model: SplitModel) -> Longs:
+    return np.repeat(np.arange(model.num_classes), [len(members) for members in model.devices])
+
+
+def _round(
+    model: SplitModel,
+    flow: Flow,
+    columns: tuple[Array, ...],
+    effort: tuple[Array, _Manner, int, int],
+    *,
+    scale: float,
+    compiled: bool = False,
+) -> Assignment:
+    """Return the best assignment of one annealing: from a start, in a manner, by a seed."""
+    start, manner, seed, moves = effort
+    nodes, ops = model.q.num_nodes, len(flow.node_of)
+    device_of, best_of = np.array([start, start], dtype=np.int64)
+    load, used, inside, held = _loads(model, columns[0], device_of)
+    blocks = len(load) + ops
+    best = np.array([np.inf])
+    setting = np.array([manner.heat, COLD, scale, manner.doublings, LARGEST_CLUSTER])
+    random_state = (seed * 69621 + 12345) % (MODULUS - 1) + 1
+    run_kernel(
+        anneal_split,
+        COMPILE_FROM if compiled else 0,
+        (*columns, setting),
+        (
+            np.array([random_state, moves, flow.goal]),
+            *(device_of, best_of, best, load, used, inside.ravel(), held.ravel()),
+            np.zeros(len(load)),
+            *np.zeros((3, nodes + 1), dtype=np.int64),
+            np.zeros(len(load), dtype=np.int64),
+            *np.zeros((2, ops), dtype=np.int64),
+            np.zeros(blocks, dtype=np.int64),
+            np.zeros(blocks),
+            np.zeros(blocks, dtype=np.int64),
+        ),
+    )
+    return Assignment(value=float(best[0]), device_of=best_of)
+
+
+def _loads(
+    model: SplitModel, seconds: Array, device_of: Longs
+) -> tuple[Floats, Floats, Longs, Longs]:
+    """Return load and bytes of each device, and how many pins of each net are on it."""
+    class_of = _class_of(model)
+    count, nodes = len(class_of), model.q.num_nodes
+    inside = _pins_on(model.nets, device_of, count)
+    held = _pins_on(model.shared, device_of, count)
+    table = seconds.reshape(model.num_classes, nodes)
+    load = sum_by(device_of, table[class_of[device_of], np.arange(nodes)], count)
+    size = np.diff(model.nets.ptr)[:, None]
+    cut = (inside > 0) & (inside < size)
+    load += np.where(model.pays[class_of], model.net_s @ cut, 0.0)
+    used = sum_by(device_of, model.node_bytes, count) + model.shared_bytes @ (held > 0)
+    return load, used, inside, held
+
+
+def _pins_on(nets: Nets, device_of: Longs, count: int) -> Longs:
+    net = np.repeat(np.arange(len(nets)), np.diff(nets.ptr))
+    keys = net * count + device_of[nets.pins]
+    return np.bincount(keys, minlength=len(nets) * count).reshape(len(nets), count)

@@ -1,0 +1,201 @@
+"""The planners by name, and the one way to call them."""
+
+import difflib
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeAlias
+
+from partita.core.problem import Problem
+from partita.core.solution import Solution
+from partita.errors import InvalidInputError, PartitaError, UnsupportedError
+from partita.planners.auto.planner import plan_auto
+from partita.planners.autopipe import plan_autopipe
+from partita.planners.baechi.m_etf import plan_m_etf
+from partita.planners.baechi.m_sct import plan_m_sct
+from partita.planners.baechi.m_topo import plan_m_topo
+from partita.planners.brute_force import plan_brute_force
+from partita.planners.custom import plan_custom
+from partita.planners.expert import plan_expert
+from partita.planners.hierarchical import plan_hierarchical
+from partita.planners.local_search import plan_local_search
+from partita.planners.manual import plan_manual
+from partita.planners.merak import (
+    plan_parameters,
+    plan_uniform_floor,
+    plan_uniform_transformer,
+)
+from partita.planners.optimal_split import plan_optimal_split
+from partita.planners.pipedream.planner import plan_pipedream
+from partita.planners.piper.planner import plan_piper
+from partita.planners.scattered import plan_random
+from partita.planners.single import plan_single
+from partita.planners.sparse_pipedream import plan_sparse_pipedream
+from partita.planners.uniform import plan_uniform
+
+Planner: TypeAlias = Callable[..., Solution]
+
+PLANNERS: Mapping[str, Planner] = {
+    "auto": plan_auto,
+    "single": plan_single,
+    "uniform": plan_uniform,
+    "uniform_floor": plan_uniform_floor,
+    "uniform_transformer": plan_uniform_transformer,
+    "parameters": plan_parameters,
+    "autopipe": plan_autopipe,
+    "custom": plan_custom,
+    "expert": plan_expert,
+    "random": plan_random,
+    "manual": plan_manual,
+    "m-topo": plan_m_topo,
+    "m-etf": plan_m_etf,
+    "m-sct": plan_m_sct,
+    "brute-force": plan_brute_force,
+    "local-search": plan_local_search,
+    "hierarchical": plan_hierarchical,
+    "piper": plan_piper,
+    "optimal-split": plan_optimal_split,
+    "pipedream": plan_pipedream,
+    "sparse-pipedream": plan_sparse_pipedream,
+}
+logger = logging.getLogger(__name__)
+
+DEFAULT_PLANNER = "auto"
+ENTRY_POINTS = "partita.planners"
+TRACE = "trace"
+"""The keyword of planners that report progress: no option, as it never changes the result."""
+
+
+def planners() -> Mapping[str, Planner]:
+    """Return all planners: those of the table, and of installed plug-ins.
+
+    A plug-in that cannot be loaded is left out, with a warning.
+    """
+    found: dict[str, Planner] = {}
+    for name, entry in _plugged().items():
+        try:
+            found[name] = _load(entry)
+        except UnsupportedError as exc:
+            logger.warning("%s", exc)
+    return {**found, **PLANNERS}
+
+
+def find_planner(name: str) -> Planner | None:
+    """Return a planner by name, of the table or of a plug-in; None if there is none.
+
+    Plug-ins are looked at only where the table has no such name, and only the one that has it is
+    loaded.
+
+    Raises:
+        UnsupportedError: It is a plug-in that cannot be loaded.
+    """
+    if name in PLANNERS:
+        return PLANNERS[name]
+    entry = _plugged().get(name)
+    return None if entry is None else _guarded(name, _load(entry))
+
+
+def _plugged() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+
+
+def _load(entry: EntryPoint) -> Planner:
+    try:
+        planner: Planner = entry.load()
+    except Exception as exc:  # loading runs the plug-in's own code, which may raise anything
+        raise UnsupportedError(
+            f"planner {entry.name!r} is a plug-in, and {entry.value} cannot be loaded: "
+            f"{str(exc) or type(exc).__name__}"
+        ) from exc
+    return planner
+
+
+def get_planner(name: str, **options: object) -> Callable[[Problem], Solution]:
+    """Return a planner by name with its options bound.
+
+    Raises:
+        InvalidInputError: There is no such planner or option; suggests near names.
+        UnsupportedError: It is a plug-in that cannot be loaded.
+    """
+    planner = find_planner(name)
+    if planner is None:
+        known = [*PLANNERS, *_plugged()]
+        raise InvalidInputError(f"there is no planner {name!r}{_near(name, known)}")
+    accepted = [
+        parameter.name
+        for parameter in inspect.signature(planner).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name != TRACE
+    ]
+    for option in options:
+        if option not in accepted:
+            raise InvalidInputError(
+                f"planner {name!r} has no option {option!r}{_near(option, accepted)}"
+            )
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(planner).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        and parameter.default is inspect.Parameter.empty
+        and parameter.name not in options
+    ]
+    if needed:
+        raise InvalidInputError(f"planner {name!r} needs the option {needed[0]!r}")
+    for option, value in options.items():
+        _check_option(name, inspect.signature(planner).parameters[option], value)
+    return partial(planner, **options)
+
+
+def _check_option(planner: str, parameter: inspect.Parameter, value: object) -> None:
+    """Check the value of an option whose annotation is a plain type; others are not checked."""
+    kinds = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
+    allowed = kinds.get(parameter.annotation)
+    if allowed is None:
+        return
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        raise InvalidInputError(
+            f"option {parameter.name!r} of planner {planner!r} is {value!r}; "
+            f"expected a value of type {parameter.annotation.__name__}"
+        )
+
+
+def _guarded(name: str, planner: Planner) -> Planner:
+    """Return a plug-in whose own failures are named as such."""
+
+    @functools.wraps(planner)
+    def call(problem: Problem, **options: Any) -> Solution:  # noqa: ANN401
+        try:
+            found = planner(problem, **options)
+        except PartitaError:
+            raise
+        except Exception as exc:
+            raise UnsupportedError(
+                f"planner {name!r} is a plug-in and failed: {type(exc).__name__}: {exc}"
+            ) from exc
+        if not isinstance(found, Solution):
+            raise UnsupportedError(f"planner {name!r} is a plug-in and returned no Solution")
+        return found
+
+    return call
+
+
+def solve(problem: Problem, planner: str = DEFAULT_PLANNER, **options: Any) -> Solution:  # noqa: ANN401
+    """Return the solution that a planner finds for a problem.
+
+    >>> from partita.catalogue.examples import example
+    >>> solve(example("gpt-small"), "uniform").plan.schedule.value
+    '1f1b'
+
+    Raises:
+        InfeasibleError: Nothing that it finds fits.
+        InvalidInputError: There is no such planner or option.
+    """
+    return get_planner(planner, **options)(problem)
+
+
+def _near(name: str, known: Any) -> str:  # noqa: ANN401 (any collection of names)
+    close = difflib.get_close_matches(name, list(known), n=1)
+    listing = ", ".join(known)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {listing or 'none'}"

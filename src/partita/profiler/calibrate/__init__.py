@@ -1,0 +1,1 @@
+"""Devices and links, measured and written as a cluster."""

@@ -1,0 +1,1 @@
+"""Costs of ops, measured on this machine."""

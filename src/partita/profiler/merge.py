@@ -1,0 +1,77 @@
+"""One graph with costs for several types of devices."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from partita.core.graph import Graph
+from partita.errors import InvalidInputError
+from partita.profiler.estimate.estimate import ANNOTATION as ESTIMATED
+from partita.profiler.measure.costs import ANNOTATION as MEASURED
+
+
+def merge_costs(graphs: Sequence[Graph], names: Sequence[str] = ()) -> Graph:
+    """Return the first graph with the costs of all of them.
+
+    Bytes of an op are the largest that any of them has. The first device type of the first graph
+    stays the reference.
+
+    Args:
+        graphs: Graphs of one model, each measured on other types of devices.
+        names: What to call them in errors, such as their files.
+
+    Raises:
+        InvalidInputError: They are of several models, sizes or types, or two have costs for one
+            type of device.
+    """
+    if len(graphs) < 2:
+        raise InvalidInputError(f"{len(graphs)} graphs to merge; expected two or more")
+    names = names or [graph.name for graph in graphs]
+    first = graphs[0]
+    owner: dict[str, str] = {}
+    for graph, name in zip(graphs, names, strict=True):
+        _check_same(first, graph, (names[0], name))
+        for costs in graph.costs:
+            if costs.device_type in owner:
+                raise InvalidInputError(
+                    f"{owner[costs.device_type]} and {name} both have costs for "
+                    f"{costs.device_type or 'any device'!r}; give one of them another --device-type"
+                )
+            owner[costs.device_type] = name
+    ops = replace(
+        first.ops,
+        saved_bytes=reduce(np.maximum, [graph.ops.saved_bytes for graph in graphs]),
+        workspace_bytes=reduce(np.maximum, [graph.ops.workspace_bytes for graph in graphs]),
+    )
+    return replace(
+        first,
+        ops=ops,
+        costs=tuple(costs for graph in graphs for costs in graph.costs),
+        annotations={**first.annotations, **_records(graphs)},
+    )
+
+
+def _records(graphs: Sequence[Graph]) -> dict[str, dict[str, Any]]:
+    """Return how the costs were measured and estimated, by type of device."""
+    found: dict[str, dict[str, Any]] = {}
+    for graph in graphs:
+        for origin in (MEASURED, ESTIMATED):
+            if origin in graph.annotations:
+                found.setdefault(origin, {}).update(graph.annotations[origin])
+    return found
+
+
+def _check_same(first: Graph, other: Graph, names: tuple[str, str]) -> None:
+    for what, ours, theirs in (
+        ("fingerprint", first.fingerprint, other.fingerprint),
+        ("batch size", first.batch_size, other.batch_size),
+        ("dtype", first.dtype, other.dtype),
+    ):
+        if ours != theirs:
+            raise InvalidInputError(
+                f"{names[0]} has {what} {ours}, {names[1]} {theirs}; costs can be merged for one "
+                "graph of one batch size and type only"
+            )

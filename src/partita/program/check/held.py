@@ -1,0 +1,183 @@
+"""Which device holds which bucket of parameters, and who reduces and steps it.
+
+A trainable parameter is in one bucket. All devices of all stages that use it hold it; those of one
+tensor-parallel rank reduce it together. A device steps it once, in the UPDATE of the lowest stage
+there that uses it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from partita.core.columns import Array
+from partita.core.plan import Shard
+from partita.core.program import Kind
+from partita.errors import InvalidInputError
+from partita.program.check.case import Case, look_up
+from partita.program.layout import owners
+
+GRADIENT_SHARDS = (Shard.GRADIENTS, Shard.PARAMETERS)
+
+
+class Owned(NamedTuple):
+    """Pairs of a bucket and a stage that uses its parameters, sorted.
+
+    Attributes:
+        bucket: The bucket.
+        stage: The stage.
+    """
+
+    bucket: Array
+    stage: Array
+
+
+class Buckets(NamedTuple):
+    """What must happen to each bucket.
+
+    Attributes:
+        kind: The collective that reduces it; -1 = no other device holds it.
+        span: Microbatches between two reductions.
+        cycle: Microbatches between two updates.
+        shard: Index into ``Shard`` of what the replicas divide; 0 where nothing is shared.
+        bytes: Bytes of a tensor-parallel rank.
+    """
+
+    kind: Array
+    span: Array
+    cycle: Array
+    shard: Array
+    bytes: Array
+
+
+class Held(NamedTuple):
+    """A row for each bucket and device that holds it, sorted by both.
+
+    Attributes:
+        key: ``bucket * devices + device``.
+        bucket: The bucket.
+        device: The device.
+        stage: The stage whose UPDATE steps it there.
+        team: A number shared by the devices that reduce it together.
+    """
+
+    key: Array
+    bucket: Array
+    device: Array
+    stage: Array
+    team: Array
+
+    def find(self, bucket: Array, device: Array, num_devices: int) -> Array:
+        """Return the row of each (bucket, device); -1 where the device does not hold it."""
+        wanted = bucket.astype(np.int64) * num_devices + device
+        return look_up(self.key, np.arange(len(self.key)), wanted)
+
+
+def check_buckets(case: Case) -> Owned:
+    """Check that the buckets divide the trainable parameters, and return their owners.
+
+    Raises:
+        InvalidInputError: A parameter in no bucket, in two or in one where it does not belong.
+    """
+    program, table = case.program, case.problem.graph.parameters
+    parameter, stage = owners(case.problem.graph, case.plan)
+    trained = table.trainable[parameter] & case.trains
+    parameter, stage = parameter[trained], stage[trained]
+    listed, count = program.bucket_parameters, len(table)
+    if len(listed) and int(listed.max()) >= count:
+        raise InvalidInputError(f"a bucket holds parameter {listed.max()}; there are {count}")
+    times = np.bincount(listed, minlength=count)
+    needed = np.zeros(count, dtype=np.int64)
+    needed[parameter] = 1
+    if not np.array_equal(times, needed):
+        wrong = int(np.argmax(times != needed))
+        raise InvalidInputError(
+            f"parameter {table.names[wrong]!r} is in {times[wrong]} buckets; expected "
+            f"{needed[wrong]}: one if it is trained, else none"
+        )
+    bucket_of = np.zeros(count, dtype=np.int64)
+    bucket_of[listed] = np.repeat(
+        np.arange(len(program.bucket_ptr) - 1), np.diff(program.bucket_ptr)
+    )
+    pairs = np.unique(bucket_of[parameter] * case.num_stages + stage)
+    owned = Owned(pairs // case.num_stages, pairs % case.num_stages)
+    _check_same_owners(case, owned, parameter, bucket_of)
+    _check_ties(case, owned)
+    return owned
+
+
+def _check_same_owners(case: Case, owned: Owned, parameter: Array, bucket_of: Array) -> None:
+    names = case.problem.graph.parameters.names
+    own = np.bincount(parameter, minlength=len(names))[parameter]
+    together = np.bincount(owned.bucket, minlength=len(case.program.bucket_ptr))
+    wrong = own != together[bucket_of[parameter]]
+    if wrong.any():
+        at = int(parameter[np.argmax(wrong)])
+        raise InvalidInputError(
+            f"bucket {bucket_of[at]} holds parameter {names[at]!r} together with parameters of "
+            "other stages; those are reduced together that the same stages use"
+        )
+
+
+def _check_ties(case: Case, owned: Owned) -> None:
+    tied = np.bincount(owned.bucket)[owned.bucket] > 1
+    if tied.any() and case.plan.stashes_weights:
+        bucket = int(owned.bucket[np.argmax(tied)])
+        raise InvalidInputError(
+            f"bucket {bucket} is tied over several stages; schedule 'pipedream' keeps versions of "
+            "each stage alone"
+        )
+    degree = case.layout.tp[owned.stage]
+    wrong = (owned.bucket[1:] == owned.bucket[:-1]) & (degree[1:] != degree[:-1])
+    if wrong.any():
+        bucket = int(owned.bucket[np.argmax(wrong)])
+        raise InvalidInputError(
+            f"bucket {bucket} is tied over stages of different tensor-parallel degree; they must "
+            "be equal"
+        )
+
+
+def held_buckets(case: Case, owned: Owned) -> Held:
+    """Return who holds, reduces and steps each bucket."""
+    homes = case.homes
+    counts = np.diff(homes.ptr)[owned.stage]
+    first = np.repeat(homes.ptr[owned.stage], counts)
+    home = first + np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
+    bucket, stage = np.repeat(owned.bucket, counts), homes.stage[home]
+    order = np.lexsort((stage, homes.device[home], bucket))
+    key = (bucket * case.num_devices + homes.device[home])[order]
+    lowest = order[np.flatnonzero(np.r_[True, np.diff(key) != 0])] if len(key) else order
+    bucket, home = bucket[lowest], home[lowest]
+    return Held(
+        bucket * case.num_devices + homes.device[home],
+        bucket,
+        homes.device[home],
+        homes.stage[home],
+        bucket * case.num_ranks + homes.rank[home],
+    )
+
+
+def bucket_rules(case: Case, owned: Owned, held: Held) -> Buckets:
+    """Return what must happen to each bucket."""
+    program, plan = case.program, case.plan
+    count = len(program.bucket_ptr) - 1
+    first = np.zeros(count, dtype=np.int64)
+    first[owned.bucket[::-1]] = owned.stage[::-1]
+    tied = np.bincount(owned.bucket, minlength=count) > 1
+    shared = np.zeros(count, dtype=bool)
+    shared[held.bucket] = np.bincount(held.team)[held.team] > 1
+    rank = np.array([list(Shard).index(stage.shard) for stage in plan.stages], dtype=np.int64)
+    shard = np.where(tied | ~shared, 0, rank[first])
+    whole = np.full(count, case.num_microbatches)
+    cycle = case.layout.round[first].astype(np.int64) if plan.stashes_weights else whole
+    by_turn = np.isin(shard, [list(Shard).index(part) for part in GRADIENT_SHARDS])
+    sizes = np.zeros(count)
+    bucket = np.repeat(np.arange(count), np.diff(program.bucket_ptr))
+    np.add.at(sizes, bucket, case.problem.graph.parameters.bytes[program.bucket_parameters])
+    reduced = np.where(shard == 0, int(Kind.ALL_REDUCE), int(Kind.REDUCE_SCATTER))
+    return Buckets(
+        np.where(shared, reduced, -1),
+        np.where(by_turn, case.layout.replicas[first], cycle),
+        cycle,
+        shard,
+        sizes / case.layout.tp[first],
+    )

@@ -1,0 +1,477 @@
+"""From a plan to the Program that runs it.
+
+Compute instructions are ordered on each device by the plan's schedule. Their *level* is the longest
+path over device orders and data edges. A device lists everything by (level, compute before messages
+before collectives, canonical number), and a message has its producer's level at both ends: one
+global linear extension with atomic exchanges, which is free of deadlock with buffered and with
+rendezvous sends, overlapped and blocking.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from partita.core.columns import Array, frozen_array
+from partita.core.plan import Plan, Shard
+from partita.core.problem import Mode, Problem, Schedule
+from partita.core.program import Kind, Program
+from partita.errors import InvalidInputError
+from partita.kernels import csr, longest_levels, run_kernel
+from partita.program.layout import Crossings, Layout, crossings, input_readers, tensor_bytes
+from partita.program.listing import Listing
+from partita.program.order import ListOrder, ordered
+from partita.program.reductions import Bucket, Reductions, reductions
+from partita.program.schedules import SCHEDULES, Order, Pipeline, in_flight
+
+_GRADIENT_KINDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
+
+
+def lower(problem: Problem, plan: Plan, *, order: ListOrder = ListOrder.DEVICE) -> Program:
+    """Return the Program of a plan.
+
+    Args:
+        problem: The problem.
+        plan: A plan for it.
+        order: Whose order the devices list their compute in.
+
+    Raises:
+        InvalidInputError: The plan does not fit the problem, its schedule cannot run it, or it
+            cannot be listed in that order.
+    """
+    plan.check_fits(problem)
+    return _Lowering(problem, plan, order).program()
+
+
+class _Lowering:
+    """The steps of ``lower``, with what they share.
+
+    Nodes of the level graph: one for each (kind, stage, microbatch), then the gathers of sharded
+    parameters, then the updates of weight stashing. Tensor-parallel ranks share a node.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan, order: ListOrder) -> None:
+        self.problem, self.plan = problem, plan
+        self.graph = problem.graph
+        self.layout = Layout(plan)
+        self.crossing: Crossings = crossings(problem.graph, plan)
+        self.read_once = bool((np.diff(self.crossing.tensor) != 0).all())
+        self.in_flight = in_flight(plan, self.layout, self.crossing)
+        pipe = Pipeline(plan, self.layout, self.in_flight)
+        self.order: Order = ordered(order, _order(problem, pipe), pipe, self.crossing)
+        self.kinds = list(self.order)
+        self.reductions: Reductions = reductions(problem, plan, self.layout)
+        self.stages, self.microbatches = self.layout.num_stages, self.layout.num_microbatches
+        self.size = self.stages * self.microbatches
+        self.exists = self._existing()
+        self.gathers = self._gather_entries()
+        self.updates = self._update_entries()
+        self.level = self._levels()
+        self.listing = Listing(len(plan.devices))
+
+    def _existing(self) -> Array:
+        """Return which compute nodes there are: RECOMPUTE only in stages that recompute."""
+        exists = np.ones((len(self.kinds), self.stages), dtype=bool)
+        if Kind.RECOMPUTE in self.kinds:
+            again = np.bincount(
+                self.plan.stage_of, weights=self.plan.recompute, minlength=self.stages
+            )
+            exists[self.kinds.index(Kind.RECOMPUTE)] = again > 0
+        return np.repeat(exists.ravel(), self.microbatches)
+
+    def node(self, kind: Kind, stage: Array, microbatch: Array) -> Array:
+        """Return the node of each (stage, microbatch) of a kind."""
+        first = self.kinds.index(kind) * self.size
+        result: Array = first + stage.astype(np.int64) * self.microbatches + microbatch
+        return result
+
+    @property
+    def gradient_kind(self) -> Kind | None:
+        """The kind that sends gradients; None in inference."""
+        return next((kind for kind in self.kinds if kind in _GRADIENT_KINDS), None)
+
+    @property
+    def last_kind(self) -> Kind:
+        """The kind that completes the gradients of parameters."""
+        split = Kind.BACKWARD_WEIGHT in self.kinds
+        return Kind.BACKWARD_WEIGHT if split else Kind.BACKWARD
+
+    def _grid(self) -> tuple[Array, Array]:
+        stage, turn = np.divmod(np.arange(self.size), self.microbatches)
+        return stage, turn
+
+    def _gather_entries(self) -> list[tuple[int, Kind, Array]]:
+        """Return (stage, kind, microbatches[gather, replica]) of every gather of parameters.
+
+        A backward that follows its RECOMPUTE uses the copy that was gathered for that.
+        """
+        entries: list[tuple[int, Kind, Array]] = []
+        for stage, bucket in sorted(self.reductions.own.items()):
+            if bucket.shard is not Shard.PARAMETERS or not bucket.is_shared:
+                continue
+            turns = np.arange(self.microbatches).reshape(-1, int(self.layout.replicas[stage]))
+            kinds = {Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT}
+            if Kind.RECOMPUTE in self.kinds and self.exists[self._recompute_node(stage)]:
+                kinds = {Kind.FORWARD, Kind.RECOMPUTE}
+            entries += [(stage, kind, turns) for kind in self.kinds if kind in kinds]
+        return entries
+
+    def _recompute_node(self, stage: int) -> int:
+        return self.kinds.index(Kind.RECOMPUTE) * self.size + stage * self.microbatches
+
+    def _update_entries(self) -> list[tuple[int, Array]]:
+        """Return (stage, last microbatch of each round) of every updating stage when stashing."""
+        if not self.plan.stashes_weights:
+            return []
+        return [
+            (
+                stage,
+                np.arange(
+                    self.layout.round[stage] - 1, self.microbatches, self.layout.round[stage]
+                ),
+            )
+            for stage in self.reductions.updating
+        ]
+
+    def _levels(self) -> Array:
+        """Return the level of every node."""
+        device, key, node, total = self._order_entries()
+        by_device = _by_device(device, key)
+        device, node = device[by_device], node[by_device]
+        follows = device[1:] == device[:-1]
+        source, target = [node[:-1][follows]], [node[1:][follows]]
+        turns = np.arange(self.microbatches)
+        pairs = np.unique(np.stack([self.crossing.producer, self.crossing.reader]), axis=1)
+        a, b = (np.repeat(side, self.microbatches) for side in pairs)
+        turn = np.tile(turns, pairs.shape[1])
+        source.append(self.node(Kind.FORWARD, a, turn))
+        target.append(self.node(Kind.FORWARD, b, turn))
+        if self.gradient_kind is not None:
+            flows = self.graph.tensors.differentiable[self.crossing.tensor]
+            pairs = np.stack([self.crossing.producer[flows], self.crossing.reader[flows]])
+            pairs = np.unique(pairs, axis=1)
+            a, b = (np.repeat(side, self.microbatches) for side in pairs)
+            turn = np.tile(turns, pairs.shape[1])
+            source.append(self.node(self.gradient_kind, b, turn))
+            target.append(self.node(self.gradient_kind, a, turn))
+        return self._longest(np.concatenate(source), np.concatenate(target), total)
+
+    def _longest(self, source: Array, target: Array, total: int) -> Array:
+        ptr, targets = csr(source, target, total)
+        waiting = np.bincount(target, minlength=total).astype(np.int64)
+        level, count = np.zeros(total, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        run_kernel(
+            longest_levels,
+            len(source),
+            [ptr, targets],
+            [waiting, np.zeros(total, np.int64), level, count],
+        )
+        if count[0] < total:
+            raise InvalidInputError(
+                f"schedule {self.plan.schedule.value!r} cannot run this plan: the orders of the "
+                "devices wait for each other in a circle"
+            )
+        return level
+
+    def _order_entries(self) -> tuple[Array, Array, Array, int]:
+        """Return device, key and node of every entry in a device's order, and the node count."""
+        stage, turn = self._grid()
+        rank0 = self.layout.device(stage, turn)
+        device = [np.tile(rank0, len(self.kinds))]
+        key = [np.concatenate([self.order[kind].ravel() for kind in self.kinds])]
+        node = [np.arange(len(self.kinds) * self.size)]
+        device[0], key[0], node[0] = (part[0][self.exists] for part in (device, key, node))
+        total = len(self.kinds) * self.size
+        for s, kind, turns in self.gathers:
+            members = self.layout.device(np.full(turns.shape, s), turns)
+            device.append(members.ravel())
+            key.append(self.order[kind][s, turns].ravel() - 2)
+            node.append(total + np.repeat(np.arange(len(turns)), turns.shape[1]))
+            total += len(turns)
+        for s, lasts in self.updates:
+            members = np.array(self.layout.members(s, 0))
+            device.append(np.tile(members, len(lasts)))
+            key.append(np.repeat(self.order[Kind.BACKWARD][s, lasts] + 1, len(members)))
+            node.append(total + np.repeat(np.arange(len(lasts)), len(members)))
+            total += len(lasts)
+        return np.concatenate(device), np.concatenate(key), np.concatenate(node), total
+
+    def program(self) -> Program:
+        """Return the finished Program."""
+        self._list_compute()
+        self._list_loads()
+        self._list_messages()
+        if self.problem.objective.mode is Mode.TRAINING:
+            self._list_gathers()
+            if self.plan.stashes_weights:
+                self._list_rounds()
+            else:
+                self._list_step_end()
+        return self.listing.program(self.plan, self.reductions.parameters)
+
+    def _versions(self, stage: Array, turn: Array) -> Array:
+        if not self.plan.stashes_weights:
+            return np.zeros(len(stage), dtype=np.int64)
+        ahead = turn - self.in_flight[stage] + 1
+        updated = np.zeros(self.stages, dtype=bool)
+        updated[list(self.reductions.updating)] = True
+        return np.where(updated[stage], np.maximum(0, ahead // self.layout.round[stage]), 0)
+
+    def _list_compute(self) -> None:
+        stage, turn = self._grid()
+        version = self._versions(stage, turn)
+        for index, kind in enumerate(self.kinds):
+            there = self.exists[index * self.size : (index + 1) * self.size]
+            for rank in range(int(self.layout.tp.max())):
+                rows = np.flatnonzero(there & (self.layout.tp[stage] > rank))
+                s, m = stage[rows], turn[rows]
+                node = self.node(kind, s, m)
+                self.listing.compute(
+                    kind,
+                    device=self.layout.device(s, m, rank),
+                    level=self.level[node],
+                    number=(node + 1) * self._load_slots() - 1,
+                    stage=s,
+                    microbatch=m,
+                    group=self._tp_groups(s, m),
+                    version=version[rows],
+                )
+
+    def _load_slots(self) -> int:
+        return len(self.graph.tensors) + 1
+
+    def _tp_groups(self, stage: Array, turn: Array) -> Array:
+        """Return the group of each instruction of a tensor-parallel stage; -1 elsewhere."""
+        group = np.full(len(stage), -1, dtype=np.int64)
+        for s in np.unique(stage[self.layout.tp[stage] > 1]).tolist():
+            rows = np.flatnonzero(stage == s)
+            ids = [self.listing.group(devices) for devices in self.plan.stages[s].devices]
+            group[rows] = np.array(ids)[self.layout.replica_of[s, turn[rows]]]
+        return group
+
+    def _list_loads(self) -> None:
+        """Load every model input on every stage that reads it, right before its forward."""
+        tensor, stage = input_readers(self.graph, self.plan)
+        turn = np.tile(np.arange(self.microbatches), len(tensor))
+        tensor, stage = (np.repeat(part, self.microbatches) for part in (tensor, stage))
+        node = self.node(Kind.FORWARD, stage, turn)
+        for rank in range(int(self.layout.tp.max())):
+            rows = np.flatnonzero(self.layout.tp[stage] > rank)
+            self.listing.compute(
+                Kind.LOAD,
+                device=self.layout.device(stage[rows], turn[rows], rank),
+                level=self.level[node[rows]],
+                number=node[rows] * self._load_slots() + tensor[rows],
+                stage=stage[rows],
+                microbatch=turn[rows],
+                tensor=tensor[rows],
+            )
+
+    def _list_messages(self) -> None:
+        tensor, producer, reader = (np.repeat(part, self.microbatches) for part in self.crossing)
+        turn = np.tile(np.arange(self.microbatches), len(self.crossing.tensor))
+        remote = np.flatnonzero(
+            self.layout.device(producer, turn) != self.layout.device(reader, turn)
+        )
+        tensor, producer, reader, turn = (p[remote] for p in (tensor, producer, reader, turn))
+        self._list_activations(tensor, producer, reader, turn)
+        if self.gradient_kind is not None:
+            flows = np.flatnonzero(self.graph.tensors.differentiable[tensor])
+            self._list_gradients(*(part[flows] for part in (tensor, producer, reader, turn)))
+
+    def _list_activations(self, tensor: Array, producer: Array, reader: Array, turn: Array) -> None:
+        """Send each tensor once to every remote device that reads it, to its first reader there."""
+        if not self.read_once:
+            home = self._home(tensor, turn, self.layout.device(reader, turn))
+            level = self.level[self.node(Kind.FORWARD, reader, turn)]
+            early_first = np.lexsort((level, home))
+            first = np.sort(early_first[_first_of(home[early_first])])
+            tensor, producer, reader, turn = (p[first] for p in (tensor, producer, reader, turn))
+        for rank in range(int(self.layout.tp.max())):
+            rows = np.flatnonzero(self.layout.tp[reader] > rank)
+            a, b, m = producer[rows], reader[rows], turn[rows]
+            self._list_pairs(
+                tensor[rows],
+                m,
+                source=self.layout.device(a, m, rank % self.layout.tp[a]),
+                target=self.layout.device(b, m, rank),
+                level=self.level[self.node(Kind.FORWARD, a, m)],
+                stages=(a, b),
+                gradient=False,
+            )
+
+    def _list_gradients(self, tensor: Array, producer: Array, reader: Array, turn: Array) -> None:
+        """Send each gradient back once from every remote device, after its last contributor."""
+        assert self.gradient_kind is not None
+        level = self.level[self.node(self.gradient_kind, reader, turn)]
+        if not self.read_once:
+            home = self._home(tensor, turn, self.layout.device(reader, turn))
+            late_first = np.lexsort((-level, home))
+            last = np.sort(late_first[_first_of(home[late_first])])
+            tensor, producer, reader, turn, level = (
+                p[last] for p in (tensor, producer, reader, turn, level)
+            )
+        for rank in range(int(self.layout.tp.max())):
+            rows = np.flatnonzero(self.layout.tp[producer] > rank)
+            a, b, m = producer[rows], reader[rows], turn[rows]
+            self._list_pairs(
+                tensor[rows],
+                m,
+                source=self.layout.device(b, m, rank % self.layout.tp[b]),
+                target=self.layout.device(a, m, rank),
+                level=level[rows],
+                stages=(b, a),
+                gradient=True,
+            )
+
+    def _home(self, tensor: Array, turn: Array, device: Array) -> Array:
+        """Return a number for each (tensor, microbatch, device)."""
+        number: Array = tensor.astype(np.int64) * self.microbatches + turn
+        return number * len(self.plan.devices) + device
+
+    def _list_pairs(
+        self,
+        tensor: Array,
+        turn: Array,
+        *,
+        source: Array,
+        target: Array,
+        level: Array,
+        stages: tuple[Array, Array],
+        gradient: bool,
+    ) -> None:
+        samples = self.plan.microbatch_sizes[turn]
+        size = np.ceil(tensor_bytes(self.graph, samples, tensor)).astype(np.int64)
+        self.listing.messages(
+            tensor=tensor,
+            microbatch=turn,
+            source=source,
+            target=target,
+            level=level,
+            stages=stages,
+            size_bytes=size,
+            gradient=gradient,
+        )
+
+    def _list_gathers(self) -> None:
+        """Gather sharded parameters before each compute of their stage."""
+        first = len(self.kinds) * self.size
+        for stage, _, turns in self.gathers:
+            bucket = self.reductions.own[stage]
+            for number in range(len(turns)):
+                self._list_collective(Kind.ALL_GATHER, bucket, self.level[first + number])
+            first += len(turns)
+
+    def _list_collective(self, kind: Kind, bucket: Bucket, level: int) -> None:
+        for members, stages in bucket.groups:
+            self.listing.collective(
+                kind,
+                members=members,
+                stages=stages,
+                level=level,
+                bucket=bucket.index,
+                size_bytes=bucket.bytes_per_rank,
+            )
+
+    def _last_level(self, stages: tuple[int, ...], turns: Array) -> int:
+        """Return the level at which the parameter gradients of stages are complete."""
+        nodes = [self.node(self.last_kind, np.full(len(turns), s), turns) for s in stages]
+        return int(max(self.level[node].max() for node in nodes))
+
+    def _list_rounds(self) -> None:
+        """Weight stashing: reduce and update after every round."""
+        first = len(self.kinds) * self.size + sum(len(turns) for _, _, turns in self.gathers)
+        for stage, lasts in self.updates:
+            bucket, length = self.reductions.own[stage], int(self.layout.round[stage])
+            for last in lasts.tolist() if bucket.is_shared else []:
+                turns = np.arange(last - length + 1, last + 1)
+                self._list_collective(Kind.ALL_REDUCE, bucket, self._last_level((stage,), turns))
+            levels = self.level[first : first + len(lasts)]
+            self._list_updates([stage], levels, np.arange(1, len(lasts) + 1))
+            first += len(lasts)
+
+    def _list_step_end(self) -> None:
+        """Reduce gradients as soon as they are complete, then update all stages."""
+        every = np.arange(self.microbatches)
+        end = int(self.level.max()) + 1
+        gathers = []
+        for bucket in self.reductions.buckets:
+            if not bucket.is_shared:
+                continue
+            if bucket.shard is Shard.NONE:
+                self._list_collective(
+                    Kind.ALL_REDUCE, bucket, self._last_level(bucket.stages, every)
+                )
+            elif bucket.shard is Shard.OPTIMIZER:
+                self._list_collective(
+                    Kind.REDUCE_SCATTER, bucket, self._last_level(bucket.stages, every)
+                )
+            else:
+                for turns in every.reshape(-1, self.plan.stages[bucket.stages[0]].num_replicas):
+                    self._list_collective(
+                        Kind.REDUCE_SCATTER, bucket, self._last_level(bucket.stages, turns)
+                    )
+            if bucket.shard in (Shard.OPTIMIZER, Shard.GRADIENTS):
+                gathers.append(bucket)
+        self._list_updates(self.reductions.updating, np.array([end]), np.array([0]))
+        for bucket in gathers:
+            self._list_collective(Kind.ALL_GATHER, bucket, end)
+
+    def _list_updates(self, stages: Sequence[int], levels: Array, versions: Array) -> None:
+        """Update stages once for each level, on every device that steps their parameters."""
+        rows = [
+            (device, stage, self.listing.group(group) if len(group) > 1 else -1)
+            for stage in stages
+            for group in self.plan.stages[stage].devices
+            for device in group
+            if self.reductions.steps(device, stage)
+        ]
+        device, stage, group = (
+            np.repeat(part, len(levels)) for part in np.array(rows).reshape(-1, 3).T
+        )
+        self.listing.compute(
+            Kind.UPDATE,
+            device=device,
+            level=np.tile(levels, len(rows)),
+            number=stage.astype(np.int64),
+            stage=stage,
+            microbatch=np.full(len(device), -1),
+            group=group,
+            version=np.tile(versions, len(rows)),
+        )
+
+
+def _order(problem: Problem, pipe: Pipeline) -> Order:
+    plan = pipe.plan
+    infers = problem.objective.mode is Mode.INFERENCE
+    if infers != (plan.schedule is Schedule.INFERENCE):
+        raise InvalidInputError(
+            f"schedule {plan.schedule.value!r} does not do {problem.objective.mode.value}"
+        )
+    if plan.stashes_weights and any(stage.shard is not Shard.NONE for stage in plan.stages):
+        raise InvalidInputError(
+            "schedule 'pipedream' keeps versions of whole weights; shard 'none' only"
+        )
+    divided = any(
+        stage.shard is Shard.PARAMETERS and stage.num_replicas > 1 for stage in plan.stages
+    )
+    if infers and divided:
+        raise InvalidInputError(
+            "inference does not gather sharded parameters; use another shard than 'parameters'"
+        )
+    return SCHEDULES[plan.schedule](pipe)
+
+
+def _by_device(device: Array, key: Array) -> Array:
+    """Return the entries sorted by device and key."""
+    low, span = int(key.min()), int(key.max()) - int(key.min()) + 1
+    if span * (int(device.max()) + 1) < 2**62:
+        return np.argsort(device * np.int64(span) + (key - low), kind="stable")
+    return np.lexsort((key, device))
+
+
+def _first_of(keys: Array) -> Array:
+    """Return the positions of the first occurrence of each key, in order of position."""
+    if len(keys) < 2:
+        return np.arange(len(keys))
+    _, first = np.unique(keys, return_index=True)
+    return frozen_array(np.sort(first), np.int64)

@@ -1,0 +1,261 @@
+"""Who waits for whom in a Program: messages, their consumers, and joint instructions."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from partita.core.columns import Array, derived
+from partita.core.program import FIRST_COLLECTIVE, Kind, Program
+from partita.errors import InvalidInputError
+from partita.kernels import Column, run_kernel
+
+_FORWARD, _BACKWARD, _BACKWARD_INPUT = (
+    int(Kind.FORWARD),
+    int(Kind.BACKWARD),
+    int(Kind.BACKWARD_INPUT),
+)
+_UPDATE, _SEND, _RECV = int(Kind.UPDATE), int(Kind.SEND), int(Kind.RECV)
+_ALL_GATHER = int(Kind.ALL_GATHER)
+
+
+class Matching(NamedTuple):
+    """Relations between the rows of a Program; -1 = none.
+
+    Attributes:
+        partner: The RECV of each SEND, and the SEND of each RECV.
+        consumer: The compute row that waits for each RECV or collective.
+        first_wait: The first row that each compute row waits for.
+        next_wait: The row after this one that the same compute row waits for.
+        joint: A number shared by the rows that run together (a collective, tensor-parallel
+            compute); empty where the Program has no groups.
+        joint_size: Number of members of each joint number.
+    """
+
+    partner: Array
+    consumer: Array
+    first_wait: Array
+    next_wait: Array
+    joint: Array
+    joint_size: Array
+
+
+def match(program: Program) -> Matching:
+    """Return the relations of a Program, found once and kept with it.
+
+    Raises:
+        InvalidInputError: A message without partner, or members of a group that disagree.
+    """
+    return derived(program, "matching", lambda: _matched(program))
+
+
+def _matched(program: Program) -> Matching:
+    rows, devices = len(program), len(program.devices)
+    columns = [np.full(rows, -1, dtype=np.int32) for _ in range(4)]
+    sends = int(np.count_nonzero(program.kind == Kind.SEND))
+    recvs = int(np.count_nonzero(program.kind == Kind.RECV))
+    error = np.full(3, -1, dtype=np.int64)
+    cells = program.num_stages * program.num_microbatches
+    run_kernel(
+        _match,
+        rows,
+        [
+            *(program.ptr, program.kind, program.stage, program.microbatch, program.tensor),
+            *(program.gradient, program.peer, program.bytes, program.device),
+        ],
+        [
+            *columns,
+            *(np.zeros(size, dtype=np.int32) for size in (sends, recvs, recvs)),
+            np.zeros(devices + 1, dtype=np.int64),
+            *(np.full(size, -1, dtype=np.int32) for size in (cells, cells)),
+            *(np.full(program.num_stages, -1, dtype=np.int32) for _ in range(2)),
+            error,
+        ],
+    )
+    if error[0] >= 0:
+        _refuse(program, int(error[0]), int(error[1]))
+    joint, joint_size = _joints(program)
+    return Matching(columns[0], columns[1], columns[2], columns[3], joint, joint_size)
+
+
+def _refuse(program: Program, row: int, other: int) -> None:
+    if other < 0:
+        partner = "RECV" if program.kind[row] == Kind.SEND else "SEND"
+        raise InvalidInputError(f"{program.describe(row)} has no {partner} at the other end")
+    wrong = [
+        what
+        for what in ("tensor", "microbatch", "gradient", "bytes")
+        if getattr(program, what)[row] != getattr(program, what)[other]
+    ]
+    raise InvalidInputError(
+        f"{program.describe(row)} meets {program.describe(other)}: their {wrong[0]} differ; both "
+        "ends must list their messages in one order"
+    )
+
+
+def _match(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled pass over all rows)
+    ptr: Column,
+    kind: Column,
+    stage: Column,
+    microbatch: Column,
+    tensor: Column,
+    gradient: Column,
+    peer: Column,
+    size_bytes: Column,
+    device: Column,
+    partner: Column,
+    consumer: Column,
+    first_wait: Column,
+    next_wait: Column,
+    sends: Column,
+    recvs: Column,
+    by_source: Column,
+    count: Column,
+    forward: Column,
+    backward: Column,
+    update: Column,
+    compute: Column,
+    error: Column,
+) -> None:
+    """Match the k-th SEND of an ordered pair with its k-th RECV, and find what waits for them.
+
+    SENDs are sorted by destination, RECVs by source and then by destination (counting sorts), so
+    that both lists are by (destination, source, place). A backwards scan over each device finds the
+    consumers.
+    """
+    num_devices = len(ptr) - 1
+    turns = len(forward) // max(1, len(update))
+    for pass_ in range(3):
+        for d in range(num_devices + 1):
+            count[d] = 0
+        if pass_ < 2:
+            wanted = _SEND if pass_ == 0 else _RECV
+            for row in range(len(kind)):
+                if kind[row] == wanted:
+                    count[peer[row] + 1] += 1
+        else:
+            for k in range(len(by_source)):
+                count[device[by_source[k]] + 1] += 1
+        for d in range(num_devices):
+            count[d + 1] += count[d]
+        if pass_ < 2:
+            for row in range(len(kind)):
+                if kind[row] == wanted:
+                    if pass_ == 0:
+                        sends[count[peer[row]]] = row
+                    else:
+                        by_source[count[peer[row]]] = row
+                    count[peer[row]] += 1
+        else:
+            for k in range(len(by_source)):
+                row = by_source[k]
+                recvs[count[device[row]]] = row
+                count[device[row]] += 1
+    for k in range(max(len(sends), len(recvs))):
+        if k >= len(sends):
+            error[0] = recvs[k]
+            return
+        if k >= len(recvs):
+            error[0] = sends[k]
+            return
+        s = sends[k]
+        r = recvs[k]
+        if device[s] != peer[r] or peer[s] != device[r]:
+            ahead = peer[s] < device[r] or (peer[s] == device[r] and device[s] < peer[r])
+            error[0] = s if ahead else r
+            return
+        if (
+            tensor[s] != tensor[r]
+            or microbatch[s] != microbatch[r]
+            or gradient[s] != gradient[r]
+            or size_bytes[s] != size_bytes[r]
+        ):
+            error[0] = s
+            error[1] = r
+            return
+        partner[s] = r
+        partner[r] = s
+    for d in range(num_devices):
+        for row in range(ptr[d + 1] - 1, ptr[d] - 1, -1):
+            what = kind[row]
+            if what <= _UPDATE:
+                if what == _UPDATE:
+                    update[stage[row]] = row
+                else:
+                    compute[stage[row]] = row
+                if what == _FORWARD:
+                    forward[stage[row] * turns + microbatch[row]] = row
+                elif what in (_BACKWARD, _BACKWARD_INPUT):
+                    backward[stage[row] * turns + microbatch[row]] = row
+                continue
+            if what == _SEND or stage[row] < 0:
+                continue
+            if what == _RECV:
+                cell = stage[row] * turns + microbatch[row]
+                target = backward[cell] if gradient[row] else forward[cell]
+            else:
+                target = compute[stage[row]] if what == _ALL_GATHER else update[stage[row]]
+            if target > row and target < ptr[d + 1]:
+                consumer[row] = target
+                next_wait[row] = first_wait[target]
+                first_wait[target] = row
+
+
+def forward_rows(program: Program, device: Array, stage: Array, microbatch: Array) -> Array:
+    """Return the FORWARD of each (device, stage, microbatch); -1 where there is none."""
+    rows = np.flatnonzero(program.kind == Kind.FORWARD)
+    if not len(rows):
+        return np.full(len(device), -1)
+
+    def number(d: Array, s: Array, m: Array) -> Array:
+        home = d.astype(np.int64) * program.num_stages + s
+        result: Array = home * program.num_microbatches + m
+        return result
+
+    keys = number(program.device[rows], program.stage[rows], program.microbatch[rows])
+    wanted = number(device, stage, microbatch)
+    order = np.argsort(keys)
+    found = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+    return np.where(keys[found] == wanted, rows[found], -1)
+
+
+def _joints(program: Program) -> tuple[Array, Array]:
+    """Number the joint instructions: the k-th of a group on each member is the same one."""
+    if len(program.group_ptr) == 1:
+        return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
+    joint = np.full(len(program), -1, dtype=np.int32)
+    rows = np.flatnonzero(program.group >= 0)
+    collective = program.kind[rows] >= FIRST_COLLECTIVE
+    team = program.group[rows].astype(np.int64) * 2 + collective
+    home = team * len(program.devices) + program.device[rows]
+    order = np.argsort(home, kind="stable")
+    begins = np.flatnonzero(np.r_[True, np.diff(home[order]) != 0])[: len(order)]
+    lengths = np.diff(np.r_[begins, len(order)])
+    turn = np.empty(len(rows), dtype=np.int64)
+    turn[order] = np.arange(len(order)) - np.repeat(begins, lengths)
+    span = int(turn.max()) + 1 if len(turn) else 1
+    _, number = np.unique(team * span + turn, return_inverse=True)
+    joint[rows] = number
+    _check_joints(program, rows, number, team // 2)
+    return joint, np.bincount(number)
+
+
+def _check_joints(program: Program, rows: Array, number: Array, group: Array) -> None:
+    sizes = np.diff(program.group_ptr)
+    present = np.bincount(number)
+    first = np.full(len(present), len(program), dtype=np.int64)
+    np.minimum.at(first, number, rows)
+    short = np.flatnonzero(present[number] != sizes[group])
+    if len(short):
+        row = int(rows[short[0]])
+        raise InvalidInputError(
+            f"{program.describe(row)} is not issued by all members of its group"
+        )
+    for what in ("kind", "microbatch", "bucket", "bytes"):
+        values = getattr(program, what)
+        wrong = np.flatnonzero(values[rows] != values[first[number]])
+        if len(wrong):
+            row, other = int(rows[wrong[0]]), int(first[number[wrong[0]]])
+            raise InvalidInputError(
+                f"{program.describe(row)} meets {program.describe(other)}: members of a group must "
+                f"list their joint instructions in one order (their {what} differ)"
+            )

@@ -1,0 +1,40 @@
+"""``ddp``: torch's DistributedDataParallel over the untouched model.
+
+Gradients are reduced once a step, with the last microbatch of each rank (``no_sync`` before it), so
+that ranks may have different numbers of microbatches. Buffers are those of rank 0, which DDP
+broadcasts at the begin of a step.
+"""
+
+from torch.nn.parallel import DistributedDataParallel
+
+from partita.runtime.baselines_rank import Baseline, Subject
+from partita.runtime.baselines_replica import (
+    ReplicaTrainer,
+    Wrapping,
+    check_replicas,
+    num_replicas,
+    prepared_model,
+    rank_trainer,
+    unused_parameters,
+    verify_replicas,
+)
+from partita.runtime.process_transport import Member
+from partita.runtime.rank import RankOptions
+
+
+def _check(subject: Subject) -> None:
+    check_replicas("ddp", subject.task.plan)
+
+
+def _make(subject: Subject, member: Member, options: RankOptions) -> ReplicaTrainer:
+    whole = prepared_model(subject).to(member.device)
+    if not subject.task.is_training:
+        return rank_trainer(subject, whole, Wrapping(call=whole), member, options)
+    wrapped = DistributedDataParallel(
+        whole, find_unused_parameters=bool(unused_parameters(subject, whole))
+    )
+    wrapping = Wrapping(call=wrapped, pause=wrapped.no_sync)
+    return rank_trainer(subject, whole, wrapping, member, options)
+
+
+BASELINE = Baseline(check=_check, world=num_replicas, make=_make, verify=verify_replicas)

@@ -1,0 +1,264 @@
+"""Where every rank of a host stands, in memory that all of them and the launcher share.
+
+A rank writes its line a few times a second; whoever looks can say what a rank was doing when it
+stopped answering, even if that rank is frozen or dead. A rank that only waits for another one says
+so, so that the one that holds up all the others can be named (``culprit``).
+"""
+
+import mmap
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from partita.core.program import FIRST_COLLECTIVE, Kind, Program
+from partita.runtime.device_parts import Place
+
+STALE_S = 1.0
+"""A rank that has not written for so long, ten times as long as it should, stands still."""
+_LINE = struct.Struct("<7q")
+
+
+class Phase(IntEnum):
+    """What a rank is at."""
+
+    ABSENT = 0
+    IDLE = 1
+    BUILD = 2
+    MEET = 3
+    AGREE = 4
+    OPEN = 5
+    STEPS = 6
+    PAUSED = 7
+    CLOCKS = 8
+    REPORT = 9
+    ENDED = 10
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a rank in this phase keeps its line fresh."""
+        return self not in (Phase.ABSENT, Phase.IDLE, Phase.PAUSED, Phase.ENDED)
+
+
+_PHASES: Mapping[Phase, str] = {
+    Phase.ABSENT: "has not started",
+    Phase.IDLE: "has not begun its first step",
+    Phase.BUILD: "builds its model",
+    Phase.MEET: "waits for the other ranks to come",
+    Phase.AGREE: "compares with the others what will travel",
+    Phase.OPEN: "opens its channels",
+    Phase.CLOCKS: "compares its clock with that of rank 0",
+    Phase.REPORT: "hands over what it saw",
+    Phase.ENDED: "has done all its steps",
+}
+
+
+class Line(NamedTuple):
+    """Where a rank stands.
+
+    Attributes:
+        row: The instruction; -1 = between steps, it has not begun, or there is no Program.
+        awaited: The instruction whose end it waits for; -1 = it computes.
+        since_ns: Since when it stands there.
+        step: The step; -1 = it has not begun.
+        beat_ns: When it last wrote this.
+        phase: What it is at.
+        pid: Its process.
+    """
+
+    row: int
+    awaited: int
+    since_ns: int
+    step: int
+    beat_ns: int
+    phase: Phase = Phase.STEPS
+    pid: int = 0
+
+    @property
+    def silent_s(self) -> float:
+        """How long it has shown no sign of life; 0 for one that need not."""
+        if not self.phase.is_alive:
+            return 0.0
+        return (time.perf_counter_ns() - self.beat_ns) / 1e9
+
+    @property
+    def stands_s(self) -> float:
+        """How long it has stood where it stands."""
+        return (time.perf_counter_ns() - self.since_ns) / 1e9
+
+
+class Board:
+    """A line for each rank."""
+
+    def __init__(self, ranks: int, path: Path | None = None) -> None:
+        """Open a board in a file, or in memory that forked processes share.
+
+        Args:
+            ranks: Number of lines.
+            path: The file; made if it is not there.
+        """
+        size = max(1, ranks) * _LINE.size
+        if path is None:
+            self._memory = mmap.mmap(-1, size)
+        else:
+            with path.open("a+b") as file:
+                file.truncate(size)
+                self._memory = mmap.mmap(file.fileno(), size)
+
+    def write(
+        self, rank: int, place: Place, step: int, *, phase: Phase = Phase.STEPS, pid: int = 0
+    ) -> None:
+        """Say where a rank stands."""
+        now = time.perf_counter_ns()
+        line = (place.row, place.awaited, place.since_ns, step, now, phase, pid)
+        _LINE.pack_into(self._memory, rank * _LINE.size, *line)
+
+    def place_line(self, rank: int) -> memoryview:
+        """Return the first numbers of a rank's line, to be written at once: row, awaited, since."""
+        begin = rank * _LINE.size
+        return memoryview(self._memory)[begin : begin + 24].cast("q")
+
+    def read(self, rank: int) -> Line:
+        """Return where a rank stands; of one that never wrote, that it has not started."""
+        line = Line(*_LINE.unpack_from(self._memory, rank * _LINE.size))
+        if not line.beat_ns:
+            return Line(-1, -1, 0, -1, 0, Phase.ABSENT)
+        return line._replace(phase=Phase(line.phase))
+
+    def clear(self) -> None:
+        """Forget what a run before has written."""
+        self._memory[:] = bytes(len(self._memory))
+
+    def frozen(self, ranks: Iterable[int], limit_s: float) -> list[int]:
+        """Return the ranks that have shown no sign of life for longer than they may."""
+        return [rank for rank in ranks if self.read(rank).silent_s > limit_s]
+
+
+def describe(line: Line, rank: int, program: Program | None) -> str:
+    """Return where a rank stands and for how long, for people."""
+    if line.phase in _PHASES:
+        return f"rank {rank} {_PHASES[line.phase]}"
+    if line.step < 0:
+        return f"rank {rank} has not begun its first step"
+    if program is None and line.phase is Phase.STEPS:
+        return f"rank {rank} has been in step {line.step} for {line.stands_s:.1f} s"
+    if program is None or line.row < 0:
+        return (
+            f"rank {rank} has been between steps, after step {line.step}, for {line.stands_s:.1f} s"
+        )
+    what = f"step {line.step}, {program.describe(line.row)}"
+    if line.awaited < 0:
+        return f"rank {rank} has been at {what} for {line.stands_s:.1f} s"
+    awaited = program.describe(line.awaited)
+    return f"rank {rank} at {what} has waited {line.stands_s:.1f} s for {awaited}"
+
+
+def place_of(line: Line, program: Program | None) -> str:
+    """Return where a rank stands: the instruction, or what it is at."""
+    if line.phase in _PHASES:
+        return f"while it {_PHASES[line.phase]}"
+    if program is None and line.phase is Phase.STEPS:
+        return f"in step {line.step}"
+    if program is None or line.row < 0:
+        return f"after step {line.step}"
+    waits = f", waiting for {program.describe(line.awaited)}" if line.awaited >= 0 else ""
+    return f"at step {line.step}, {program.describe(line.row)}{waits}"
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What a launcher sees of its ranks.
+
+    Attributes:
+        board: Where they say what they are doing.
+        program: What they run; None if it is no Program, and only their steps are known.
+        ranks: Those that can be seen from here: the ranks of this host.
+    """
+
+    board: Board
+    program: Program | None
+    ranks: Sequence[int]
+
+    def where(self, rank: int) -> str:
+        """Return where a rank stands."""
+        return place_of(self.board.read(rank), self.program)
+
+    def all(self) -> str:
+        """Return what every rank is doing, a line each."""
+        return "\n".join(
+            f"  {describe(self.board.read(rank), rank, self.program)}" for rank in self.ranks
+        )
+
+    def stands_still(self, rank: int) -> str:
+        """Return that a rank shows no sign of life, and where it stands."""
+        return stands_still(self.board.read(rank), rank, self.program)
+
+    def culprit(self) -> str:
+        """Return which rank holds up the others; empty if none can be told."""
+        if self.program is None:
+            return ""
+        used = np.flatnonzero(np.diff(self.program.ptr)).tolist()
+        rank_of = {device: rank for rank, device in enumerate(used)}
+        return culprit(
+            {rank: self.board.read(rank) for rank in self.ranks}, self.program, rank_of
+        )  # fmt: skip
+
+
+def stands_still(line: Line, rank: int, program: Program | None) -> str:
+    """Return that a rank shows no sign of life, and where it stands."""
+    return (
+        f"rank {rank} stands still, without a sign of life for {line.silent_s:.1f} s: "
+        f"{describe(line, rank, program)}"
+    )
+
+
+def culprit(lines: Mapping[int, Line], program: Program, rank_of: Mapping[int, int]) -> str:
+    """Return which rank holds up the others, and where it stands; empty if none can be told.
+
+    Args:
+        lines: Where the ranks stand that can be seen from here.
+        program: What they run.
+        rank_of: The rank of each device of the plan.
+    """
+    # By the newest beat of all, not by now: the ranks may have been ended meanwhile.
+    newest = max((line.beat_ns for line in lines.values() if line.phase.is_alive), default=0)
+    beats = {rank: line.beat_ns for rank, line in lines.items() if line.phase.is_alive}
+    oldest = min(beats, key=lambda rank: (beats[rank], rank), default=-1)
+    if oldest >= 0 and newest - beats[oldest] > STALE_S * 1e9:
+        return stands_still(lines[oldest], oldest, program)
+    busy = {rank: line for rank, line in lines.items() if _holds_up(line)}
+    if busy:
+        # One between steps may wait for the others there: only blamed where nobody else is.
+        rank = min(busy, key=lambda r: (busy[r].phase is Phase.PAUSED, busy[r].since_ns, r))
+        return f"the others wait for rank {rank}: {describe(busy[rank], rank, program)}"
+    for rank, line in sorted(lines.items(), key=lambda entry: entry[1].since_ns):
+        unseen = sorted(set(_awaited_ranks(line, program, rank_of)) - set(lines))
+        if unseen:
+            return (
+                f"rank {unseen[0]}, which runs on another host, does not answer; "
+                f"{describe(line, rank, program)}"
+            )
+    return ""
+
+
+def _holds_up(line: Line) -> bool:
+    """Return whether a rank could go on and has not."""
+    if line.phase is not Phase.STEPS:
+        return line.phase in (Phase.IDLE, Phase.BUILD, Phase.ABSENT, Phase.PAUSED)
+    return line.awaited < 0
+
+
+def _awaited_ranks(line: Line, program: Program, rank_of: Mapping[int, int]) -> list[int]:
+    """Return the ranks that a rank waits for."""
+    if line.phase is not Phase.STEPS or line.awaited < 0:
+        return []
+    if program.kind[line.awaited] in (Kind.SEND, Kind.RECV):
+        return [rank_of[int(program.peer[line.awaited])]]
+    if program.kind[line.awaited] >= FIRST_COLLECTIVE:
+        return [rank_of[device] for device in program.group_of(line.awaited).tolist()]
+    return []

@@ -1,0 +1,573 @@
+"""The loop of one device: carries out its instructions, one after the other.
+
+``docs/program.md`` has the rules. In short: a list is the order of issue; a RECV or collective
+starts something, and the compute that needs it waits. The gradient of a tensor is summed over the
+reader stages of a device before it goes back, and over devices by the producer, always from the
+last stage to the first, as autograd does, and never by arrival.
+
+The loop is a generator. It yields a ``Wait`` where it cannot go on yet; over real processes the
+transport waits itself and nothing is ever yielded. What can never come is an error at once.
+
+Every instruction leaves two stamps: compute from when it had all it needs, communication from when
+it was issued until it was seen to be done.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from partita.core.program import LAST_COMPUTE, Kind
+from partita.errors import InvalidInputError
+from partita.runtime.device_parts import (
+    Cell,
+    DeviceStatistics,
+    Instruction,
+    Load,
+    Place,
+    Runner,
+    StepRecord,
+    Store,
+    Wait,
+    Waiting,
+)
+from partita.runtime.metering import Meter, NoMeter
+from partita.runtime.stage_pass import StagePass, Visit
+from partita.runtime.task import Task
+from partita.runtime.transport import Meeting, Message, Pending, Transport
+
+_T = TypeVar("_T")
+_MOST_SENDS = 32
+"""Sends under way beyond which the oldest is waited for, so that sent tensors are let go of."""
+
+
+_MEMBERS = "the other members of its group"
+
+
+@dataclass(slots=True)
+class _Once:
+    """A message that is waited for at its place and again by who needs it; asked only once."""
+
+    pending: Pending[Tensor]
+    value: Tensor | None = None
+
+    def poll(self) -> Tensor | None:
+        if self.value is None:
+            self.value = self.pending.poll()
+        return self.value
+
+
+def _posted_ahead(instructions: Sequence[Instruction], ahead: int) -> list[Instruction]:
+    """Return a list with each RECV moved forward past so many passes of stages.
+
+    RECVs keep their order, and so do all others.
+    """
+    passes = [
+        place
+        for place, instruction in enumerate(instructions)
+        if Kind.FORWARD <= instruction.kind < Kind.UPDATE
+    ]
+    before = 0
+    keys = []
+    for place, instruction in enumerate(instructions):
+        earliest = place
+        if instruction.kind is Kind.RECV and ahead and before:
+            earliest = passes[max(0, before - ahead)]
+        keys.append((earliest, instruction.kind is not Kind.RECV, place))
+        before += Kind.FORWARD <= instruction.kind < Kind.UPDATE
+    return [instructions[place] for *_, place in sorted(keys)]
+
+
+class DeviceLoop:
+    """The state of one device and the meaning of its instructions.
+
+    Attributes:
+        place: Where it stands.
+        meter: Is told of every instruction that computes.
+        seen: The tensors whose values are kept; all results of the step unless said otherwise.
+        executed: Instructions carried out, over all steps.
+        records: What was seen in each step.
+        statistics: What was done, over all steps.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        device: int,
+        transport: Transport,
+        *,
+        store: Store,
+        runner: Runner,
+        load: Load,
+        blocking: bool = False,
+    ) -> None:
+        """Prepare a device.
+
+        Args:
+            task: What is run.
+            device: Which device of the plan this is.
+            transport: The way to the others.
+            store: Its parameters.
+            runner: Its compute.
+            load: Gives the inputs of the model.
+            blocking: Whether SEND and RECV hold the device. Those that stand together in the list
+                are one batch: all are posted, then all are waited for.
+        """
+        self._task, self._device, self._transport = task, device, transport
+        self._store, self._runner, self._load, self._blocking = store, runner, load, blocking
+        self._program = task.program
+        self._first = int(self._program.ptr[device])
+        self._instructions = self._read_instructions()
+        ahead = 0 if blocking else transport.posted_ahead
+        self._issued = _posted_ahead(self._instructions, ahead)
+        self._step = 0
+        self._loaded: dict[tuple[int, int, int], Tensor] = {}
+        self._values: dict[Cell, Tensor] = {}
+        self._passes: dict[Cell, StagePass] = {}
+        self._contributions: dict[Cell, dict[int, Tensor]] = {}
+        self._posted: dict[tuple[int, int, bool], dict[int, tuple[int, Pending[Tensor]]]] = {}
+        self._sends: deque[tuple[int, Pending[Tensor]]] = deque()
+        self._batch: list[tuple[int, Pending[Tensor], str]] = []
+        self._collectives: list[tuple[Instruction, Pending[Sequence[Tensor]]]] = []
+        self._all_uses = self._count_uses()
+        self._uses: Counter[tuple[object, ...]] = Counter()
+        self._begin_ns = 0
+        self._begun_ns: list[int] = []
+        self._ended_ns: list[int] = []
+        self.place = Place(-1, -1, 0)
+        self.meter: Meter = NoMeter()
+        self.seen = task.results
+        self.executed = 0
+        self.records: list[StepRecord] = []
+        self.statistics = DeviceStatistics()
+        self._handlers: Mapping[Kind, Callable[[Instruction], Iterable[Wait]]] = {
+            Kind.LOAD: self._load_input,
+            Kind.FORWARD: self._forward,
+            Kind.RECOMPUTE: self._recompute,
+            Kind.BACKWARD: self._backward,
+            Kind.BACKWARD_INPUT: self._backward_input,
+            Kind.BACKWARD_WEIGHT: self._backward_weight,
+            Kind.UPDATE: self._update,
+            Kind.SEND: self._send,
+            Kind.RECV: self._receive,
+            Kind.ALL_REDUCE: self._start_collective,
+            Kind.ALL_GATHER: self._start_collective,
+            Kind.REDUCE_SCATTER: self._start_collective,
+        }
+
+    def _read_instructions(self) -> list[Instruction]:
+        program = self._program
+        rows = slice(self._first, int(program.ptr[self._device + 1]))
+        columns = [
+            column[rows].tolist()
+            for column in (program.kind, program.stage, program.microbatch, program.version)
+        ]
+        columns += [
+            column[rows].tolist()
+            for column in (program.tensor, program.gradient, program.peer, program.group)
+        ]
+        found = []
+        for place, (kind, stage, microbatch, version, tensor, gradient, peer, group) in enumerate(
+            zip(*columns, strict=True)
+        ):
+            message = None
+            if kind in (Kind.SEND, Kind.RECV):
+                source, target = (self._device, peer)[:: 1 if kind == Kind.SEND else -1]
+                message = Message(source, target, tensor, microbatch, gradient)
+            found.append(
+                Instruction(
+                    row=self._first + place,
+                    kind=Kind(kind),
+                    visit=Visit(stage, microbatch, version),
+                    tensor=tensor,
+                    message=message,
+                    joint=kind <= LAST_COMPUTE and group >= 0,
+                )
+            )
+        return found
+
+    def _count_uses(self) -> Counter[tuple[object, ...]]:
+        """Count who needs each activation, gradient and version, so that it can be dropped."""
+        uses: Counter[tuple[object, ...]] = Counter()
+        for _, kind, visit, _, message, _ in self._instructions:
+            if kind is Kind.FORWARD:
+                border = self._task.borders[visit.stage]
+                uses.update((t, visit.microbatch, False) for t in border.inputs)
+            elif kind is Kind.SEND:
+                assert message is not None
+                uses[message.tensor, message.microbatch, message.gradient] += 1
+            if kind <= LAST_COMPUTE and kind not in (Kind.LOAD, Kind.UPDATE):
+                uses[visit.stage, visit.version] += 1
+        return uses
+
+    def play(self, step: int) -> Waiting[None]:
+        """Carry out the whole list once, yielding where the device has to wait.
+
+        Raises:
+            InvalidInputError: The Program cannot be carried out; names the instruction.
+        """
+        self._step = step
+        self._uses = self._all_uses.copy()
+        self._store.begin_step()
+        self.meter.begin_step()
+        size = len(self._instructions)
+        self._begun_ns, self._ended_ns = [0] * size, [0] * size
+        record = StepRecord()
+        self.records.append(record)
+        clock, handlers = time.perf_counter_ns, self._handlers
+        for instruction in self._issued:
+            kind, position = instruction.kind, instruction.row - self._first
+            if kind not in handlers:
+                self._refuse(instruction.row, "this kind has no meaning yet")
+            self._begin_ns = clock()
+            self.place = Place(instruction.row, -1, self._begin_ns)
+            if self._batch and instruction.message is None:
+                yield from self._finish_batch()
+            if instruction.joint:
+                row = instruction.row
+                yield from self._until(row, row, self._meet(instruction), _MEMBERS)
+            yield from handlers[kind](instruction)
+            if kind <= LAST_COMPUTE:
+                self.meter.end(kind)
+            self._begun_ns[position] = self._begin_ns
+            self._ended_ns[position] = clock()
+            self.executed += 1
+            self.statistics.instructions[kind] += 1
+        yield from self._end_step()
+        self.meter.end_step()
+        record.begin_ns = np.array(self._begun_ns, np.int64)
+        record.end_ns = np.array(self._ended_ns, np.int64)
+        self.place = Place(-1, -1, clock())
+
+    def _end_step(self) -> Waiting[None]:
+        yield from self._finish_batch()
+        yield from self._finish_sends(0)
+        yield from self._finish_collectives(lambda _: True)
+        name = self._program.devices[self._device]
+        leftovers: tuple[tuple[Sequence[tuple[int, ...]], str], ...] = (
+            (list(self._values), "tensor {} of microbatch {} was never used"),
+            (list(self._passes), "stage {} has no whole backward for microbatch {}"),
+            (list(self._contributions), "the gradient of tensor {} of microbatch {} was not used"),
+            (list(self._posted), "tensor {} of microbatch {} was received in vain"),
+        )
+        for cells, what in leftovers:
+            if cells:
+                raise InvalidInputError(f"{name}: {what.format(*cells[0])}")
+        if unused := self._store.left_over():
+            raise InvalidInputError(f"{name}: the gradient of parameter {unused[0]!r} is not used")
+
+    def _refuse(self, row: int, why: str) -> NoReturn:
+        raise InvalidInputError(f"{self._program.describe(row)}: {why}")
+
+    @contextmanager
+    def _at(self, row: int) -> Iterator[None]:
+        """Name the instruction in whatever is wrong with it."""
+        try:
+            yield
+        except InvalidInputError as exc:
+            raise InvalidInputError(f"{self._program.describe(row)}: {exc}") from exc
+
+    def _name(self, tensor: int, microbatch: int) -> str:
+        return f"tensor {self._task.graph.tensors.names[tensor]!r} of microbatch {microbatch}"
+
+    def _until(self, row: int, awaited: int, pending: Pending[_T], what: str) -> Waiting[_T]:
+        """Wait until what a row has started is done, and return its result.
+
+        Args:
+            row: The instruction that is said to wait.
+            awaited: The instruction that has started it.
+            pending: What it has started.
+            what: What it is.
+        """
+        at = self.place.row
+        self.place = Place(at, awaited, time.perf_counter_ns())
+        while (value := pending.poll()) is None:
+            yield Wait(row, f"{self._program.describe(row)} waits for {what}")
+        self._begin_ns = now = time.perf_counter_ns()
+        self.place = Place(at, -1, now)
+        self._ended_ns[awaited - self._first] = now
+        return value
+
+    def _send(self, instruction: Instruction) -> Waiting[None]:
+        row, message = instruction.row, instruction.message
+        assert message is not None
+        cell = (message.tensor, message.microbatch)
+        if message.gradient:
+            value = self._local_gradient(row, *cell)
+        elif cell in self._values:
+            value = self._values[cell]
+        else:
+            self._refuse(row, f"{self._name(*cell)} is not there to be sent")
+        yield from self._finish_sends(_MOST_SENDS - 1)
+        with self._at(row):
+            sent = self._transport.send(message, value)
+        self.statistics.sent_bytes += value.numel() * value.element_size()
+        self._drop(cell, gradient=message.gradient)
+        if self._blocking:
+            self._batch.append((row, sent, "its receiver"))
+        else:
+            self._sends.append((row, sent))
+
+    def _finish_sends(self, remaining: int) -> Waiting[None]:
+        """Wait for the oldest sends until so many are under way."""
+        while len(self._sends) > remaining:
+            row, sent = self._sends[0]
+            yield from self._until(row, row, sent, "its receiver")
+            self._sends.popleft()
+
+    def _finish_batch(self) -> Waiting[None]:
+        """Wait for the messages of a batch, in the order of issue."""
+        for row, pending, other in self._batch:
+            yield from self._until(row, row, pending, other)
+        self._batch.clear()
+
+    def _receive(self, instruction: Instruction) -> Iterable[Wait]:
+        row, message = instruction.row, instruction.message
+        assert message is not None
+        with self._at(row):
+            posted = self._transport.receive(message)
+        if self._blocking:
+            posted = _Once(posted)
+            self._batch.append((row, posted, "its sender"))
+        key = (message.tensor, message.microbatch, message.gradient)
+        self._posted.setdefault(key, {})[message.source] = (row, posted)
+        return ()
+
+    def _meet(
+        self, instruction: Instruction, values: Sequence[Tensor] = ()
+    ) -> Pending[Sequence[Tensor]]:
+        row, program = instruction.row, self._program
+        meeting = Meeting(
+            kind=instruction.kind,
+            device=self._device,
+            members=tuple(program.group_of(row).tolist()),
+            bucket=int(program.bucket[row]),
+            microbatch=instruction.visit.microbatch,
+        )
+        with self._at(row):
+            return self._transport.meet(meeting, values)
+
+    def _start_collective(self, instruction: Instruction) -> Iterable[Wait]:
+        bucket = int(self._program.bucket[instruction.row])
+        values = self._store.outgoing(instruction.kind, bucket)
+        self._collectives.append((instruction, self._meet(instruction, values)))
+        return ()
+
+    def _finish_collectives(self, wanted: Callable[[Instruction], bool]) -> Waiting[None]:
+        """Wait for the collectives that are wanted, in the order of issue."""
+        for entry in [entry for entry in self._collectives if wanted(entry[0])]:
+            (row, kind, *_), pending = entry
+            values = yield from self._until(row, row, pending, _MEMBERS)
+            self._store.incoming(kind, int(self._program.bucket[row]), values)
+            self._collectives.remove(entry)
+
+    def _finish_gathers(self, stage: int) -> Waiting[None]:
+        return self._finish_collectives(
+            lambda other: other.kind is Kind.ALL_GATHER and other.visit.stage == stage
+        )
+
+    def _drop(self, cell: Cell, *, gradient: bool) -> None:
+        """Count a use of an activation or gradient, and forget it after the last."""
+        key = (*cell, gradient)
+        self._uses[key] -= 1
+        if self._uses[key] == 0:
+            (self._contributions if gradient else self._values).pop(cell, None)
+
+    def _load_input(self, instruction: Instruction) -> Iterable[Wait]:
+        visit, tensor = instruction.visit, instruction.tensor
+        name = self._task.graph.tensors.names[tensor]
+        self.meter.begin(instruction.kind)
+        value = self._load(self._step, visit.microbatch, name)
+        self._loaded[visit.stage, visit.microbatch, tensor] = value
+        return ()
+
+    def _inputs(self, row: int, visit: Visit) -> Waiting[dict[int, Tensor]]:
+        """Wait for everything that a forward reads."""
+        border = self._task.borders[visit.stage]
+        found: dict[int, Tensor] = {}
+        for tensor in border.inputs:
+            cell = (tensor, visit.microbatch)
+            if cell not in self._values:
+                posted = self._posted.pop((*cell, False), None)
+                if posted is None:
+                    self._refuse(row, f"{self._name(*cell)} was neither made here nor received")
+                ((awaited, pending),) = posted.values()
+                self._values[cell] = yield from self._until(
+                    row, awaited, pending, self._name(*cell)
+                )
+            found[tensor] = self._values[cell]
+            self._drop(cell, gradient=False)
+        for tensor in border.loaded:
+            value = self._loaded.pop((visit.stage, visit.microbatch, tensor), None)
+            if value is None:
+                self._refuse(row, f"{self._name(tensor, visit.microbatch)} was not loaded")
+            found[tensor] = value
+        return found
+
+    def _forward(self, instruction: Instruction) -> Waiting[None]:
+        row, visit = instruction.row, instruction.visit
+        group = self._task.group(visit.stage, visit.microbatch)
+        if self._device not in group:
+            self._refuse(row, "another replica runs this microbatch")
+        inputs = yield from self._inputs(row, visit)
+        yield from self._finish_gathers(visit.stage)
+        self.meter.begin(instruction.kind)
+        with self._at(row):
+            done = self._runner.forward(self._step, visit, inputs)
+        seen = self.seen if group[0] == self._device else ()
+        for tensor, value in done.outputs.items():
+            cell = (tensor, visit.microbatch)
+            if self._uses[(*cell, False)]:
+                self._values[cell] = value.detach()
+            if tensor in seen:
+                self.records[-1].outputs[cell] = value.detach().clone()
+        if self._task.is_training:
+            if not done.has_graph:
+                done.outputs, done.weights = {}, {}
+            self._passes[visit.stage, visit.microbatch] = done
+            in_flight = max(self.statistics.peak_in_flight, len(self._passes))
+            self.statistics.peak_in_flight = in_flight
+        self._store.release(visit.stage)
+        self._count_version(visit)
+
+    def _recompute(self, instruction: Instruction) -> Waiting[None]:
+        row, visit = instruction.row, instruction.visit
+        done = self._pass(row, visit)
+        yield from self._finish_gathers(visit.stage)
+        self.meter.begin(instruction.kind)
+        with self._at(row):
+            self._runner.recompute(self._step, visit, done)
+        self._count_version(visit)
+
+    def _pass(self, row: int, visit: Visit) -> StagePass:
+        done = self._passes.get((visit.stage, visit.microbatch))
+        if done is None:
+            self._refuse(row, "there was no forward")
+        return done
+
+    def _begin_backward(self, instruction: Instruction) -> Waiting[StagePass]:
+        """Wait for all that a backward needs, and give the pass the gradients of its outputs."""
+        row, visit = instruction.row, instruction.visit
+        done = self._pass(row, visit)
+        cotangents: dict[int, Tensor] = {}
+        for tensor in self._task.returning[visit.stage]:
+            cotangents[tensor] = yield from self._output_gradient(row, visit, tensor)
+        yield from self._finish_gathers(visit.stage)
+        self.meter.begin(instruction.kind)
+        with self._at(row):
+            self._runner.recompute(self._step, visit, done)
+            self._runner.begin_backward(visit, done, cotangents)
+        self._store.release(visit.stage)
+        return done
+
+    def _output_gradient(self, row: int, visit: Visit, tensor: int) -> Waiting[Tensor]:
+        """Wait for the gradients of a tensor, and sum them over devices from the last stage on."""
+        cell = (tensor, visit.microbatch)
+        posted = self._posted.get((*cell, True), {})
+        total: Tensor | None = None
+        for source in self._gradient_sources(visit, tensor):
+            if source == self._device:
+                part = self._local_gradient(row, *cell)
+                del self._contributions[cell]
+            elif source in posted:
+                what = f"the gradient of {self._name(*cell)}"
+                part = yield from self._until(row, *posted.pop(source), what)
+            else:
+                origin = self._program.devices[source]
+                self._refuse(
+                    row, f"the gradient of {self._name(*cell)} was not received from {origin}"
+                )
+            total = part if total is None else total + part
+        if not posted:
+            self._posted.pop((*cell, True), None)
+        assert total is not None
+        return total
+
+    def _gradient_sources(self, visit: Visit, tensor: int) -> Iterable[int]:
+        """Return the devices that a gradient comes from, by their highest reading stage.
+
+        Rank i of the producer gets it from rank i mod tp of the reader.
+        """
+        rank = self._task.group(visit.stage, visit.microbatch).index(self._device)
+        sources: dict[int, None] = {}
+        for reader in reversed(self._task.readers[tensor]):
+            group = self._task.group(reader, visit.microbatch)
+            sources[self._device if self._device in group else group[rank % len(group)]] = None
+        return sources
+
+    def _local_gradient(self, row: int, tensor: int, microbatch: int) -> Tensor:
+        """Return the gradient of a tensor, summed over the stages of this device that read it."""
+        parts = self._contributions.get((tensor, microbatch), {})
+        total: Tensor | None = None
+        for reader in reversed(self._task.readers.get(tensor, ())):
+            if self._device not in self._task.group(reader, microbatch):
+                continue
+            if reader not in parts:
+                self._refuse(
+                    row,
+                    f"the gradient of {self._name(tensor, microbatch)} lacks stage {reader}'s part",
+                )
+            total = parts[reader] if total is None else total + parts[reader]
+        if total is None:
+            self._refuse(row, f"no stage here reads {self._name(tensor, microbatch)}")
+        return total
+
+    def _contribute(self, visit: Visit, gradients: Mapping[int, Tensor]) -> None:
+        """Keep the gradients of what a stage read, for its producer here or to be sent.
+
+        Some tensor-parallel ranks need neither.
+        """
+        for tensor, producer in self._task.contributes[visit.stage]:
+            cell = (tensor, visit.microbatch)
+            local = self._device in self._task.group(producer, visit.microbatch)
+            if local or self._uses[(*cell, True)]:
+                self._contributions.setdefault(cell, {})[visit.stage] = gradients[tensor]
+
+    def _add_gradients(self, visit: Visit, gradients: Mapping[str, Tensor]) -> None:
+        self._store.add_gradients(gradients)
+        del self._passes[visit.stage, visit.microbatch]
+        self._count_version(visit)
+
+    def _backward(self, instruction: Instruction) -> Waiting[None]:
+        visit = instruction.visit
+        done = yield from self._begin_backward(instruction)
+        of_inputs, of_weights = self._runner.gradients(visit, done)
+        self._contribute(visit, of_inputs)
+        self._add_gradients(visit, of_weights)
+
+    def _backward_input(self, instruction: Instruction) -> Waiting[None]:
+        visit = instruction.visit
+        done = yield from self._begin_backward(instruction)
+        self._contribute(visit, self._runner.input_gradients(visit, done))
+        self._count_version(visit)
+
+    def _backward_weight(self, instruction: Instruction) -> Iterable[Wait]:
+        row, visit = instruction.row, instruction.visit
+        done = self._pass(row, visit)
+        if done.cotangents is None:
+            self._refuse(row, "there was no BACKWARD_INPUT")
+        self.meter.begin(instruction.kind)
+        self._add_gradients(visit, self._runner.weight_gradients(visit, done))
+        return ()
+
+    def _count_version(self, visit: Visit) -> None:
+        """Count a use of a version of the weights, and forget it after the last."""
+        self._uses[visit.stage, visit.version] -= 1
+        if self._uses[visit.stage, visit.version] == 0:
+            self._store.drop_version(visit.stage, visit.version)
+
+    def _update(self, instruction: Instruction) -> Waiting[None]:
+        row, visit = instruction.row, instruction.visit
+        yield from self._finish_collectives(
+            lambda other: other.kind is not Kind.ALL_GATHER and other.visit.stage == visit.stage
+        )
+        self.meter.begin(instruction.kind)
+        with self._at(row):
+            self.records[-1].gradients.update(self._store.update(visit.stage, visit.version))
+        versions = max(self.statistics.peak_versions, self._store.num_versions)
+        self.statistics.peak_versions = versions

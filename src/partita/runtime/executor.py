@@ -1,0 +1,248 @@
+"""Runs a plan for real: a process for each device, and what they saw put together."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.core.plan import Plan, Shard
+from partita.core.problem import Problem
+from partita.core.program import Kind, Program
+from partita.core.timeline import Timeline, TimelineOrigin
+from partita.energy.client.usage import EnergyUse
+from partita.errors import UnsupportedError
+from partita.processes import ended_by_signals
+from partita.program.lower import lower
+from partita.program.order import ListOrder
+from partita.runtime.board import Board, View
+from partita.runtime.clocks import to_rank_0
+from partita.runtime.local_ranks import Main, RankPool
+from partita.runtime.process_transport import Member, used_devices
+from partita.runtime.rank import RankOptions, RankReport, run_rank
+from partita.runtime.rank_capture import MemoryUse, merged_trace
+from partita.runtime.results import RunResult, merged, step_result
+from partita.runtime.task import Task
+from partita.runtime.workload import Workload
+
+MEETING_LIMIT_S = 60.0
+"""How long ranks wait at least for one another to come, however soon an instruction must end."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """A run that has ended well.
+
+    Attributes:
+        result: Losses, outputs, gradients and weights.
+        timelines: What happened when, for each of the last steps whose stamps were kept: all, or
+            those of the last ``KEPT_STAMPS`` where results were not kept. The clocks of all ranks
+            are aligned.
+        step_s: Seconds of every step: from the end of the step before on all ranks to its own end,
+            the first from its first instruction. Steps overlap at their edges.
+        memory: The memory of each device that it is known of, by name.
+        trace: What torch's profiler saw of all ranks, a Chrome trace; empty = nothing.
+        energy: What each rank used, by the name of its device, in the order of ranks; empty = that
+            was not asked for.
+    """
+
+    result: RunResult
+    timelines: tuple[Timeline, ...]
+    step_s: tuple[float, ...]
+    memory: Mapping[str, MemoryUse] = field(default_factory=dict)
+    trace: str = ""
+    energy: Mapping[str, EnergyUse] = field(default_factory=dict)
+
+
+def check_runnable(plan: Plan) -> None:
+    """Check that the executor can run a plan.
+
+    Raises:
+        UnsupportedError: It cannot yet; names the stage and what it needs.
+    """
+    for index, stage in enumerate(plan.stages):
+        if len(stage.devices[0]) > 1:
+            raise UnsupportedError(
+                f"stage {index} is split over {len(stage.devices[0])} devices by tensor "
+                "parallelism, which can be planned and simulated but not run yet; plan with tp 1"
+            )
+        if stage.shard is not Shard.NONE:
+            raise UnsupportedError(
+                f"stage {index} shards its {stage.shard.value}, which can be planned and simulated "
+                "but not run yet; plan without sharding, or run --baseline fsdp"
+            )
+
+
+def make_task(
+    problem: Problem, plan: Plan, workload: Workload, *, order: ListOrder = ListOrder.DEVICE
+) -> Task:
+    """Return what the ranks of a run share.
+
+    Args:
+        problem: The problem.
+        plan: A plan for it.
+        workload: What it computes.
+        order: Whose order the devices list their compute in.
+
+    Raises:
+        UnsupportedError: The executor cannot run the plan.
+    """
+    check_runnable(plan)
+    return Task(problem, plan, lower(problem, plan, order=order), workload.code)
+
+
+def run_forked(
+    task: Task,
+    workload: Workload,
+    *,
+    options: RankOptions,
+    log_directory: Path | None = None,
+    told: Callable[[int, Any], None] = lambda _, __: None,
+) -> Run:
+    """Run a plan in forked processes of this machine.
+
+    Args:
+        task: What is run.
+        workload: What it computes.
+        options: How.
+        log_directory: Where what the ranks print goes.
+        told: Told a rank and what it says on the way.
+
+    Raises:
+        WorkerError: A rank failed, died or stood still; names it.
+    """
+    world = len(used_devices(task.program))
+    board = Board(world)
+
+    def main(member: Member, _: object) -> RankReport:
+        return run_rank(task, member, workload, options=options, board=board, told=member.tell)
+
+    reports = reports_of_forked(
+        main,
+        View(board, task.program, range(world)),
+        stall_limit_s=options.stall_limit_s,
+        log_directory=log_directory,
+        told=told,
+    )
+    return put_together(task, reports)
+
+
+def reports_of_forked(
+    main: Main,
+    view: View,
+    *,
+    stall_limit_s: float,
+    wait_limit_s: float = MEETING_LIMIT_S,
+    log_directory: Path | None = None,
+    told: Callable[[int, Any], None] = lambda _, __: None,
+) -> list[RankReport]:
+    """Let forked ranks do something once; signals that end this process end them first.
+
+    Args:
+        main: What each rank does.
+        view: The ranks, and where they say what they are doing.
+        stall_limit_s: How long one may show no sign of life.
+        wait_limit_s: How long they wait for one another, if that is longer.
+        log_directory: Where what the ranks print goes.
+        told: Told a rank and what it says on the way.
+
+    Raises:
+        WorkerError: A rank failed, died or stood still; names it.
+    """
+    with (
+        ended_by_signals(),
+        RankPool(
+            len(view.ranks),
+            main,
+            limit_s=max(stall_limit_s, wait_limit_s),
+            stall_limit_s=stall_limit_s,
+            board=view.board,
+            log_directory=log_directory,
+        ) as pool,
+    ):
+        return pool.call(None, told=told, view=view)
+
+
+def put_together(
+    task: Task,
+    reports: list[RankReport],
+    origin: TimelineOrigin = TimelineOrigin.MEASURED,
+) -> Run:
+    """Return what all ranks saw as one, all times by rank 0's clock."""
+    reports = [aligned(report) for report in reports]
+    by_device = {report.device: report for report in reports}
+    steps = range(len(reports[0].records))
+    names = task.plan.devices
+    timelines = tuple(
+        _timeline(task.program, by_device, step, origin)
+        for step in steps
+        if all(len(report.records[step].begin_ns) for report in reports)
+    )
+    return Run(
+        result=RunResult(
+            steps=tuple(
+                step_result(task, [report.records[step] for report in reports]) for step in steps
+            ),
+            state=merged([report.state for report in reports], task),
+            statistics={names[device]: report.statistics for device, report in by_device.items()},
+        ),
+        timelines=timelines,
+        step_s=step_seconds(reports),
+        memory={names[r.device]: r.memory for r in reports if r.memory is not None},
+        trace=merged_trace({names[r.device]: r.trace for r in reports if r.trace}),
+        energy={names[r.device]: r.energy for r in reports if r.energy is not None},
+    )
+
+
+def aligned(report: RankReport) -> RankReport:
+    """Return a report with its times by rank 0's clock."""
+    if not report.clock:
+        return report
+    moved = to_rank_0(report.clock)
+    return replace(
+        report,
+        records=[
+            replace(
+                record,
+                begin_ns=moved(record.begin_ns),
+                end_ns=moved(record.end_ns),
+            )
+            for record in report.records
+        ],
+        step_ns=[(begin, end) for begin, end in moved(np.array(report.step_ns, np.int64)).tolist()],
+        clock=(),
+    )
+
+
+def step_seconds(reports: Sequence[RankReport]) -> tuple[float, ...]:
+    """Return the seconds of each step over all ranks, from end to end."""
+    steps = range(len(reports[0].step_ns))
+    begin = min(report.step_ns[0][0] for report in reports)
+    edges = [begin, *(max(report.step_ns[step][1] for report in reports) for step in steps)]
+    return tuple((after - before) / 1e9 for before, after in pairwise(edges))
+
+
+def _timeline(
+    program: Program, reports: dict[int, RankReport], step: int, origin: TimelineOrigin
+) -> Timeline:
+    begin, end = np.zeros(len(program), np.int64), np.zeros(len(program), np.int64)
+    for device, report in reports.items():
+        rows = slice(int(program.ptr[device]), int(program.ptr[device + 1]))
+        begin[rows], end[rows] = report.records[step].begin_ns, report.records[step].end_ns
+    # Loads and receives of a step may come while another rank is still in the one before.
+    first = int(begin[program.kind == Kind.FORWARD].min())
+    return Timeline(
+        origin=origin,
+        devices=program.devices,
+        device=program.device,
+        instruction=np.arange(len(program), dtype=np.int32),
+        kind=program.kind,
+        stage=program.stage,
+        microbatch=program.microbatch,
+        peer=program.peer,
+        start_s=np.maximum(begin - first, 0) / 1e9,
+        end_s=np.maximum(end - first, 0) / 1e9,
+        bytes=program.bytes,
+    )

@@ -1,0 +1,321 @@
+"""A run described by files, so that fresh processes, on this host or on several, can carry it out.
+
+A job directory holds ``plan.json`` (the plan with its problem), ``job.json`` (how it is run), and,
+once it runs: ``logs/rank3.log``, ``ranks/rank3.pt`` (what the rank saw), ``ranks/rank3.error`` (why
+it failed), ``ranks/rank3.news`` (a line a step) and a board for each host, ``host0.board``.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from partita.capture.origin import ModelOrigin
+from partita.core.codec import decode_part, encode_part, parse_json, read_json, write_json
+from partita.core.graph import DeviceKind
+from partita.core.problem import Problem
+from partita.core.program import Program, TransferMode
+from partita.core.solution import Solution
+from partita.errors import FormatError, InvalidInputError, PartitaError
+from partita.program.lower import lower
+from partita.program.order import ListOrder
+from partita.runtime.board import Board
+from partita.runtime.emulation import Emulation
+from partita.runtime.failures import read_error, write_error
+from partita.runtime.optimizers import LEARNING_RATES, OPTIMIZERS
+from partita.runtime.parameters import Optimizer
+from partita.runtime.power import Power
+from partita.runtime.process_transport import used_devices
+from partita.runtime.rank import RankOptions, RankReport, StepNews
+from partita.runtime.rank_capture import Capture
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """How a plan is run.
+
+    Attributes:
+        model: The model; None for a plan that is emulated, or run by a script.
+        script: A script of the user's, with its arguments, that every rank runs.
+        steps: Number of steps.
+        optimizer: A name of ``OPTIMIZERS``.
+        learning_rate: Its rate; None = its usual one.
+        seed: Seed of all random numbers.
+        order: Whose order the devices list their compute in.
+        transfers: Whether transfers run beside compute or hold it.
+        same_data: Whether every step sees the data of the first.
+        keep_results: Whether outputs, gradients and weights are kept for a comparison.
+        capture: What else is noted of the last step.
+        stall_limit_s: How long an instruction may take before the run is given up.
+        start_limit_s: How long hosts and ranks wait for one another to come.
+        device: What the ranks compute on: GPUs with NCCL, or the CPU with gloo.
+        emulate: How it is emulated instead, but for steps, transfers and power, which are those of
+            the job; None = it is run for real.
+        power: How it sees to its energy; None = it does not.
+    """
+
+    model: ModelOrigin | None = None
+    script: tuple[str, ...] = ()
+    steps: int = 1
+    optimizer: str = "sgd"
+    learning_rate: float | None = None
+    seed: int = 0
+    order: ListOrder = ListOrder.DEVICE
+    transfers: TransferMode = TransferMode.OVERLAPPED
+    same_data: bool = False
+    keep_results: bool = True
+    capture: Capture = Capture.NONE
+    stall_limit_s: float = 300.0
+    start_limit_s: float = 300.0
+    device: DeviceKind = DeviceKind.CPU
+    emulate: Emulation | None = None
+    power: Power | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise InvalidInputError(f"steps of a job is {self.steps}; expected 1 or more")
+        if self.optimizer not in OPTIMIZERS:
+            raise InvalidInputError(
+                f"optimizer {self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}"
+            )
+        for what in ("stall_limit_s", "start_limit_s"):
+            if not 0 < getattr(self, what) <= 1e9:
+                raise InvalidInputError(f"{what} of a job is {getattr(self, what)}; expected > 0")
+        if (self.model is not None) + bool(self.script) + (self.emulate is not None) != 1:
+            raise InvalidInputError(
+                "a job needs a model to run, or a script, or settings to emulate its plan"
+            )
+        if self.emulate is not None and self.order is not ListOrder.DEVICE:
+            raise InvalidInputError(
+                f"order {self.order.value!r} is for real runs; a plan is emulated in the order "
+                f"{ListOrder.DEVICE.value!r}"
+            )
+
+    def make_optimizer(self) -> Optimizer:
+        """Return a new optimizer."""
+        rate = LEARNING_RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
+        return OPTIMIZERS[self.optimizer](rate)
+
+    def rank_options(self) -> RankOptions:
+        """Return how its ranks run."""
+        return RankOptions(
+            steps=self.steps,
+            make_optimizer=self.make_optimizer,
+            seed=self.seed,
+            blocking=self.transfers is TransferMode.BLOCKING,
+            stall_limit_s=self.stall_limit_s,
+            keep_results=self.keep_results,
+            capture=self.capture,
+            power=self.power,
+        )
+
+    def emulation(self) -> Emulation | None:
+        """Return how the plan is emulated, with the steps, transfers and power of the job."""
+        if self.emulate is None:
+            return None
+        blocking = self.transfers is TransferMode.BLOCKING
+        return replace(self.emulate, steps=self.steps, blocking=blocking, power=self.power)
+
+    def program(self, solution: Solution) -> Program:
+        """Return what the devices of a plan do."""
+        return lower(solution.problem, solution.plan, order=self.order)
+
+
+def write_job(job: Job) -> str:
+    """Return a job as text."""
+    return json.dumps(encode_part(job), indent=2) + "\n"
+
+
+def read_job(text: str) -> Job:
+    """Return the job of a text that ``write_job`` wrote.
+
+    Raises:
+        FormatError: It is no job.
+    """
+    return decode_part(parse_json(text), Job, "job")
+
+
+@dataclass(frozen=True, slots=True)
+class JobDirectory:
+    """The files of a job.
+
+    Attributes:
+        path: The directory.
+    """
+
+    path: Path
+
+    @property
+    def ranks(self) -> Path:
+        """Where ranks leave what they saw."""
+        return self.path / "ranks"
+
+    def log(self, rank: int) -> Path:
+        """Return where a rank prints."""
+        return self.path / "logs" / f"rank{rank}.log"
+
+    def report(self, rank: int) -> Path:
+        """Return where a rank leaves its report."""
+        return self.ranks / f"rank{rank}.pt"
+
+    def left_by(self, rank: int) -> list[Path]:
+        """Return what a rank has left here in a run before: its report, error and news."""
+        paths = (self.ranks / f"rank{rank}{suffix}" for suffix in (".pt", ".error", ".news"))
+        return [path for path in paths if path.exists()]
+
+    def open_board(self, host: int, ranks: int) -> Board:
+        """Return the board of a host."""
+        return Board(ranks, self.path / f"host{host}.board")
+
+    def create(self, solution: Solution, job: Job) -> None:
+        """Write a plan and how it is run; the directory is made if it is not there."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        _write_whole(self.path / "plan.json", write_json(solution).encode())
+        _write_whole(self.path / "job.json", write_job(job).encode())
+
+    def prepare(self) -> None:
+        """Make the folders that ranks write to."""
+        for folder in (self.ranks, self.path / "logs"):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def read_job(self) -> Job:
+        """Return how the plan is run.
+
+        Raises:
+            FormatError: The file is missing or wrong.
+        """
+        return _read(self.path / "job.json", read_job)
+
+    def read_solution(self) -> Solution:
+        """Return the plan with its problem.
+
+        Raises:
+            FormatError: The file is missing, wrong, or holds something else.
+        """
+        path = self.path / "plan.json"
+        solution = _read(path, read_json)
+        if not isinstance(solution, Solution):
+            raise FormatError(
+                "expected a partita.solution: a plan with its problem", path=str(path)
+            )
+        return solution
+
+    def write_report(self, rank: int, report: RankReport) -> None:
+        """Leave what a rank saw: whole, or not at all."""
+        part = self.report(rank).with_suffix(f".part{os.getpid()}")
+        torch.save(report, part)
+        part.replace(self.report(rank))
+
+    def read_reports(self, ranks: Iterable[int]) -> list[RankReport]:
+        """Return what the ranks saw.
+
+        Raises:
+            FormatError: A report is missing.
+        """
+        reports = []
+        for rank in ranks:
+            path = self.report(rank)
+            if not path.exists():
+                raise FormatError(f"rank {rank} left no report", path=str(path))
+            reports.append(torch.load(path, map_location="cpu", weights_only=False))
+        return reports
+
+    def write_error(self, rank: int, error: PartitaError) -> None:
+        """Leave why a rank failed."""
+        _write_whole(self.ranks / f"rank{rank}.error", write_error(error).encode())
+
+    def read_error(self, rank: int) -> PartitaError | None:
+        """Return why a rank failed; None if it has not said."""
+        path = self.ranks / f"rank{rank}.error"
+        return read_error(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def write_news(self, rank: int, news: StepNews) -> None:
+        """Add a step that a rank has done."""
+        with (self.ranks / f"rank{rank}.news").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(news) + "\n")
+
+    def read_news(self, rank: int, begin: int) -> tuple[list[StepNews], int]:
+        """Return the steps that a rank has done, from a place in the file, and the next place."""
+        path = self.ranks / f"rank{rank}.news"
+        if not path.exists():
+            return [], begin
+        with path.open("rb") as file:
+            file.seek(begin)
+            whole = file.read().rpartition(b"\n")[0]
+        lines = whole.splitlines()
+        end = begin + len(whole) + 1 if lines else begin
+        return [StepNews(*json.loads(line)) for line in lines], end
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    part = path.with_suffix(f"{path.suffix}.part{os.getpid()}")
+    part.write_bytes(data)
+    part.replace(path)
+
+
+def _read(path: Path, read: Callable[[str], _T]) -> _T:
+    try:
+        return read(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
+        raise FormatError(f"cannot be read: {reason}", path=str(path)) from exc
+    except FormatError as exc:
+        raise exc.at(str(path)) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which ranks run on which host, and on which of its devices.
+
+    Attributes:
+        hosts: The ranks of each host, ascending.
+        local_index: The number of each rank's device on its host.
+    """
+
+    hosts: tuple[tuple[int, ...], ...]
+    local_index: tuple[int, ...] = field(default=())
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are."""
+        return len(self.local_index)
+
+
+def place_ranks(problem: Problem, program: Program, num_hosts: int) -> Placement:
+    """Return where the ranks of a Program run.
+
+    The k-th host that the plan uses is the host with NODE_RANK k. A single host runs all ranks,
+    whatever hosts the plan knows.
+
+    Raises:
+        InvalidInputError: The plan uses another number of hosts.
+    """
+    cluster = problem.cluster
+    devices = [cluster.index_of[program.devices[device]] for device in used_devices(program)]
+    host_of = [cluster.devices[device].host for device in devices]
+    used = sorted(set(host_of))
+    if num_hosts == 1 and len(used) > 1:
+        return Placement((tuple(range(len(devices))),), tuple(range(len(devices))))
+    if len(used) != num_hosts:
+        names = ", ".join(cluster.hosts[host].name for host in used)
+        raise InvalidInputError(
+            f"the plan uses {len(used)} hosts ({names}), NNODES is {num_hosts}; set it to "
+            f"{len(used)}, or to 1 to run everything here"
+        )
+    return Placement(
+        hosts=tuple(tuple(rank for rank, at in enumerate(host_of) if at == host) for host in used),
+        local_index=tuple(_index_on_host(problem, device) for device in devices),
+    )
+
+
+def _index_on_host(problem: Problem, device: int) -> int:
+    """Return the number of a device among those of its kind on its host."""
+    devices = problem.cluster.devices
+    mine = devices[device]
+    return sum(d.host == mine.host and d.kind is mine.kind for d in devices[:device])

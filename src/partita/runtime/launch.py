@@ -1,0 +1,496 @@
+"""Runs a job directory in fresh processes, on this host or together with launchers on others.
+
+torch's elastic agent starts, watches and ends the ranks of a host. The hosts meet in a store that
+the first one opens: on a port that the system chooses for one host, on MASTER_PORT for several.
+Every limit is stated: hosts that do not come are named after ``Job.start_limit_s``, a rank that
+stands still after ``Job.stall_limit_s`` and a second or two, and no process is left behind.
+"""
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # not in its stubs
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+
+from partita.core.solution import Solution
+from partita.errors import InvalidInputError, PartitaError, UnsupportedError, WorkerError
+from partita.processes import ended_by_signals
+from partita.runtime.board import STALE_S, View
+from partita.runtime.emulation import NoCode, emulated_workload, put_emulated_together
+from partita.runtime.executor import Run, check_runnable, put_together
+from partita.runtime.failures import Failure, error_of, first_cause, read_error, write_error
+from partita.runtime.job import Job, JobDirectory, place_ranks
+from partita.runtime.process_transport import first_line
+from partita.runtime.rank import StepNews
+from partita.runtime.task import Task
+
+DEFAULT_PORT = 29500
+_LOOK_S = 0.1
+_GRACE_S = 3.0
+
+Told = Callable[[int, StepNews], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """This host among those of a run.
+
+    Attributes:
+        index: Its number, NODE_RANK: the k-th host that the plan uses.
+        num_hosts: How many there are, NNODES.
+        address: Where the first host is reached, MASTER_ADDR.
+        port: The port of its store, MASTER_PORT; 0 = any that is free, for a single host.
+    """
+
+    index: int = 0
+    num_hosts: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_hosts < 1:
+            raise InvalidInputError(f"NNODES is {self.num_hosts}; expected 1 or more")
+        if not 0 <= self.index < self.num_hosts:
+            raise InvalidInputError(
+                f"NODE_RANK is {self.index}; expected 0 to {self.num_hosts - 1}, below NNODES"
+            )
+        if not 0 <= self.port < 65_536:
+            raise InvalidInputError(f"MASTER_PORT is {self.port}; expected 0 to 65535")
+        if self.num_hosts > 1 and not self.port:
+            raise InvalidInputError("several hosts need the same MASTER_PORT, which is not set")
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "Host":
+        """Return what NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT say.
+
+        Raises:
+            InvalidInputError: One is wrong, or several hosts do not say where the first one is.
+        """
+        try:
+            num_hosts = int(environment.get("NNODES", "1"))
+            index = int(environment.get("NODE_RANK", "0"))
+            port = int(environment.get("MASTER_PORT", DEFAULT_PORT if num_hosts > 1 else 0))
+        except ValueError as exc:
+            raise InvalidInputError(
+                f"NNODES, NODE_RANK and MASTER_PORT are numbers: {exc}"
+            ) from exc
+        if num_hosts == 1:
+            return cls(index=index, port=port)
+        if "MASTER_ADDR" not in environment:
+            raise InvalidInputError(
+                f"NNODES is {num_hosts}, but MASTER_ADDR does not say where the first host is"
+            )
+        address = environment["MASTER_ADDR"]
+        return cls(index=index, num_hosts=num_hosts, address=address, port=port)
+
+    def __str__(self) -> str:
+        return f"host {self.index}"
+
+
+def run_launched(directory: Path, *, told: Told = lambda _, __: None) -> Run:
+    """Run a job directory in fresh processes of this host.
+
+    Args:
+        directory: The job directory.
+        told: Told a rank and a step that it has done.
+
+    Raises:
+        WorkerError: A rank failed, died or stood still; names it.
+    """
+    launch(directory, told=told)
+    return collect(directory)
+
+
+def launch(
+    directory: Path, host: Host | None = None, *, told: Told = lambda _, __: None
+) -> None:  # fmt: skip
+    """Start the ranks of this host, and wait until all have ended; every host calls it.
+
+    Afterwards the first host has the reports of all ranks (``collect``).
+
+    Raises:
+        InvalidInputError: The job is wrong, or the plan uses another number of hosts.
+        WorkerError: A rank or a host failed; names it.
+        KeyboardInterrupt: SIGINT; all ranks have ended.
+        SystemExit: SIGTERM, SIGHUP or SIGQUIT; all ranks have ended.
+    """
+    host = Host() if host is None else host
+    files = JobDirectory(directory)
+    job, solution = files.read_job(), files.read_solution()
+    if job.emulate is None:
+        check_runnable(solution.plan)
+    program = job.program(solution)
+    placement = place_ranks(solution.problem, program, host.num_hosts)
+    files.prepare()
+    ranks = placement.hosts[host.index]
+    _check_unused(files, ranks)
+    board = files.open_board(host.index, placement.num_ranks)
+    board.clear()
+    view = View(board, program, ranks)
+    with ended_by_signals():
+        store = _meet(host, job, solution)
+        watcher = _Watcher(view, job.stall_limit_s, files, told)
+        result = _run_agent(host, store, files, ranks, watcher)
+    if result.is_failed():
+        failure = first_cause(_failures(result, files, ranks))
+        error = _explained(failure, view, watcher)
+        raise _shared(store, host, error, is_own=failure.is_own or bool(watcher.frozen))
+
+
+def collect(directory: Path) -> Run:
+    """Return what the ranks of a job saw, put together.
+
+    Raises:
+        FormatError: A report is missing.
+    """
+    files = JobDirectory(directory)
+    job, solution = files.read_job(), files.read_solution()
+    problem, plan = solution.problem, solution.plan
+    program = job.program(solution)
+    reports = files.read_reports(range(place_ranks(problem, program, 1).num_ranks))
+    emulation = job.emulation()
+    if emulation is not None:
+        return put_emulated_together(emulated_workload(problem, plan, emulation), reports)
+    return put_together(Task(problem, plan, program, NoCode()), reports)
+
+
+def _check_unused(files: JobDirectory, ranks: Sequence[int]) -> None:
+    """Check that no rank of this host has run here before: old news would be taken for new."""
+    old = [path for rank in ranks for path in files.left_by(rank)]
+    if old:
+        raise InvalidInputError(
+            f"{files.path} holds what a run has left already ({old[0].name}); take a new directory"
+        )
+
+
+def _meet(host: Host, job: Job, solution: Solution) -> TCPStore:
+    """Return the store that all hosts share, once all have come.
+
+    Raises:
+        UnsupportedError: The port is taken.
+        WorkerError: A host did not come in time, or something else listens there; names it.
+        InvalidInputError: Two hosts say that they are the same one, or their torch differs.
+    """
+    deadline = time.monotonic() + job.start_limit_s
+    store = _open_store(host, deadline, job.start_limit_s)
+    facts = {"torch": torch.__version__, "plan": solution.plan.fingerprint}
+    try:
+        if store.add(f"count/{host.index}", 1) > 1:
+            raise InvalidInputError(f"two hosts have NODE_RANK {host.index}; each needs its own")
+        store.set(f"host/{host.index}", json.dumps(facts))
+        for other in range(host.num_hosts):
+            while not store.check([f"host/{other}"]):
+                if time.monotonic() > deadline:
+                    raise WorkerError(_missing(host, store, job.start_limit_s))
+                time.sleep(_LOOK_S / 2)
+            _check_same(facts, json.loads(store.get(f"host/{other}")), host, other)
+    except RuntimeError as exc:
+        raise WorkerError(f"{host}: host 0 at {host.address}:{host.port} went away") from exc
+    return store
+
+
+def _open_store(host: Host, deadline: float, limit_s: float) -> TCPStore:
+    if host.index:
+        _await_port(host, deadline, limit_s)
+        return _open_store_of_first(host, deadline, limit_s)
+    # One host keeps to itself; several may know the first one by any of its addresses.
+    bound = ("127.0.0.1" if host.num_hosts == 1 else "", host.port)
+    try:
+        listener = socket.create_server(bound)
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
+        raise UnsupportedError(
+            f"port {host.port} of this host cannot be opened: {reason}; "
+            "end what holds it, or set another MASTER_PORT on all hosts"
+        ) from exc
+    port = listener.getsockname()[1]
+    return TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=limit_s),
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _open_store_of_first(host: Host, deadline: float, limit_s: float) -> TCPStore:
+    """Open the store of the first host, in a thread, as torch waits for ever for what is silent."""
+    found: list[TCPStore | RuntimeError] = []
+
+    def open_store() -> None:
+        limit = timedelta(seconds=limit_s)
+        try:
+            store = TCPStore(
+                host.address, host.port, is_master=False, wait_for_workers=False, timeout=limit
+            )
+            found.append(store)
+        except RuntimeError as exc:
+            found.append(exc)
+
+    thread = threading.Thread(target=open_store, daemon=True, name="store")
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()) + _GRACE_S)
+    store = found[0] if found else RuntimeError(f"no answer within {limit_s:g} s")
+    if isinstance(store, RuntimeError):
+        raise WorkerError(
+            f"{host}: what listens at {host.address}:{host.port} is not the store of host 0: "
+            f"{first_line(store)}; set another MASTER_PORT on all hosts"
+        ) from store
+    return store
+
+
+def _await_port(host: Host, deadline: float, limit_s: float) -> None:
+    """Wait until the first host listens."""
+    while True:
+        try:
+            with socket.create_connection((host.address, host.port), timeout=2.0):
+                return
+        except OSError as exc:
+            if time.monotonic() > deadline:
+                raise WorkerError(
+                    f"{host}: host 0 was not found at {host.address}:{host.port} within "
+                    f"{limit_s:g} s: {exc}"
+                ) from exc
+            time.sleep(_LOOK_S)
+
+
+def _missing(host: Host, store: Store, limit_s: float) -> str:
+    missing = [other for other in range(host.num_hosts) if not store.check([f"host/{other}"])]
+    return (
+        f"{host}: host {', '.join(map(str, missing))} did not come within {limit_s:g} s; start it "
+        f"with NNODES={host.num_hosts} NODE_RANK={missing[0]} MASTER_ADDR={host.address} "
+        f"MASTER_PORT={host.port}"
+    )
+
+
+def _check_same(
+    mine: Mapping[str, str], theirs: Mapping[str, str], host: Host, other: int
+) -> None:  # fmt: skip
+    for what, value in mine.items():
+        if theirs[what] != value:
+            raise InvalidInputError(
+                f"{host} has {what} {value}, host {other} has {theirs[what]}; all need the same"
+            )
+
+
+class _Met(RendezvousHandler):
+    """The hosts of a run, as torch's agent wants to see them: they have met already."""
+
+    def __init__(self, host: Host, store: TCPStore) -> None:
+        self._host, self._store = host, store
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return "partita"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        address = RendezvousStoreInfo(self._host.address, self._store.port)
+        return RendezvousInfo(self._store, self._host.index, self._host.num_hosts, address)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return "partita"
+
+    def shutdown(self) -> bool:
+        return True
+
+
+class _RankLogs(LogsSpecs):
+    """Sends what each rank prints to its log, from its first moment."""
+
+    def __init__(self, files: JobDirectory, ranks: Sequence[int]) -> None:
+        super().__init__(log_dir=str(files.path))
+        self._files, self._ranks = files, ranks
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        logs = {local: str(self._files.log(self._ranks[local])) for local in envs}
+        return LogsDest(stdouts=logs, stderrs=dict(logs), error_files=dict.fromkeys(envs, ""))
+
+    @property
+    def root_log_dir(self) -> str:
+        return str(self._files.path)
+
+
+class _Watcher:
+    """Looks after the ranks while the agent waits for them.
+
+    It passes on what they say, and ends a rank that stands still, for which a signal to end would
+    wait for ever.
+
+    Attributes:
+        frozen: Which rank stood still, and where; empty if none did.
+    """
+
+    def __init__(self, view: View, limit_s: float, files: JobDirectory, told: Told) -> None:
+        self._view, self._files, self._told = view, files, told
+        self._silence_s = limit_s + STALE_S
+        self._places = dict.fromkeys(view.ranks, 0)
+        self.frozen = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="watcher")
+
+    def __enter__(self) -> "_Watcher":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._pass_news_on()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_LOOK_S):
+            self._pass_news_on()
+            for rank in self._view.board.frozen(self._view.ranks, self._silence_s):
+                pid = self._view.board.read(rank).pid
+                if _is_running_child(pid):
+                    self.frozen = self.frozen or self._view.stands_still(rank)
+                    os.kill(pid, signal.SIGKILL)
+
+    def _pass_news_on(self) -> None:
+        for rank, begin in self._places.items():
+            news, self._places[rank] = self._files.read_news(rank, begin)
+            for step in news:
+                self._told(rank, step)
+
+
+def _is_running_child(pid: int) -> bool:
+    """Return whether a process is one that this one has started, and has not ended."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
+
+
+def _run_agent(
+    host: Host, store: TCPStore, files: JobDirectory, ranks: Sequence[int], watcher: _Watcher
+) -> RunResult:
+    """Let torch's agent start the ranks and wait for them."""
+    spec = WorkerSpec(
+        role="partita",
+        local_world_size=len(ranks),
+        rdzv_handler=_Met(host, store),
+        entrypoint=sys.executable,
+        args=("-m", "partita.runtime", str(files.path), str(os.getpid())),
+        max_restarts=0,
+        monitor_interval=_LOOK_S,
+    )
+    agent = LocalElasticAgent(spec, _RankLogs(files, ranks), shutdown_timeout=int(_GRACE_S))
+    try:
+        with watcher, _quiet_agent():
+            result: RunResult = agent.run()
+    except SignalException as exc:  # the agent has ended the ranks
+        if exc.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from exc
+        raise SystemExit(128 + exc.sigval) from exc
+    return result
+
+
+@contextmanager
+def _quiet_agent() -> Iterator[None]:
+    """Keep the agent from reporting what our errors say better."""
+    names = ("agent.server.api", "agent.server.local_elastic_agent", "multiprocessing.api")
+    loggers = [logging.getLogger(f"torch.distributed.elastic.{name}") for name in names]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+def _failures(result: RunResult, files: JobDirectory, ranks: Sequence[int]) -> list[Failure]:
+    """Return how the ranks of this host failed, in the order in which they were seen to."""
+    failed = sorted(result.failures.values(), key=lambda f: (f.timestamp, f.local_rank))
+    return [
+        Failure(
+            rank=ranks[failure.local_rank],
+            exit_code=failure.exitcode,
+            error=files.read_error(ranks[failure.local_rank]),
+            log=files.log(ranks[failure.local_rank]),
+        )
+        for failure in failed
+    ]
+
+
+def _explained(failure: Failure, view: View, watcher: _Watcher) -> PartitaError:
+    if watcher.frozen:
+        return WorkerError(f"{watcher.frozen}\n{view.all()}")
+    return error_of(
+        failure, culprit=view.culprit(), where=view.where(failure.rank), stands=view.all()
+    )
+
+
+def _shared(store: Store, host: Host, error: PartitaError, *, is_own: bool) -> PartitaError:
+    """Tell the other hosts why this one failed, and return the error of the one that is to blame.
+
+    In a thread, as a store that cannot be reached any more lets its users wait.
+    """
+    if host.num_hosts == 1:
+        return error
+    found: dict[int, tuple[bool, PartitaError]] = {}
+    thread = threading.Thread(target=_exchange, args=(store, host, error, is_own, found))
+    thread.daemon = True
+    thread.start()
+    thread.join(_GRACE_S)
+    blamed = [
+        type(theirs)(f"host {other}: {theirs}")
+        for other, (own, theirs) in sorted(found.items())
+        if own
+    ]
+    if is_own or not blamed:
+        return type(error)(f"{host}: {error}")
+    return blamed[0]
+
+
+def _exchange(
+    store: Store,
+    host: Host,
+    error: PartitaError,
+    is_own: bool,
+    found: dict[int, tuple[bool, PartitaError]],
+) -> None:
+    deadline = time.monotonic() + 0.8 * _GRACE_S
+    with suppress(RuntimeError):  # the store is gone, and with it what the others say
+        store.set(f"failed/{host.index}", json.dumps([is_own, write_error(error)]))
+        waiting = set(range(host.num_hosts)) - {host.index}
+        while waiting and time.monotonic() < deadline:
+            for other in sorted(waiting):
+                if store.check([f"failed/{other}"]):
+                    own, text = json.loads(store.get(f"failed/{other}"))
+                    found[other] = (own, read_error(text))
+                    waiting.discard(other)
+            time.sleep(_LOOK_S / 2)

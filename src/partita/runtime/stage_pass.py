@@ -1,0 +1,237 @@
+"""One stage, one microbatch: forward, forward again, and the two halves of backward, by autograd.
+
+Every stage boundary cuts autograd. What enters a stage is a leaf, and so are its parameters;
+backward differentiates what leaves it with respect to them, in one go or in two halves.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from partita.errors import InvalidInputError
+from partita.runtime.parameters import ParameterStore
+from partita.runtime.split_backward import SplitBackward
+from partita.runtime.stage_code import Call
+from partita.runtime.task import Task
+
+
+class Visit(NamedTuple):
+    """A stage at work on a microbatch.
+
+    Attributes:
+        stage: The stage.
+        microbatch: The microbatch.
+        version: The version of the weights.
+    """
+
+    stage: int
+    microbatch: int
+    version: int
+
+
+@dataclass(slots=True)
+class StagePass:
+    """A stage between the forward and the end of the backward of a microbatch.
+
+    Attributes:
+        inputs: What enters, by tensor.
+        buffers: Buffers as forward found them, where forward will be repeated.
+        weights: Leaves of the trainable parameters.
+        outputs: What leaves.
+        has_graph: Whether the outputs can be differentiated, or forward has to be repeated first.
+        cotangents: Gradients of the outputs; None before backward has begun.
+        split: What the first half of backward has left for the second; None without one.
+    """
+
+    inputs: dict[int, Tensor]
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    has_graph: bool = False
+    cotangents: dict[int, Tensor] | None = None
+    split: SplitBackward | None = None
+
+
+class StageRunner:
+    """Runs the stages of one device on the parameters of that device."""
+
+    def __init__(self, task: Task, store: ParameterStore, *, seed: int) -> None:
+        self._task, self._store, self._seed = task, store, seed
+        self._names = task.graph.tensors.names
+        self._differentiable = task.graph.tensors.differentiable.tolist()
+        self._leaves: dict[str, tuple[Tensor, Tensor]] = {}
+        self._fixed: dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+
+    def forward(self, step: int, visit: Visit, inputs: dict[int, Tensor]) -> StagePass:
+        """Run a stage; of one that recomputes the outputs have no graph.
+
+        Buffers change in training. Each forward gets its own copy of them, so that no later one
+        disturbs what this one keeps for backward.
+        """
+        training = self._task.is_training
+        before = self._store.buffers(visit.stage)
+        after = {name: value.clone() for name, value in before.items()}
+        done = StagePass(inputs=inputs, buffers=before)
+        done.has_graph = training and not self._task.borders[visit.stage].recomputes
+        with torch.set_grad_enabled(done.has_graph):
+            self._run(step, visit, done, after)
+        if training:
+            self._store.set_buffers(after)
+        return done
+
+    def recompute(self, step: int, visit: Visit, done: StagePass) -> None:
+        """Run a stage again if it has no graph yet; what it does to buffers is forgotten.
+
+        A graph keeps the weights that forward saw. That backward could have them all the same
+        (gathered, and of its version) is checked, as a real device would let go of them.
+        """
+        if visit.stage not in self._fixed:
+            self._store.weights(visit.stage, visit.version)
+        if done.has_graph:
+            return
+        buffers = {name: value.clone() for name, value in done.buffers.items()}
+        done.has_graph = True
+        with torch.enable_grad():
+            self._run(step, visit, done, buffers, recomputing=True)
+
+    def _run(
+        self,
+        step: int,
+        visit: Visit,
+        done: StagePass,
+        buffers: Mapping[str, Tensor],
+        *,
+        recomputing: bool = False,
+    ) -> None:
+        border = self._task.borders[visit.stage]
+        grad = torch.is_grad_enabled()
+        done.inputs = {
+            t: value.detach().requires_grad_(grad and t in border.inputs and self._flows(t, value))
+            for t, value in done.inputs.items()
+        }
+        done.weights, frozen = self._weights(visit, grad=grad)
+        call = Call(
+            seed=self._seed,
+            step=step,
+            microbatch=visit.microbatch,
+            training=self._task.is_training,
+            recomputing=recomputing,
+        )
+        made = self._task.code.run(
+            visit.stage,
+            {self._names[t]: value for t, value in done.inputs.items()},
+            {**done.weights, **frozen, **buffers},
+            call,
+        )
+        missing = [self._names[t] for t in border.outputs if self._names[t] not in made]
+        if missing:
+            raise InvalidInputError(f"the code of stage {visit.stage} does not make {missing[0]!r}")
+        done.outputs = {t: made[self._names[t]] for t in border.outputs}
+
+    def _weights(self, visit: Visit, *, grad: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the trained parameters of a stage, as leaves where they are differentiated.
+
+        Those of a stage whose tensors stay the same are found once.
+        """
+        if grad and visit.stage in self._fixed:
+            return self._fixed[visit.stage]
+        trained, frozen = self._store.weights(visit.stage, visit.version)
+        if not grad:
+            return trained, frozen
+        found = ({name: self._leaf(name, weight) for name, weight in trained.items()}, frozen)
+        if self._store.keeps_tensors(visit.stage):
+            self._fixed[visit.stage] = found
+        return found
+
+    def _leaf(self, name: str, weight: Tensor) -> Tensor:
+        """Return the leaf of a parameter; the same one as long as the parameter is the same."""
+        held, leaf = self._leaves.get(name, (None, weight))
+        if held is not weight:
+            leaf = weight.detach().requires_grad_()
+            self._leaves[name] = (weight, leaf)
+        return leaf
+
+    def _flows(self, tensor: int, value: Tensor) -> bool:
+        """Return whether a gradient flows back through a tensor."""
+        return self._differentiable[tensor] and (value.is_floating_point() or value.is_complex())
+
+    def begin_backward(self, visit: Visit, done: StagePass, cotangents: dict[int, Tensor]) -> None:
+        """Give a pass the gradients of its outputs; the loss gets the microbatch's weight too."""
+        done.cotangents = cotangents
+        index = self._task.graph.loss
+        loss = done.outputs.get(index)
+        if loss is None:
+            return
+        if loss.numel() != 1:
+            raise InvalidInputError(
+                f"the loss {self._names[index]!r} has shape {tuple(loss.shape)}; "
+                "expected one number, the mean over the samples of a microbatch"
+            )
+        seed = torch.full_like(loss.detach(), self._task.loss_weight(visit.microbatch))
+        cotangents[index] = seed + cotangents[index] if index in cotangents else seed
+
+    def input_gradients(self, visit: Visit, done: StagePass) -> dict[int, Tensor]:
+        """Return the gradients of what a stage read; keeps the graph for the parameters."""
+        wanted = _wanted_inputs(done)
+        outputs, cotangents = _differentiated(done)
+        if not outputs or not wanted:
+            return self._of_inputs(visit, done, {})
+        done.split = SplitBackward(outputs, cotangents, list(wanted.values()), done.weights)
+        found = done.split.input_gradients()
+        return self._of_inputs(visit, done, dict(zip(wanted, found, strict=True)))
+
+    def weight_gradients(self, _: Visit, done: StagePass) -> dict[str, Tensor]:
+        """Return the gradients of the parameters; frees the graph."""
+        if done.split is not None:
+            return done.split.weight_gradients()
+        return _of_weights(done, _differentiate(done, list(done.weights.values())))
+
+    def gradients(
+        self, visit: Visit, done: StagePass
+    ) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
+        """Return the gradients of inputs and parameters in one go; frees the graph."""
+        wanted = _wanted_inputs(done)
+        found = _differentiate(done, [*wanted.values(), *done.weights.values()])
+        of_inputs = dict(zip(wanted, found, strict=False))
+        return self._of_inputs(visit, done, of_inputs), _of_weights(done, found[len(wanted) :])
+
+    def _of_inputs(
+        self, visit: Visit, done: StagePass, found: Mapping[int, Tensor | None]
+    ) -> dict[int, Tensor]:
+        """Return the gradients that go back to other stages: zeros where autograd has none."""
+        wanted = [tensor for tensor, _ in self._task.contributes[visit.stage]]
+        return {t: _or_zeros(found.get(t), done.inputs[t]) for t in wanted}
+
+
+def _wanted_inputs(done: StagePass) -> dict[int, Tensor]:
+    return {t: value for t, value in done.inputs.items() if value.requires_grad}
+
+
+def _of_weights(done: StagePass, found: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """Return the gradients of the parameters, those that autograd has."""
+    pairs = zip(done.weights, found, strict=True)
+    return {name: gradient for name, gradient in pairs if gradient is not None}
+
+
+def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like, requires_grad=False) if gradient is None else gradient
+
+
+def _differentiated(done: StagePass) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return the outputs that backward starts from, and their gradients."""
+    assert done.cotangents is not None
+    tensors = [
+        t for t, output in done.outputs.items() if output.requires_grad and t in done.cotangents
+    ]
+    return tuple(done.outputs[t] for t in tensors), tuple(done.cotangents[t] for t in tensors)
+
+
+def _differentiate(done: StagePass, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Return the gradient of each leaf, None where nothing depends on it; frees the graph."""
+    outputs, cotangents = _differentiated(done)
+    if not outputs or not leaves:
+        return [None] * len(leaves)
+    return torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)

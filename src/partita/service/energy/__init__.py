@@ -1,0 +1,1 @@
+"""The energy server: jobs, profiles and clocks over Zeus's protocol."""

@@ -1,0 +1,368 @@
+import doctest
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from partita.catalogue.examples import example
+from partita.core.cluster import Cluster, Level
+from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
+from partita.core.rules import parse_rule
+from partita.core.solution import Proof
+from partita.cost.judge import check_memory, measure
+from partita.errors import InfeasibleError, InvalidInputError
+from partita.objectives.placed import placement_errors
+from partita.planners.auto import coarse, sketch, units
+from partita.planners.auto.coarse import board_of
+from partita.planners.auto.estimate import Estimator
+from partita.planners.auto.frame import Batch, frame_of
+from partita.planners.auto.judge import Budget, verdict_of
+from partita.planners.auto.lines import device_lines, unit_orders
+from partita.planners.auto.moves import NEIGHBOURHOODS, Spot
+from partita.planners.auto.planner import plan_auto
+from partita.planners.auto.portfolio import chain_starts, data_parallel_starts, likely_starts
+from partita.planners.auto.sketch import fair_shares, sketch_of
+from partita.planners.search_trace import SearchTrace
+from partita.planners.table import PLANNERS, solve
+from partita.planners.uniform import plan_uniform
+from partita.testing.builders import (
+    Figures,
+    chain,
+    diamond,
+    flat_cluster,
+    host_cluster,
+    paired_cluster,
+    random_dag,
+)
+from partita.testing.planner_suite import PICKY_PROBLEMS, PROBLEMS
+
+QUICK = ("single", "uniform", "uniform_floor", "parameters", "autopipe", "m-topo", "m-etf", "m-sct")
+SIZES = Figures(parameter_bytes=8.0, tensor_bytes=50.0, saved_bytes=20.0, batch_size=4)
+
+
+def random_problem(seed: int, **objective: object) -> Problem:
+    rng = random.Random(seed)
+    graph = replace(random_dag(rng.randint(4, 16), rng), batch_size=rng.choice((1, 4)))
+    speeds = [rng.choice((0.5, 1.0, 2.0)) for _ in range(4)]
+    clusters = (
+        flat_cluster(4, speeds=speeds, bandwidth_bytes_per_s=rng.choice((1e2, 1e4))),
+        host_cluster(2, 2, inside_bytes_per_s=1e4, between_bytes_per_s=1e2),
+        paired_cluster(3, bandwidth_bytes_per_s=500.0, latency_s=0.01),
+    )
+    return Problem(graph=graph, cluster=rng.choice(clusters), objective=Objective(**objective))
+
+
+@pytest.mark.parametrize("make", [*PROBLEMS.values(), *PICKY_PROBLEMS.values()])
+def test_no_planner_that_was_asked_is_better(make):
+    solution = plan_auto(make(), iterations=12)
+    values = [value for value in solution.stats["tried"].values() if not isinstance(value, str)]
+    assert solution.value <= min(values, default=np.inf) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_quick_planner_of_the_table_is_better_on_random_problems(seed):
+    problem = random_problem(seed)
+    found = plan_auto(problem, iterations=12).value
+    for name in QUICK:
+        try:
+            other = solve(problem, name).value
+        except InfeasibleError:
+            continue
+        assert found <= other * (1 + 1e-9), name
+
+
+def test_every_planner_of_the_table_is_asked_or_a_reason_given():
+    tried = plan_auto(PROBLEMS["long chain"](), iterations=2).stats["tried"]
+    missing = set(PLANNERS) - set(tried) - {"auto", "custom", "manual", "m-sct"}
+    assert not missing
+
+
+@pytest.mark.parametrize("metric", [Metric.THROUGHPUT, Metric.LATENCY, Metric.MAX_LOAD])
+def test_the_same_iterations_give_the_same_solution(metric):
+    problem = random_problem(3, metric=metric)
+    first = plan_auto(problem, iterations=10)
+    assert plan_auto(problem, iterations=10) == first
+    assert first.stats["effort"] == "iterations 10"
+
+
+def test_a_time_limit_is_said(problem_of):
+    solution = plan_auto(problem_of(6), time_limit=0.05)
+    assert solution.stats["effort"] == "time_limit 0.05 s"
+    assert solution.value == pytest.approx(measure(solution.problem, solution.plan).value)
+
+
+def test_no_time_at_all_still_gives_a_plan(problem_of):
+    assert plan_auto(problem_of(6), time_limit=0.0).proof in (Proof.TIME_LIMIT, Proof.OPTIMAL)
+
+
+@pytest.mark.parametrize("options", [{"time_limit": -1.0}, {"iterations": -1}])
+def test_limits_below_zero_are_refused(options, problem_of):
+    with pytest.raises(InvalidInputError, match="expected 0 or more"):
+        plan_auto(problem_of(3), **options)
+
+
+def test_alternatives_are_ranked_distinct_and_fit():
+    solution = plan_auto(PROBLEMS["long chain"](), iterations=30)
+    values = [measure(solution.problem, plan).value for plan in solution.alternatives]
+    assert len(values) >= 2
+    assert values == sorted(values)
+    assert solution.value <= values[0]
+    for plan in solution.alternatives:
+        check_memory(solution.problem, plan)
+    plans = [solution.plan, *solution.alternatives]
+    assert all(a != b for i, a in enumerate(plans) for b in plans[i + 1 :])
+
+
+def test_a_value_at_the_bound_is_proven():
+    solution = plan_auto(PROBLEMS["one op"](), iterations=5)
+    assert solution.proof is Proof.OPTIMAL
+    assert solution.gap == pytest.approx(0.0, abs=1e-9)
+    assert solution.stats["bound_term"]
+
+
+def test_the_trace_sees_falling_values():
+    trace = SearchTrace()
+    solution = plan_auto(PROBLEMS["wide"](), iterations=20, trace=trace)
+    values = [value for _, value in trace.points]
+    assert values == sorted(values, reverse=True)
+    assert values[-1] == pytest.approx(solution.value)
+
+
+def test_what_the_user_gave_is_kept():
+    objective = Objective(microbatches=6, microbatch_size=3, schedule=Schedule.GPIPE)
+    cluster = flat_cluster(3, bandwidth_bytes_per_s=1e4)
+    problem = Problem(graph=chain(7, SIZES), cluster=cluster, objective=objective)
+    solution = plan_auto(problem, iterations=25)
+    for plan in (solution.plan, *solution.alternatives):
+        assert plan.schedule is Schedule.GPIPE
+        assert plan.microbatch_sizes.tolist() == [3] * 6
+
+
+def test_the_batch_stays_where_its_split_is_free():
+    problem = Problem(graph=chain(7, SIZES), cluster=flat_cluster(3))
+    solution = plan_auto(problem, iterations=25)
+    assert {plan.samples for plan in (solution.plan, *solution.alternatives)} == {32}
+    assert solution.plan.num_microbatches > 8
+
+
+def test_weights_are_stashed_only_where_that_is_asked_for():
+    problem = Problem(graph=chain(6, SIZES), cluster=flat_cluster(3))
+    assert not plan_auto(problem, iterations=20).plan.stashes_weights
+    asked = replace(problem, objective=Objective(schedule=Schedule.PIPEDREAM, microbatches=6))
+    assert plan_auto(asked, iterations=5).plan.stashes_weights
+
+
+def test_faster_devices_take_larger_shares():
+    cluster = flat_cluster(2, speeds=(3.0, 1.0))
+    objective = Objective(microbatches=8, microbatch_size=1)
+    problem = Problem(graph=chain(1), cluster=cluster, objective=objective)
+    solution = plan_auto(problem, iterations=10)
+    assert dict(zip(solution.plan.devices, solution.plan.stages[0].shares, strict=True)) == {
+        "d0": 3,
+        "d1": 1,
+    }
+    assert solution.proof is Proof.OPTIMAL
+
+
+def test_a_plan_recomputes_where_memory_binds():
+    figures = replace(SIZES, saved_bytes=1000.0, tensor_bytes=1.0, batch_size=1)
+    objective = Objective(microbatches=4, microbatch_size=1, schedule=Schedule.ONE_F_ONE_B)
+    roomy = Problem(graph=chain(6, figures), cluster=flat_cluster(2), objective=objective)
+    tight = replace(roomy, cluster=flat_cluster(2, memory_bytes=4200.0))
+    assert not plan_auto(roomy, iterations=10).plan.recompute.any()
+    solution = plan_auto(tight, iterations=20)
+    assert solution.plan.recompute.any()
+    check_memory(tight, solution.plan)
+
+
+@pytest.mark.parametrize(
+    ("texts", "forbids"),
+    [(["op0=d2", "op5=d0"], False), (["op2=d1", "op3=d1"], False), (["*=d1", "op4=d2"], True)],
+)
+def test_rules_hold(texts, forbids):
+    rules = tuple(parse_rule(text, forbids=forbids) for text in texts)
+    cluster = flat_cluster(3, bandwidth_bytes_per_s=1e3)
+    problem = Problem(graph=chain(6, SIZES), cluster=cluster, rules=rules)
+    solution = plan_auto(problem, iterations=15)
+    for plan in (solution.plan, *solution.alternatives):
+        assert placement_errors(problem, plan) == []
+    assert len(solution.plan.devices) > 1
+
+
+def test_a_pinned_host_is_where_its_part_runs():
+    rules = (parse_rule("op0=d2", forbids=False), parse_rule("op1=d2", forbids=False))
+    cluster = host_cluster(2, 2, inside_bytes_per_s=1e4, between_bytes_per_s=1e3)
+    problem = Problem(graph=chain(8, SIZES), cluster=cluster, rules=rules)
+    plan = plan_auto(problem, iterations=20).plan
+    stages = [plan.stages[plan.stage_of[op]] for op in (0, 1)]
+    assert all(plan.devices[stage.devices[0][0]] == "d2" for stage in stages)
+    assert all(stage.num_replicas == 1 for stage in stages)
+
+
+def test_three_link_levels_and_mixed_devices_are_planned_at_once():
+    inner = host_cluster(4, 2, inside_bytes_per_s=1e4, between_bytes_per_s=1e3)
+    levels = (
+        inner.levels[0],
+        Level(name="rack", group_of=np.repeat([0, 1], 4), bandwidth_bytes_per_s=np.full(2, 1e3)),
+        Level(name="site", group_of=np.zeros(8, int), bandwidth_bytes_per_s=np.full(1, 1e2)),
+    )
+    devices = tuple(
+        replace(device, speed=2.0 if index < 4 else 1.0)
+        for index, device in enumerate(inner.devices)
+    )
+    cluster = Cluster(hosts=inner.hosts, devices=devices, levels=levels)
+    graph = random_dag(24, random.Random(2), figures=replace(SIZES, batch_size=8))
+    problem = Problem(graph=graph, cluster=cluster)
+    solution = plan_auto(problem, iterations=25)
+    assert solution.value < plan_uniform(problem).value
+    assert len(solution.plan.devices) == 8
+
+
+def test_an_op_that_is_too_large_is_named_with_its_need():
+    figures = replace(SIZES, parameter_bytes=[8.0, 8.0, 1e9, 8.0])
+    problem = Problem(graph=chain(4, figures), cluster=flat_cluster(2, memory_bytes=1e6))
+    with pytest.raises(InfeasibleError, match=r"op 'op2' needs 4.* GB .* more than .* of 'd0'"):
+        plan_auto(problem, iterations=2)
+
+
+def test_weights_that_exceed_all_devices_are_named_with_their_sum():
+    figures = replace(SIZES, parameter_bytes=300.0)
+    problem = Problem(graph=chain(8, figures), cluster=flat_cluster(2, memory_bytes=2000.0))
+    with pytest.raises(InfeasibleError, match=r"need .* more than all 2 devices \('d0' to 'd1'\)"):
+        plan_auto(problem, iterations=2)
+
+
+def test_otherwise_the_nearest_plan_says_which_device_is_over():
+    figures = replace(SIZES, parameter_bytes=300.0, saved_bytes=0.0, tensor_bytes=0.0)
+    problem = Problem(graph=chain(3, figures), cluster=flat_cluster(2, memory_bytes=2000.0))
+    with pytest.raises(InfeasibleError, match=r"comes nearest device '.*' needs"):
+        plan_auto(problem, iterations=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("chain201", 2.0), ("six-node-chain", 0.005371), ("baechi-fig1", 0.009)]
+)
+def test_published_metrics_go_to_those_who_minimise_them(name, value):
+    assert plan_auto(example(name), iterations=5).value == pytest.approx(value)
+
+
+def test_a_large_graph_is_searched_as_a_smaller_one_of_the_same_cost(monkeypatch):
+    monkeypatch.setattr(units, "MAX_UNITS", 12)
+    monkeypatch.setattr(units, "UNITS_PER_DEVICE", 1)
+    graph = random_dag(80, random.Random(5), tied=3)
+    cluster = flat_cluster(3, speeds=(1.0, 2.0, 1.0), bandwidth_bytes_per_s=1e3)
+    problem = Problem(graph=graph, cluster=cluster)
+    board = board_of(problem)
+    assert 3 < len(board.work.graph) <= 14
+    small = plan_uniform(board.work)
+    whole = board.expanded(small.plan)
+    assert measure(problem, whole).value == pytest.approx(small.value)
+    solution = plan_auto(problem, iterations=15)
+    assert solution.value < plan_uniform(problem).value
+    assert len(solution.plan.stage_of) == 80
+
+
+def test_a_small_problem_keeps_rules_and_kinds(monkeypatch):
+    monkeypatch.setattr(units, "MAX_UNITS", 8)
+    monkeypatch.setattr(units, "UNITS_PER_DEVICE", 1)
+    monkeypatch.setattr(coarse, "WORTH", 1.0)
+    rules = (parse_rule("op3=d1", forbids=False),)
+    problem = Problem(graph=chain(30, SIZES), cluster=flat_cluster(3), rules=rules)
+    assert board_of(problem).unit_of is not None
+    assert placement_errors(problem, plan_auto(problem, iterations=5).plan) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_moves_lead_to_valid_plans_and_estimates_stay_below(seed):
+    """Walks at random: every neighbour is a plan, keeps the samples, and its floor is no lie."""
+    rng = random.Random(seed)
+    problem = random_problem(seed + 20)
+    frame = frame_of(problem)
+    estimator = Estimator(frame)
+    sketch = sketch_of(frame, plan_uniform(problem).plan)
+    assert sketch is not None
+    for _ in range(12):
+        spot = Spot(frame, estimator, sketch, estimator.estimate(sketch).load)
+        near = [
+            other for moves in NEIGHBOURHOODS for move in moves for other in islice(move(spot), 12)
+        ]
+        for other in near:
+            plan = other.plan(problem, frame.units)
+            plan.check_fits(problem)
+            assert plan.samples == problem.microbatches * problem.microbatch_size
+        sketch = rng.choice(near)
+        verdict = verdict_of(problem, sketch.plan(problem, frame.units))
+        assert estimator.estimate(sketch).floor <= verdict.value * (1 + 1e-9)
+
+
+def test_the_estimate_of_a_balanced_pipeline_is_near():
+    problem = Problem(graph=chain(8), cluster=flat_cluster(4), objective=Objective(microbatches=8))
+    frame = frame_of(problem)
+    solution = plan_uniform(problem)
+    sketch = sketch_of(frame, solution.plan)
+    assert sketch is not None
+    assert Estimator(frame).estimate(sketch).guess == pytest.approx(solution.value)
+
+
+def test_the_chain_program_finds_the_balanced_split():
+    objective = Objective(microbatches=4, microbatch_size=1)
+    figures = Figures(forward_s=[1, 1, 1, 3], backward_s=[2, 2, 2, 6])
+    problem = Problem(graph=chain(4, figures), cluster=flat_cluster(2), objective=objective)
+    frame = frame_of(problem)
+    found = list(chain_starts(frame, Estimator(frame), Budget(0.0, 1)))
+    cuts = {tuple(sketch.stage_of.tolist()) for sketch in found}
+    assert (0, 0, 0, 1) in cuts
+    assert (0, 0, 0, 0) in cuts
+
+
+def test_device_lines_follow_the_units_where_rules_bind():
+    rules = (parse_rule("op0=d2", forbids=False), parse_rule("op3=d0", forbids=False))
+    problem = Problem(graph=chain(4), cluster=flat_cluster(3), rules=rules)
+    frame = frame_of(problem)
+    (line,) = device_lines(frame, unit_orders(frame, 1)[0])
+    assert line[0] == 2
+    assert line[-1] == 0
+
+
+def test_inference_and_latency_have_no_backward():
+    objective = Objective(mode=Mode.INFERENCE, metric=Metric.LATENCY)
+    cluster = flat_cluster(3, bandwidth_bytes_per_s=1e3)
+    problem = Problem(graph=diamond(3, SIZES), cluster=cluster, objective=objective)
+    frame = frame_of(problem)
+    assert frame.batches == (Batch(count=1, size=4),)
+    assert frame.schedules == (Schedule.INFERENCE,)
+    assert list(data_parallel_starts(frame)) == []
+    assert all(
+        stage.num_replicas == 1
+        for sketch in likely_starts(frame, Estimator(frame), Budget(0.0, 1))
+        for stage in sketch.stages
+    )
+
+
+@pytest.mark.parametrize("count", [1, 4, 6, 12])
+@pytest.mark.parametrize("speeds", [(1.0,), (1.0, 1.0, 1.0), (1.0, 2.0), (0.5, 4.0, 1.0)])
+def test_shares_divide_the_microbatches(speeds, count):
+    shares = fair_shares(speeds, count)
+    if shares is None:
+        assert count < len(speeds)
+        return
+    assert count % sum(shares) == 0
+    assert min(shares) >= 1
+
+
+def test_the_examples_of_sketches_are_right():
+    assert doctest.testmod(sketch).failed == 0
+
+
+def test_small_models_are_planned_without_compilers():
+    code = (
+        "import sys; from partita.catalogue.examples import example;"
+        "from partita.planners.table import solve;"
+        "solve(example('gpt-small'), 'auto', iterations=8);"
+        "sys.exit(bool({'numba', 'scipy', 'torch'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,9 @@
+"""What the tests of profiles have in common."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
