@@ -67,6 +67,30 @@ if __name__ == "__main__":
     print(f"{sum(float(p.sum()) for p in model.parameters()):.4f}")
 """
 
+SHUFFLED = """
+import os
+import sys
+
+import own
+import partita
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+print("what a rank prints first stays at the beginning of its log, whatever comes after it")
+generator = torch.Generator().manual_seed(1)
+data = TensorDataset(
+    torch.randn(24, 8, generator=generator), torch.randint(0, 4, (24,), generator=generator)
+)
+with torch.random.fork_rng():  # build seeds
+    model = own.build()[0]
+step = partita.parallelize(model, own.loss, lambda p: torch.optim.Adam(p, 0.01))
+if sys.argv[1] == "differ":
+    torch.manual_seed(int.from_bytes(os.urandom(4), "little"))
+for epoch in range(2):
+    for inputs, labels in DataLoader(data, batch_size=8, shuffle=True):
+        print("batch", f"{float(inputs[0].sum()):.5f}", f"{step((inputs, labels)):.5f}")
+"""
+
 
 class Place(NamedTuple):
     """A folder, and what runs commands in it."""
@@ -210,13 +234,49 @@ def test_a_plan_for_another_model_is_refused_with_the_difference(place: Place) -
     assert "another model" in error
 
 
-def test_a_script_of_the_users_own_trains_by_a_plan(place: Place) -> None:
+@pytest.fixture(scope="module")
+def own_plan(place: Place) -> str:
+    """Return the plan of a model of a user's own, for two ranks."""
     (place.folder / "own.py").write_text(SCRIPT)
+    (place.folder / "shuffled.py").write_text(SHUFFLED)
     partita(place, "profile", "own:build", "--rounds", "2", "-o", "own.json")
-    partita(
-        place, "plan", "own.json", "--devices", "2", "--microbatches", "4", "-o", "own.plan.json"
-    )
-    by_plan = partita(place, "run", "own.plan.json", "--", "own.py", "plan").stdout
+    two = ("--devices", "2", "--microbatches", "4", "--planner", "uniform")
+    partita(place, "plan", "own.json", *two, "-o", "own.plan.json")
+    return "own.plan.json"
+
+
+def batches_of(place: Place, *options: str) -> list[list[str]]:
+    """Return what the ranks of the shuffling script say of their batches, by rank."""
+    found = partita(place, "run", *options, "--json", "--", "shuffled.py", "alike").stdout
+    logs = place.folder / json.loads(found)["directory"] / "logs"
+    texts = [(logs / f"rank{rank}.log").read_text() for rank in range(2)]
+    return [[line for line in text.splitlines() if line.startswith("batch")] for text in texts]
+
+
+def test_a_loader_that_shuffles_unseeded_gives_all_ranks_the_same_batches(
+    place: Place, own_plan: str
+) -> None:
+    first, second = batches_of(place, own_plan)
+    assert len(first) == 6
+    assert first == second
+    assert batches_of(place, own_plan, "--seed", "5")[0] != first
+
+
+def test_ranks_with_different_batches_are_refused_by_name(place: Place, own_plan: str) -> None:
+    options = ("--runs", "differing", "--", "shuffled.py", "differ")
+    error = partita(place, "run", own_plan, *options, code=5).stderr
+    assert "step 0: rank 1 has another batch than rank 0; every rank must" in error
+    assert "seed the loader alike" in error
+    assert "Traceback" not in error
+    logs = sorted((place.folder / "differing").glob("*/logs/rank*.log"))
+    assert len(logs) == 2
+    for log in logs:
+        assert log.read_text().startswith("what a rank prints first stays at the beginning of its")
+    assert any("another batch than rank 0" in log.read_text() for log in logs)
+
+
+def test_a_script_of_the_users_own_trains_by_a_plan(place: Place, own_plan: str) -> None:
+    by_plan = partita(place, "run", own_plan, "--", "own.py", "plan").stdout
     by_hand = subprocess.run(
         [sys.executable, "own.py", "hand"],
         cwd=place.folder,
@@ -227,7 +287,7 @@ def test_a_script_of_the_users_own_trains_by_a_plan(place: Place) -> None:
     assert by_hand.splitlines() == [
         line for line in by_plan.splitlines() if line[:1] in "-0123456789"
     ]
-    alone = partita(place, "run", "own.plan.json", "--", "missing.py", code=2).stderr
+    alone = partita(place, "run", own_plan, "--", "missing.py", code=2).stderr
     assert "no script 'missing.py'" in alone
 
 

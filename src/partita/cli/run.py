@@ -30,7 +30,9 @@ from partita.flows.summary import describe_plan, summarise
 @click.option("--model", help="The model. [the one that the graph was made from]")
 @cluster_options
 @problem_options
-@click.option("--seed", type=int, default=0, help="Of dropout and other random numbers.")
+@click.option(
+    "--seed", type=int, default=0, help="Seed of dropout and other random numbers, a script's too."
+)
 @run_options
 @output_options
 @click.pass_context
@@ -45,7 +47,7 @@ def command(context: click.Context, /, plan: str, script: tuple[str, ...], **res
     check_together(context)
     if script:
         why = "the script says that itself"
-        refuse_given(context, why, "steps", "optimizer", "learning_rate", "model", "seed")
+        refuse_given(context, why, "steps", "optimizer", "learning_rate", "model")
         refuse_given(context, why, "repeatable")
         refuse_given(context, "a script is run for real, by itself", "check", "emulate", "capture")
     with torch_needed("a run needs"):

@@ -6,8 +6,14 @@
 
 The script runs in every rank (``partita run PLAN -- script.py``). All ranks build the model and
 see the same batches; each computes its own part. First weights are those of rank 0.
+
+Before the script begins, all ranks get the same random numbers, so that a loader that shuffles
+gives the same batches everywhere. Every step compares a digest of the batch between the ranks:
+one rank's inputs with another's labels would train, without an error, on nonsense.
 """
 
+import hashlib
+import random
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -26,17 +33,22 @@ from partita.capture.tree import leaves_of, map_leaves
 from partita.core.codec import read_json
 from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.errors import InvalidInputError, UnsupportedError
-from partita.runtime.board import Board
+from partita.errors import InvalidInputError, UnsupportedError, WorkerError
+from partita.runtime.board import Board, Phase
 from partita.runtime.executor import make_task
+from partita.runtime.failures import PeerError
 from partita.runtime.job import Job
 from partita.runtime.optimizers import from_torch
 from partita.runtime.parameters import Part
-from partita.runtime.process_transport import Member
-from partita.runtime.rank import RankPlayer, RankReport, StepNews
+from partita.runtime.process_transport import Member, first_line
+from partita.runtime.rank import RankPlayer, RankReport, StepNews, Watchdog
 from partita.runtime.workload import model_workload
 
 OptimizerFunction: TypeAlias = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+
+_DIGEST_ELEMENTS = 16_384
+"""Of a larger tensor, about so many elements, spread over all of it, make its digest: reading every
+byte of a batch of images in every step would be seen in the time of a small model."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +79,7 @@ def run_script(arguments: Sequence[str], rank: ScriptRank) -> RankReport:
     Raises:
         InvalidInputError: It made no step by the plan, or used several.
     """
+    seed_alike(rank.member, rank.job.seed)
     before, sys.argv = sys.argv, list(arguments)
     sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
     _current.append(rank)
@@ -85,6 +98,16 @@ def run_script(arguments: Sequence[str], rank: ScriptRank) -> RankReport:
             f"{arguments[0]} trained {len(made)} models by partita.parallelize; expected one"
         )
     return made[0].report()
+
+
+def seed_alike(member: Member, seed: int) -> None:
+    """Seed python's, numpy's and torch's random numbers by rank 0's seed; all ranks call it."""
+    if member.rank == 0:
+        member.store.set("script/seed", str(seed))
+    agreed = int(member.store.get("script/seed"))
+    random.seed(agreed)
+    np.random.seed(agreed % 2**32)  # a script may draw from numpy's global generator
+    torch.manual_seed(agreed)
 
 
 def parallelize(
@@ -165,8 +188,10 @@ class TrainingStep:
         Raises:
             InvalidInputError: The batch has not the samples that the plan is for, or the model is
                 not the plan's.
+            WorkerError: Ranks have different batches; names them.
         """
         sizes = self._plan.microbatch_sizes.tolist()
+        self._check_same(batch)
         self._batch = split_batch(batch, sizes, has_labels=self._loss is not None)
         if self._player is None:
             self._player = self._prepare(sizes)
@@ -177,6 +202,31 @@ class TrainingStep:
         total = torch.tensor(shares, dtype=torch.float64, device=self._rank.member.device)
         dist.all_reduce(total)
         return float(total)
+
+    def _check_same(self, batch: Any) -> None:  # noqa: ANN401  # the user's
+        """Check that all ranks were called with the same batch."""
+        member = self._rank.member
+        mine = torch.tensor([batch_digest(batch)], device=member.device)
+        found = [torch.empty_like(mine) for _ in range(member.world)]
+        # Under a watchdog, as a rank that does not come for its step would be waited for here.
+        limit_s = self._rank.job.stall_limit_s
+        with Watchdog(member.rank, self._rank.board, limit_s, phase=Phase.AGREE):
+            try:
+                dist.all_gather(found, mine)
+            except RuntimeError as exc:
+                raise PeerError(
+                    f"rank {member.rank}: before step {self.steps}: {first_line(exc)}"
+                ) from exc
+        digests = [int(digest) for digest in found]
+        others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
+        if others:
+            ranks = (
+                f"rank {others[0]} has" if len(others) == 1 else f"ranks {', '.join(others)} have"
+            )
+            raise WorkerError(
+                f"step {self.steps}: {ranks} another batch than rank 0; every rank must be given "
+                "the same batches: seed the loader alike in all ranks, and do not shard it by rank"
+            )
 
     def _prepare(self, sizes: Sequence[int]) -> RankPlayer:
         """Capture the model on the first microbatch of each size, and compare it with the plan."""
@@ -235,6 +285,37 @@ def _origin(problem: Problem) -> ModelOrigin:
     """Return how the plan's graph was captured."""
     graph = problem.graph
     return origin_of(graph) if ANNOTATION in graph.annotations else ModelOrigin(text=graph.name)
+
+
+def batch_digest(batch: Any) -> int:  # noqa: ANN401  # the user's
+    """Return a 64-bit digest of a batch: places, types, shapes and bytes of its tensors.
+
+    A large tensor counts by elements at equal distances, so two that differ in a few elements only
+    may have the same digest; two different draws of samples have not.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for place, leaf in leaves_of(batch):
+        digest.update(f"{place} {type(leaf).__name__}\n".encode())
+        if isinstance(leaf, Tensor):
+            digest.update(f"{tuple(leaf.shape)} {leaf.dtype}\n".encode())
+            digest.update(_some_bytes(leaf))
+        elif isinstance(leaf, bool | int | float | str | bytes | None):
+            digest.update(repr(leaf).encode())
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def _some_bytes(tensor: Tensor) -> bytes:
+    """Return the bytes of a tensor's elements, or of some at an odd distance in a large one.
+
+    An odd distance does not stay in one column, as widths are mostly even.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
+        return b""
+    flat = tensor.detach().resolve_conj().reshape(-1)
+    distance = flat.numel() // _DIGEST_ELEMENTS
+    if distance > 1:
+        flat = flat[:: distance | 1]
+    return flat.contiguous().cpu().view(torch.uint8).numpy().tobytes()
 
 
 def split_batch(batch: Any, sizes: Sequence[int], *, has_labels: bool) -> list[Example]:  # noqa: ANN401
