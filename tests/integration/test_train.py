@@ -127,6 +127,11 @@ def test_a_run_is_checked_reported_and_kept(place: Place) -> None:
     found = train(place, *two, "--check", "--recalibrate", "again.json")
     assert found["check"]["equal"]
     assert found["check"]["gradients"] > 100
+    assert found["check"]["against"] == "the captured graph"
+    module = found["check"]["module"]
+    assert module["against"] == "the untouched module"
+    assert module["equal"], module
+    assert module["gradients"] == found["check"]["gradients"]
     assert found["origin"] == "measured"
     assert len(found["losses"]) == found["steps"] == 3
     assert [row["stage"] for row in found["report"]["stages"]] == [0, 1]

@@ -116,8 +116,10 @@ def command(output: str, rounds: int, as_json: bool, quiet: bool, **rest: Any) -
         show_mixed(mixed, timeline, report)
         show_trained(trained)
         show_files(files)
-    if trained.verdict is None or not trained.verdict.is_equal:
-        raise WorkerError("the training differs from one process")
+    assert trained.verdict is not None  # it was asked for
+    for verdict in trained.verdicts:
+        if not verdict.is_equal:
+            raise WorkerError(f"the training differs from {verdict.against}")
 
 
 def profile(rounds: int) -> "tuple[ProfiledModel, Graph]":

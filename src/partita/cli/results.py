@@ -64,7 +64,10 @@ def _row(run: PastRun, first_s: float) -> list[str]:
     results, step_s = run.results, _step_s(run)
     losses = results.get("losses") or []
     check = results.get("check")
-    verdict = "-" if not check else "equal" if check.get("equal") else "DIFFERS"
+    verdict = "-"
+    if check:
+        differs = not check.get("equal") or (check.get("module") or {}).get("equal") is False
+        verdict = "DIFFERS" if differs else "equal"
     predicted = float(results.get("predicted_step_s") or "nan")
     return [
         run.name,

@@ -55,7 +55,11 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         is_flag=True,
         help="Every step sees the same data, by deterministic algorithms.",
     ),
-    click.option("--check", is_flag=True, help="Compare with one process; exit 5 if not equal."),
+    click.option(
+        "--check",
+        is_flag=True,
+        help="Compare with the captured graph and the untouched module; exit 5 if not equal.",
+    ),
     click.option("--report", is_flag=True, help="Predicted against measured, stage by stage."),
     click.option("--recalibrate", help="Write the graph with costs as this run has shown them."),
     click.option(
@@ -350,7 +354,7 @@ def show_outcome(outcome: "Outcome", directory: Path, rest: Mapping[str, Any]) -
     """Write what a run came to, print it, and end with an error if it is not right.
 
     Raises:
-        WorkerError: It does not equal one process.
+        WorkerError: It does not equal the captured graph, or the untouched module.
     """
     from partita.errors import WorkerError  # noqa: PLC0415 (only here)
 
@@ -366,19 +370,24 @@ def show_outcome(outcome: "Outcome", directory: Path, rest: Mapping[str, Any]) -
         print_json({"directory": str(directory), **outcome.figures()})
     else:
         _print(outcome, directory, written, report=rest["report"])
-    verdict = outcome.verdict
-    if verdict is not None and not verdict.is_equal:
-        worst = verdict.differences[0] if verdict.differences else None
-        where = f"{worst.what} {worst.name!r} of step {worst.step}" if worst else "nothing compared"
-        raise WorkerError(f"the run differs from one process: {where} by {verdict.worst:.1e}")
+    for verdict in outcome.verdicts:
+        if not verdict.is_equal:
+            worst = verdict.differences[0] if verdict.differences else None
+            what = (
+                f"{worst.what} {worst.name!r} of step {worst.step}" if worst else "nothing compared"
+            )
+            raise WorkerError(
+                f"the run differs from {verdict.against}: {what} by {verdict.worst:.1e}"
+            )
 
 
 def _print(outcome: "Outcome", directory: Path, written: list[str], *, report: bool) -> None:
     from partita.flows.run_energy import energy_lines  # noqa: PLC0415 (only here)
 
     console, figures = stdout_console(), outcome.report
-    if outcome.verdict is not None and not outcome.verdict.is_equal:
-        worst = outcome.verdict.differences[:_WORST]
+    differing = [verdict for verdict in outcome.verdicts if not verdict.is_equal]
+    if differing:
+        worst = differing[0].differences[:_WORST]
         rows = [[str(d.step), d.what, d.name, f"{d.value:.1e}"] for d in worst]
         titles = (("step", "right"), ("what", "left"), ("name", "left"), ("difference", "right"))
         console.print(table(titles, rows))
@@ -409,8 +418,10 @@ def run_lines(outcome: "Outcome") -> list[str]:
     if outcome.report is not None:
         bubbles = [row.bubble[1] for row in outcome.report.devices]
         words.append(f"bubble {percent(sum(bubbles) / len(bubbles))}")
-    verdict = [] if outcome.verdict is None else [f"check     {outcome.verdict.line()}"]
-    return [*verdict, "run       " + "  ".join(words)]
+    checks = [verdict.line() for verdict in outcome.verdicts]
+    if isinstance(outcome.module_verdict, str):
+        checks.append(f"not compared with the untouched module: {outcome.module_verdict}")
+    return [*(f"check     {line}" for line in checks), "run       " + "  ".join(words)]
 
 
 def _pair(values: tuple[float, float], text: Callable[[float], str]) -> str:

@@ -36,7 +36,8 @@ from partita.runtime.job import Job, JobDirectory
 from partita.runtime.launch import Host, collect, launch
 from partita.runtime.local_ranks import limit_threads, why_not_fork
 from partita.runtime.report import RunReport, report_run, settled
-from partita.runtime.verify import Verdict, verify
+from partita.runtime.verify import UNTOUCHED_MODULE, Verdict, verify
+from partita.runtime.verify_module import verify_module
 from partita.runtime.workload import Workload, model_workload, use_repeatable_algorithms
 
 CHECKED_STEPS = 2
@@ -51,7 +52,10 @@ class Outcome:
         run: The run.
         predicted: The simulated step.
         report: The run beside its prediction; None for torch's own ways, which have no Program.
-        verdict: The comparison with one process, if it was asked for.
+        verdict: The comparison with the captured graph in one process (for ``ddp`` and ``fsdp``
+            with the untouched module), if it was asked for.
+        module_verdict: The comparison with the untouched module, or why there is none; None if it
+            was not asked for, or ``verdict`` is just that.
         baseline: Name of the baseline; empty for a plan of our own.
         remarks: What differs from a real run.
     """
@@ -61,6 +65,7 @@ class Outcome:
     predicted: Timeline
     report: RunReport | None = None
     verdict: Verdict | None = None
+    module_verdict: Verdict | str | None = None
     baseline: str = ""
     remarks: tuple[str, ...] = ()
 
@@ -84,6 +89,22 @@ class Outcome:
         """The loss of each step; None where there is none."""
         return [number_or_none(step.loss) for step in self.run.result.steps]
 
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """All comparisons that were made."""
+        made = (self.verdict, self.module_verdict)
+        return tuple(verdict for verdict in made if isinstance(verdict, Verdict))
+
+    def _check_figures(self) -> dict[str, Any] | None:
+        if self.verdict is None:
+            return None
+        found, module = self.verdict.figures(), self.module_verdict
+        if isinstance(module, Verdict):
+            found["module"] = module.figures()
+        elif module is not None:
+            found["module"] = {"against": UNTOUCHED_MODULE, "equal": None, "reason": module}
+        return found
+
     def figures(self) -> dict[str, Any]:
         """Return it as JSON values."""
         plan, problem = self.solution.plan, self.solution.problem
@@ -105,7 +126,7 @@ class Outcome:
             "samples_per_s": plan.samples / self.step_s,
             "predicted_step_s": self.predicted.makespan_s,
             "prediction_error": self.error,
-            "check": None if self.verdict is None else self.verdict.figures(),
+            "check": self._check_figures(),
             "report": None if self.report is None else self.report.figures(),
             "memory": {name: asdict(use) for name, use in self.run.memory.items()},
             "energy": energy_figures(self.run),
@@ -262,7 +283,7 @@ def execute(solution: Solution, execution: Execution, source: ModelSource | None
     )
     if execution.baseline in TORCH_WAYS:
         return _run_torch(solution, execution, source, workload)
-    return _run(solution, execution, workload)
+    return _run(solution, execution, workload, source)
 
 
 def run_plan(
@@ -363,15 +384,18 @@ def _emulated_outcome(solution: Solution, workload: EmulatedWorkload, run: Run) 
     )
 
 
-def _run(solution: Solution, execution: Execution, workload: Workload) -> Outcome | None:
+def _run(
+    solution: Solution, execution: Execution, workload: Workload, source: ModelSource
+) -> Outcome | None:
     problem, plan, job = solution.problem, solution.plan, execution.job
     check_runnable(plan)
     task = make_task(problem, plan, workload, order=job.order)
-    verdict = None
+    verdict: Verdict | None = None
+    module_verdict: Verdict | str | None = None
     found: Run | None
     run: Run | None
     if execution.check:
-        execution.tell("comparing with one process")
+        execution.tell("comparing with the captured graph and with the untouched module")
         short = _short(job)
         if _forks(execution):
             found = run_forked(
@@ -382,6 +406,9 @@ def _run(solution: Solution, execution: Execution, workload: Workload) -> Outcom
             found = _launched(solution, quiet, short, execution.directory / "check")
         if found is not None:
             verdict = verify(task, workload, found.result, short.rank_options())
+            assert job.model is not None
+            subject = make_subject(problem, plan, source, job.model, workload)
+            module_verdict = verify_module(subject, found.result, short.rank_options())
     execution.tell(f"running {job.steps} steps")
     if _forks(execution):
         run = run_forked(
@@ -396,7 +423,9 @@ def _run(solution: Solution, execution: Execution, workload: Workload) -> Outcom
     if run is None:
         return None
     made = _outcome(solution, run, task.program, job)
-    return replace(made, verdict=verdict, baseline=execution.baseline)
+    return replace(
+        made, verdict=verdict, module_verdict=module_verdict, baseline=execution.baseline
+    )
 
 
 def _short(job: Job) -> Job:
@@ -441,7 +470,7 @@ def _run_torch(
     subject = make_subject(problem, plan, source, job.model, workload)
     verdict = None
     if execution.check:
-        execution.tell("comparing with one process")
+        execution.tell(f"comparing {execution.baseline} with one process")
         options = _short(job).rank_options()
         found = run_baseline(
             execution.baseline, subject, options=options, log_directory=execution.logs

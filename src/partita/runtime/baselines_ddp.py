@@ -5,6 +5,7 @@ that ranks may have different numbers of microbatches. Buffers are those of rank
 broadcasts at the begin of a step.
 """
 
+import torch._dynamo  # noqa: F401 (torch imports it on first use; here it is once for all ranks)
 from torch.nn.parallel import DistributedDataParallel
 
 from partita.runtime.baselines_rank import Baseline, Subject

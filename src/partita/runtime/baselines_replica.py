@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch._dynamo  # DDP and fully_shard import it on first use; here it is once for all ranks
 from torch import Tensor, nn
 
 from partita.capture.origin import capture_at
@@ -26,7 +25,7 @@ from partita.runtime.rank import RankOptions
 from partita.runtime.results import RunResult, step_result
 from partita.runtime.stage_code import Call, op_seed
 from partita.runtime.task import Task
-from partita.runtime.verify import Verdict, compare_runs, tolerance_of
+from partita.runtime.verify import UNTOUCHED_MODULE, Verdict, compare_runs, tolerance_of
 
 _WHOLE_MODEL = -1
 """Stands for the op where random numbers are seeded once for a whole microbatch."""
@@ -72,6 +71,7 @@ class WholeModel(nn.Module):
     Attributes:
         model: The model.
         criterion: The loss function, where the model returns no loss.
+        captured: The model as it was captured.
         seen: Outputs of the last call, by tensor of the graph.
     """
 
@@ -80,10 +80,9 @@ class WholeModel(nn.Module):
         self.model = model
         self.criterion = subject.source.loss
         size = int(subject.task.plan.microbatch_sizes[0])
-        recorded = capture_at(subject.source, size, subject.origin).output
-        self._places = [
-            leaf.index if isinstance(leaf, Value) else -1 for _, leaf in leaves_of(recorded)
-        ]
+        self.captured = capture_at(subject.source, size, subject.origin)
+        leaves = leaves_of(self.captured.output)
+        self._places = [leaf.index if isinstance(leaf, Value) else -1 for _, leaf in leaves]
         self._loss = subject.task.graph.loss
         self._kept = subject.task.results
         self.seen: dict[int, Tensor] = {}
@@ -122,12 +121,14 @@ class Wrapping:
             gradients once.
         local: Returns the part of a parameter or gradient that is here.
         whole: Returns the whole of it; all ranks call it.
+        drawing: Entered for a microbatch after random numbers are seeded.
     """
 
     call: Callable[[Example], Tensor | None]
     pause: Callable[[], AbstractContextManager[Any]] = nullcontext
     local: Callable[[Tensor], Tensor] = lambda tensor: tensor
     whole: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    drawing: Callable[[Call], AbstractContextManager[Any]] = lambda _: nullcontext()
 
 
 class ReplicaTrainer:
@@ -186,7 +187,8 @@ class ReplicaTrainer:
         call = Call(seed=self._options.seed, step=step, microbatch=turn)
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(task.is_training):
             torch.manual_seed(op_seed(call, _WHOLE_MODEL))
-            loss = self._wrapping.call(example)
+            with self._wrapping.drawing(call):
+                loss = self._wrapping.call(example)
             if task.is_training:
                 assert loss is not None  # a Task that trains has a loss
                 (loss * (task.loss_weight(turn) * self._world)).backward()  # type: ignore[no-untyped-call]
@@ -275,14 +277,26 @@ def prepared_model(subject: Subject, *, own: bool = False) -> WholeModel:
 def verify_replicas(subject: Subject, found: RunResult, options: RankOptions) -> Verdict:
     """Compare a run with the untouched model in this process, on all microbatches in order."""
     whole = prepared_model(subject, own=True)
-    trainer = ReplicaTrainer(subject, whole, Wrapping(call=whole), options=options)
+    return verify_whole(subject, whole, Wrapping(call=whole), found, options)
+
+
+def verify_whole(
+    subject: Subject,
+    whole: WholeModel,
+    wrapping: Wrapping,
+    found: RunResult,
+    options: RankOptions,
+) -> Verdict:
+    """Compare a run with a prepared model in this process, on all microbatches in order."""
+    trainer = ReplicaTrainer(subject, whole, wrapping, options=options)
     steps = []
     for step in range(len(found.steps)):
         record = trainer.step(step)
         record.gradients.update(trainer.gradients())
         steps.append(step_result(subject.task, [record]))
     wanted = RunResult(steps=tuple(steps), state=trainer.state(), statistics={})
-    return compare_runs(found, wanted, tolerance_of(subject.workload.state.values()))
+    tolerance = tolerance_of(subject.workload.state.values())
+    return compare_runs(found, wanted, tolerance, UNTOUCHED_MODULE)
 
 
 def unused_parameters(subject: Subject, whole: WholeModel) -> list[str]:

@@ -1,5 +1,8 @@
 """Is a run right: the same microbatches in one process, compared number by number.
 
+One process runs the captured graph, which shows that the run carries out its Program, or the
+untouched module (``verify_module``), which shows that the captured graph is the user's model.
+
 A gradient's difference is relative to its own norm, or to a millionth of the largest norm where
 that is more: some gradients are zero but for rounding.
 """
@@ -27,6 +30,9 @@ TOLERANCES: Mapping[torch.dtype, float] = {
 }
 _FLOOR = 1e-6
 
+CAPTURED_GRAPH = "the captured graph"
+UNTOUCHED_MODULE = "the untouched module"
+
 
 class Difference(NamedTuple):
     """How far a tensor is from that of one process.
@@ -46,17 +52,19 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A run compared with one process.
+    """A run compared with the same microbatches in one process.
 
     Attributes:
         differences: All that was compared, the worst first.
         tolerance: What may be.
         steps: Steps that were compared.
+        against: What the one process ran.
     """
 
     differences: tuple[Difference, ...]
     tolerance: float
     steps: int
+    against: str = CAPTURED_GRAPH
 
     @property
     def worst(self) -> float:
@@ -75,6 +83,7 @@ class Verdict:
     def figures(self, shown: int = 10) -> dict[str, Any]:
         """Return it as JSON values, with the worst differences."""
         return {
+            "against": self.against,
             "equal": self.is_equal,
             "worst": self.worst,
             "tolerance": self.tolerance,
@@ -90,12 +99,13 @@ class Verdict:
         counts = [(what, self.count(what)) for what in ("output", "gradient")]
         parts += [f"{count} {what}{'s' * (count > 1)}" for what, count in counts if count]
         compared = ", ".join(parts) or "nothing"
-        verdict = "equal one process" if self.is_equal else "DIFFER from one process"
-        return f"{compared} {verdict} (worst {self.worst:.0e}, limit {self.tolerance:.0e})"
+        verdict = "equal" if self.is_equal else "DIFFER from"
+        limits = f"worst {self.worst:.0e}, limit {self.tolerance:.0e}"
+        return f"{compared} {verdict} {self.against} ({limits})"
 
 
 def verify(task: Task, workload: Workload, found: RunResult, options: RankOptions) -> Verdict:
-    """Run the same microbatches in one process and compare.
+    """Run the captured graph on the same microbatches in one process and compare.
 
     Raises:
         WorkerError: The run lacks what it should have kept.
@@ -120,13 +130,20 @@ def tolerance_of(tensors: Any) -> float:  # noqa: ANN401  # any iterable of tens
     return max(found, default=TOLERANCES[torch.float32])
 
 
-def compare_runs(found: RunResult, wanted: RunResult, tolerance: float) -> Verdict:
-    """Compare two runs of the same steps."""
+def compare_runs(
+    found: RunResult, wanted: RunResult, tolerance: float, against: str = CAPTURED_GRAPH
+) -> Verdict:
+    """Compare two runs of the same steps; ``against`` says what the second one ran."""
     differences: list[Difference] = []
     for step, (one, other) in enumerate(zip(found.steps, wanted.steps, strict=True)):
         differences += _step_differences(step, one, other)
     differences.sort(key=lambda difference: -difference.value)
-    return Verdict(differences=tuple(differences), tolerance=tolerance, steps=len(found.steps))
+    return Verdict(
+        differences=tuple(differences),
+        tolerance=tolerance,
+        steps=len(found.steps),
+        against=against,
+    )
 
 
 def _step_differences(step: int, found: StepResult, wanted: StepResult) -> list[Difference]:

@@ -27,7 +27,7 @@ def test_equal_runs_are_equal_and_everything_is_counted() -> None:
     assert verdict.is_equal
     assert verdict.worst == 0
     assert verdict.line() == (
-        "loss, 1 output, 2 gradients equal one process (worst 0e+00, limit 1e-09)"
+        "loss, 1 output, 2 gradients equal the captured graph (worst 0e+00, limit 1e-09)"
     )
 
 
