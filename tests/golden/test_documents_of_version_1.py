@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from partita import load, lower, simulate
 from partita.cli.main import main
 from partita.core.cluster import Cluster
 from partita.core.codec import decode, decode_part, encode, encode_part
@@ -23,14 +24,11 @@ from partita.core.problem import Objective, Problem
 from partita.core.program import Program
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
-from partita.documents import load
 from partita.fleet.live.jobspec import read_spec
 from partita.fleet.live.store import FleetStore, JobState
 from partita.fleet.profiler.record import read_record
 from partita.profiler.cache import ProfileCache
 from partita.profiler.calibrate.records import read_measurement, write_measurement
-from partita.program.lower import lower
-from partita.program.simulate import simulate
 from partita.runtime.directory import past_runs
 from partita.runtime.job import Job, JobDirectory, read_job, write_job
 

@@ -19,7 +19,7 @@ COMMANDS: Mapping[str, str] = {
 @click.command(
     cls=LazyGroup,
     table=COMMANDS,
-    module_of="partita.cli.energy.group.{}".format,
+    module_of="partita.cli.energy.{}".format,
     epilog="Example: partita energy frontier profile.csv --microbatches 32 --blocking-power 80\n\n"
     "Every command has --help with an example, and --json.",
 )

@@ -25,7 +25,7 @@ COMMANDS: Mapping[str, str] = {
 @click.command(
     cls=LazyGroup,
     table=COMMANDS,
-    module_of="partita.cli.fleet.group.{}".format,
+    module_of="partita.cli.fleet.{}".format,
     epilog="Example: partita fleet profile --json train.py --data images",
 )
 def command() -> None:
