@@ -1,0 +1,82 @@
+"""One home for each idea: a distinctive token of it occurs in one module only.
+
+Tools that look for repeated text do not see two modules that do the same thing in other words. Here
+each idea has a token that nobody can do it without, and the modules that may hold it.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "src" / "partita"
+
+
+class Concept(NamedTuple):
+    """An idea and where it lives.
+
+    Attributes:
+        token: A regular expression that code for the idea matches.
+        homes: The modules (or folders, ending in a slash) below the package that may match.
+    """
+
+    token: str
+    homes: tuple[str, ...]
+
+
+CONCEPTS: Mapping[str, Concept] = {
+    "numbers that JSON has no word for": Concept(r"def number_or_none\b", ("core/json_values.py",)),
+    "proving a Program": Concept(r"def prove\b", ("program/check/",)),
+}
+
+
+def _holds(home: str, name: str) -> bool:
+    return name == home or (home.endswith("/") and name.startswith(home))
+
+
+def offenders(concept: Concept, sources: Mapping[str, str]) -> list[str]:
+    """Return where the token of an idea occurs outside its home, as ``module:line``."""
+    token = re.compile(concept.token)
+    return [
+        f"{name}:{number}"
+        for name, text in sources.items()
+        if not any(_holds(home, name) for home in concept.homes)
+        for number, line in enumerate(text.splitlines(), 1)
+        if token.search(line)
+    ]
+
+
+def package_sources() -> dict[str, str]:
+    return {
+        path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+@pytest.mark.parametrize("idea", CONCEPTS)
+def test_an_idea_has_one_home(idea: str) -> None:
+    assert offenders(CONCEPTS[idea], package_sources()) == [], f"second home of: {idea}"
+
+
+@pytest.mark.parametrize("idea", CONCEPTS)
+def test_its_home_holds_the_idea(idea: str) -> None:
+    concept, sources = CONCEPTS[idea], package_sources()
+    for home in concept.homes:
+        held = [name for name in sources if _holds(home, name)]
+        assert any(re.search(concept.token, sources[name]) for name in held), home
+
+
+@pytest.mark.parametrize("idea", CONCEPTS)
+def test_a_second_home_would_be_found(idea: str) -> None:
+    concept, sources = CONCEPTS[idea], package_sources()
+    line = next(
+        line
+        for name, text in sources.items()
+        if _holds(concept.homes[0], name)
+        for line in text.splitlines()
+        if re.search(concept.token, line)
+    )
+    added = {**sources, "planners/second_home.py": f"{line}\n"}
+    assert offenders(concept, added) == ["planners/second_home.py:1"]
