@@ -1,6 +1,9 @@
 """The public names, and that they do not change by accident."""
 
+import click
+
 import partita
+from partita.cli.main import partita as cli
 
 NAMES = [
     "Cluster",
@@ -44,3 +47,18 @@ def test_importing_sub_packages_does_not_shadow_public_names() -> None:
 
     for name in NAMES:
         assert not isinstance(getattr(partita, name), type(partita)), name
+
+
+def test_every_command_and_every_command_of_a_group_can_be_loaded() -> None:
+    def loaded(group: click.Group, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        found = []
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert isinstance(command, click.Command), (*words, name)
+            found.append((*words, name))
+            if isinstance(command, click.Group):
+                found += loaded(command, (*words, name))
+        return found
+
+    assert {("plan",), ("energy", "serve"), ("fleet", "simulate")} <= set(loaded(cli))
