@@ -13,8 +13,13 @@ from importlib import resources
 from itertools import pairwise
 from types import MappingProxyType
 
-from partita.catalogue.suggest import short, suggest
-from partita.catalogue.yaml_nodes import (
+from partita.core.cluster import Device
+from partita.core.dvfs import Dvfs
+from partita.core.graph import DeviceKind
+from partita.errors import FormatError, InvalidInputError
+from partita.names import short, suggest
+from partita.units import parse_bandwidth, parse_bytes, parse_seconds
+from partita.yaml_nodes import (
     Items,
     Node,
     Table,
@@ -27,11 +32,6 @@ from partita.catalogue.yaml_nodes import (
     read_text,
     refuse,
 )
-from partita.core.cluster import Device
-from partita.core.dvfs import Dvfs
-from partita.core.graph import DeviceKind
-from partita.errors import FormatError, InvalidInputError
-from partita.units import parse_bandwidth, parse_bytes, parse_seconds
 
 MAX_CLOCKS = 10_000
 MAX_COUNT = 2**31

@@ -22,8 +22,10 @@ from partita.catalogue.catalogue import (
     read_size,
 )
 from partita.catalogue.cluster_yaml_links import Parts, read_levels, read_matrix
-from partita.catalogue.suggest import short, suggest
-from partita.catalogue.yaml_nodes import (
+from partita.core.cluster import MAX_DEVICES, Cluster, Device, Host
+from partita.errors import FormatError
+from partita.names import short, suggest
+from partita.yaml_nodes import (
     Node,
     Scalar,
     Table,
@@ -35,8 +37,6 @@ from partita.catalogue.yaml_nodes import (
     read_table,
     read_text,
 )
-from partita.core.cluster import MAX_DEVICES, Cluster, Device, Host
-from partita.errors import FormatError
 
 UNKNOWN = "unknown"
 _Figures: TypeAlias = dict[str, Any]

@@ -8,8 +8,12 @@ import numpy as np
 
 from partita.catalogue.catalogue import Catalogue, LinkType
 from partita.catalogue.shorthand import usual_levels
-from partita.catalogue.suggest import short, suggest
-from partita.catalogue.yaml_nodes import (
+from partita.core.cluster import MAX_LATENCY_S, Device, Host, Level, LinkMatrix
+from partita.core.columns import Floats
+from partita.errors import FormatError
+from partita.names import short, suggest
+from partita.units import parse_bandwidth, parse_seconds
+from partita.yaml_nodes import (
     Node,
     Scalar,
     Table,
@@ -21,10 +25,6 @@ from partita.catalogue.yaml_nodes import (
     read_text,
     refuse,
 )
-from partita.core.cluster import MAX_LATENCY_S, Device, Host, Level, LinkMatrix
-from partita.core.columns import Floats
-from partita.errors import FormatError
-from partita.units import parse_bandwidth, parse_seconds
 
 HOST_LEVEL = "host"
 _LINK_KEYS = ("link", "bandwidth", "latency")

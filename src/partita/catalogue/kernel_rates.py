@@ -11,7 +11,8 @@ from functools import cache
 from importlib import resources
 from types import MappingProxyType
 
-from partita.catalogue.yaml_nodes import (
+from partita.errors import InvalidInputError
+from partita.yaml_nodes import (
     Table,
     parse_yaml,
     read_count,
@@ -19,7 +20,6 @@ from partita.catalogue.yaml_nodes import (
     read_table,
     read_text,
 )
-from partita.errors import InvalidInputError
 
 DEFAULT = "default"
 CLASSES = (

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from partita.catalogue.suggest import short, suggest
 from partita.core.cluster import Cluster, Level, LinkMatrix
 from partita.core.columns import Floats
 from partita.errors import InvalidInputError
+from partita.names import short, suggest
 from partita.units import parse_bandwidth, parse_seconds
 
 ALL_LEVELS = "*"

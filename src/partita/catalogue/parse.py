@@ -7,10 +7,10 @@ from partita.catalogue.catalogue import Catalogue
 from partita.catalogue.cluster_yaml import read_cluster_yaml
 from partita.catalogue.overrides import apply_overrides
 from partita.catalogue.shorthand import read_shorthand
-from partita.catalogue.suggest import short
 from partita.core.cluster import Cluster
 from partita.core.codec import decode_as, parse_json
 from partita.errors import FormatError, InvalidInputError, PartitaError
+from partita.names import short
 
 _SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 

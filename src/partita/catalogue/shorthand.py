@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.catalogue.catalogue import Catalogue, LinkType, load_catalogue, make_device
-from partita.catalogue.suggest import short
 from partita.core.cluster import MAX_DEVICES, Cluster, Device, Host, Level
 from partita.core.graph import DeviceKind
 from partita.errors import InvalidInputError
+from partita.names import short
 
 logger = logging.getLogger(__name__)
 

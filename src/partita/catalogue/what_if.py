@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from partita.catalogue.catalogue import Catalogue, LinkType, make_device
 from partita.catalogue.shorthand import HostGroup, parse_shorthand, rack_level, usual_levels
-from partita.catalogue.suggest import short
 from partita.core.cluster import MAX_DEVICES, Cluster, Device, Host, Level, LinkMatrix
 from partita.errors import InvalidInputError
+from partita.names import short
 
 _FACTOR = re.compile(r"([a-z]+)\s*=\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)x?")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from partita.bounds import lower_bound
 from partita.catalogue.catalogue import Catalogue, load_catalogue
@@ -38,8 +37,12 @@ from partita.errors import FormatError, InfeasibleError, InvalidInputError
 from partita.objectives.placed import placement_errors
 from partita.planners.table import DEFAULT_PLANNER, find_planner
 from partita.profiler.estimate.recompute import with_recomputation
+from partita.yaml_nodes import guess_value, parse_yaml, read_table
+from partita.yaml_nodes import read_text as read_yaml_text
 
 DEFAULT_CLUSTER = "4xa100"
+_MAX_ASSIGNMENT = 2**27
+"""Characters of a file that places the ops of a graph one by one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,11 +436,7 @@ def take_effort_options(values: dict[str, Any]) -> dict[str, Any]:
 def _value(text: str) -> Any:
     if re.fullmatch(r"-?\d+(,-?\d+)+", text):
         return [int(part) for part in text.split(",")]
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-    return value if isinstance(value, bool | int | float | str | list) else text
+    return guess_value(text)
 
 
 def _argument(name: str, argument: str) -> Mapping[str, Any]:
@@ -460,14 +459,9 @@ def _argument(name: str, argument: str) -> Mapping[str, Any]:
 
 def _read_assignment(path: str) -> dict[str, str]:
     """Return a map from ops to devices, a YAML or JSON object."""
-    text = read_text(path)
     try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as exc:
-        line = getattr(getattr(exc, "problem_mark", None), "line", -1) + 1
-        raise FormatError("not valid YAML", path=path, line=line) from exc
-    if not isinstance(found, dict) or not all(
-        isinstance(key, str) and isinstance(value, str) for key, value in found.items()
-    ):
-        raise FormatError("expected a map from ops (or modules) to devices", path=path)
-    return found
+        root = parse_yaml(read_text(path), max_text=_MAX_ASSIGNMENT)
+        entries = read_table(root, "the map from ops (or modules) to devices").entries
+        return {op: read_yaml_text(device, f"device of {op}") for op, device in entries.items()}
+    except FormatError as exc:
+        raise (exc if exc.path else exc.at(path)) from exc

@@ -58,8 +58,8 @@ def command(part: str, as_json: bool, **rest: Any) -> None:
 
 def describe_models(part: str = "") -> list[dict[str, Any]]:
     """Return what is known of the models whose name contains a text, as JSON values."""
-    from partita.catalogue.suggest import suggest  # noqa: PLC0415 (help must come at once)
     from partita.errors import InvalidInputError  # noqa: PLC0415 (likewise)
+    from partita.names import suggest  # noqa: PLC0415 (help must come at once)
 
     with torch_needed("the models need"):
         from partita.models.zoo import MODELS  # noqa: PLC0415 (imports torch)

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import yaml
 from click.core import ParameterSource
 
 from partita.cli.console import percent, print_json, stdout_console, table
 from partita.core.program import TransferMode
 from partita.documents import read_text, save, write_text
 from partita.energy.client.server_link import check_address
-from partita.errors import InvalidInputError, UnsupportedError
+from partita.errors import FormatError, InvalidInputError, UnsupportedError
 from partita.flows.summary import Summary
+from partita.names import suggest
 from partita.runtime.baseline_names import TORCH_WAYS
 from partita.units import format_bytes, format_seconds
+from partita.yaml_nodes import Table, parse_yaml, read_table, read_value
 
 if TYPE_CHECKING:
     from partita.capture.origin import ModelOrigin
@@ -128,24 +129,25 @@ def _read_config(context: click.Context, path: str | None) -> None:
     """Take the defaults of a command from a YAML file."""
     if path is None:
         return
-    try:
-        found = yaml.safe_load(read_text(path)) or {}
-    except yaml.YAMLError as exc:
-        raise InvalidInputError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
-    if not isinstance(found, Mapping):
-        raise InvalidInputError(f"{path} holds a {type(found).__name__}; expected options by name")
     by_name = {
         spelling.lstrip("-"): parameter.name
         for parameter in context.command.params
         for spelling in (*parameter.opts, *parameter.secondary_opts)
+        if parameter.name
     }
     defaults: dict[str, Any] = {}
-    for key, value in found.items():
-        name = by_name.get(str(key).replace("_", "-")) or by_name.get(str(key))
-        if name is None:
-            known = ", ".join(sorted(spelling for spelling in by_name if len(spelling) > 1))
-            raise InvalidInputError(f"{path}: there is no option {key!r}; there are {known}")
-        defaults[name] = value
+    try:
+        root = parse_yaml(read_text(path), empty=Table(1, {}, {}))
+        found = read_table(root, "the file of options")
+        for key, node in found.entries.items():
+            name = by_name.get(key.replace("_", "-")) or by_name.get(key)
+            if name is None:
+                known = sorted(spelling for spelling in by_name if len(spelling) > 1)
+                problem = f"there is no option {key!r}{suggest(key, known)}"
+                raise FormatError(problem, line=found.line_of[key])
+            defaults[name] = read_value(node, f"option {key!r}")
+    except FormatError as exc:
+        raise (exc if exc.path else exc.at(path)) from exc
     context.default_map = {**(context.default_map or {}), **defaults}
 
 

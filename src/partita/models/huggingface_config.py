@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from partita.catalogue.suggest import suggest
 from partita.errors import FormatError, InvalidInputError, UnsupportedError
 from partita.models.huggingface import TINY_CONFIGURATIONS, import_transformers
+from partita.names import suggest
 
 _CLASS_SUFFIX = "Config"
 _TINY = "tiny-"

@@ -13,7 +13,6 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from partita.catalogue.suggest import suggest
 from partita.errors import InvalidInputError
 from partita.models import table
 from partita.models.draw import Draw
@@ -27,6 +26,7 @@ from partita.models.spec import (
     Request,
     count_parameters,
 )
+from partita.names import suggest
 
 
 def _by_name(*families: Iterable[ModelSpec]) -> Mapping[str, ModelSpec]:

@@ -11,9 +11,9 @@ from partita.catalogue.catalogue import (
     make_device,
     read_clocks,
 )
-from partita.catalogue.yaml_nodes import parse_yaml
 from partita.core.graph import DeviceKind
 from partita.errors import FormatError, InvalidInputError
+from partita.yaml_nodes import parse_yaml
 
 LINK = """
 links:

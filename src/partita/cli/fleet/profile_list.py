@@ -4,8 +4,9 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from partita.catalogue.suggest import suggest
-from partita.catalogue.yaml_nodes import (
+from partita.errors import FormatError
+from partita.names import suggest
+from partita.yaml_nodes import (
     Items,
     Node,
     Table,
@@ -15,7 +16,6 @@ from partita.catalogue.yaml_nodes import (
     read_table,
     read_text,
 )
-from partita.errors import FormatError
 
 _OWN = ("script", "args")
 

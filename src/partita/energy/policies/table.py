@@ -1,6 +1,5 @@
 """The schedulers by name."""
 
-import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from partita.energy.policies.job import Job, Rank
 from partita.energy.policies.perseus import Perseus
 from partita.energy.policies.profiling import GlobalPowerLimit, InstructionProfiler
 from partita.errors import InvalidInputError
+from partita.names import nearest
 
 SCHEDULERS: Mapping[str, type[Scheduler]] = {
     "perseus": Perseus,
@@ -81,7 +81,7 @@ def make_scheduler(
 
 
 def _near(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+    close = nearest(name, known)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {close!r}?"
     return f"; there are {', '.join(known)}" if known else "; it has none"

@@ -19,7 +19,19 @@ from pathlib import Path
 
 import numpy as np
 
-from partita.catalogue.yaml_nodes import (
+from partita.core.codec import decode_as, parse_json
+from partita.core.fleet import MAX_ITERATIONS, Sensitivity, SensitivityOrigin
+from partita.errors import FormatError, InvalidInputError
+from partita.fleet.live.jobspec import (
+    DEFAULT_GRACE_S,
+    DEFAULT_RETRIES,
+    GpuChoice,
+    JobSpec,
+    Progress,
+    plain_sensitivity,
+)
+from partita.units import parse_bytes, parse_seconds
+from partita.yaml_nodes import (
     Items,
     Node,
     Scalar,
@@ -34,18 +46,6 @@ from partita.catalogue.yaml_nodes import (
     read_text,
     refuse,
 )
-from partita.core.codec import decode_as, parse_json
-from partita.core.fleet import MAX_ITERATIONS, Sensitivity, SensitivityOrigin
-from partita.errors import FormatError, InvalidInputError
-from partita.fleet.live.jobspec import (
-    DEFAULT_GRACE_S,
-    DEFAULT_RETRIES,
-    GpuChoice,
-    JobSpec,
-    Progress,
-    plain_sensitivity,
-)
-from partita.units import parse_bytes, parse_seconds
 
 AUTO = "auto"
 _KEYS = (

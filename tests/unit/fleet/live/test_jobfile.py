@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_builders import curve
 
-from partita.catalogue.yaml_nodes import Scalar
 from partita.core.codec import encode, write_json
 from partita.core.fleet import SensitivityOrigin
 from partita.errors import FormatError, InvalidInputError
 from partita.fleet.live.jobfile import JobFile, read_gpus, read_job
 from partita.fleet.live.jobspec import GpuChoice, Progress, core_job, read_spec
+from partita.yaml_nodes import Scalar
 
 WHOLE = """\
 name: resnet50

@@ -1,8 +1,10 @@
 """YAML texts as trees that know their lines, read strictly.
 
-A scalar stays text: who reads a field decides whether ``1e9``, ``no`` or ``12`` is a number, a flag
-or a name, so that YAML's own guesses play no part. Refused are tags, anchors and aliases (a short
-text can stand for a huge one), repeated keys, several documents, deep nesting, and texts over 1 MB.
+The one reader of YAML: clusters, the catalogue, jobs of a fleet, lists of scripts to profile, files
+of options (``--config``) and assignments of ops to devices. A scalar stays text: who reads a field
+decides whether ``1e9``, ``no`` or ``12`` is a number, a flag or a name, so that YAML's own guesses
+play no part. Refused are tags, anchors and aliases (a short text can stand for a huge one),
+repeated keys, several documents, deep nesting, and texts over 1 MB.
 """
 
 import math
@@ -14,10 +16,11 @@ from typing import Any, NoReturn, TypeAlias
 
 import yaml
 
-from partita.catalogue.suggest import short, suggest
 from partita.errors import FormatError, InvalidInputError
+from partita.names import short, suggest
 
 MAX_TEXT = 1_000_000
+"""Characters of a text; what lists the ops of a graph may have more."""
 MAX_DEPTH = 16
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -69,6 +72,7 @@ class Table:
 
 
 Node: TypeAlias = Scalar | Items | Table
+Value: TypeAlias = bool | int | float | str | list[Any] | None
 
 
 @dataclass(slots=True)
@@ -101,15 +105,20 @@ class _Open:
         return Items(self.line, tuple(self.nodes))
 
 
-def parse_yaml(text: str) -> Node:
+def parse_yaml(text: str, *, max_text: int = MAX_TEXT, empty: Node | None = None) -> Node:
     """Return the tree of a YAML text.
+
+    Args:
+        text: The text, with or without a byte order mark.
+        max_text: Characters that it may have.
+        empty: The tree of a text without content; ``None`` = such a text is refused.
 
     Raises:
         FormatError: It is not YAML, or uses what is refused; knows the line.
     """
     text = text.removeprefix("\ufeff")
-    if len(text) > MAX_TEXT:
-        raise FormatError(f"the text has {len(text)} characters; expected at most {MAX_TEXT}")
+    if len(text) > max_text:
+        raise FormatError(f"the text has {len(text)} characters; expected at most {max_text}")
     bad = _UNPRINTABLE.search(text)
     if bad:
         line = text.count("\n", 0, bad.start()) + 1
@@ -122,9 +131,11 @@ def parse_yaml(text: str) -> Node:
         raise FormatError(f"not valid YAML: {exc.problem}", line=line) from exc
     except yaml.YAMLError as exc:
         raise FormatError(f"not valid YAML: {exc}") from exc
-    if root is None or (isinstance(root, Scalar) and not root.text):
+    if root is not None and not (isinstance(root, Scalar) and not root.text):
+        return root
+    if empty is None:
         raise FormatError("the text is empty; expected a mapping")
-    return root
+    return empty
 
 
 def _build(events: Iterator[yaml.Event]) -> Node | None:
@@ -212,6 +223,35 @@ def read_text(node: Node, what: str) -> str:
     if not isinstance(node, Scalar) or (node.plain and node.text in _NOTHING):
         refuse(node, what, "a text")
     return node.text
+
+
+def read_value(node: Node, what: str) -> Value:
+    """Return a value whose reader does not say its type: as YAML 1.1 reads plain scalars.
+
+    Quoted scalars are texts, ``null`` and nothing are ``None``, a date stays text.
+    """
+    if isinstance(node, Items):
+        return [read_value(one, what) for one in node.nodes]
+    if isinstance(node, Table):
+        refuse(node, what, "a value or a list")
+    if not node.plain:
+        return node.text
+    return None if node.text in _NOTHING else guess_value(node.text)
+
+
+def guess_value(text: str) -> Value:
+    """Return what a text means as YAML, such as the value of an option on the command line.
+
+    >>> guess_value("8"), guess_value("1.5"), guess_value("true"), guess_value("a100")
+    (8, 1.5, True, 'a100')
+    >>> guess_value("[1, 2]"), guess_value("{a: 1}"), guess_value("2024-01-01")
+    ([1, 2], '{a: 1}', '2024-01-01')
+    """
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+    return value if isinstance(value, bool | int | float | str | list) else text
 
 
 def read_flag(node: Node, what: str) -> bool:

@@ -3,8 +3,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.catalogue import yaml_nodes
-from partita.catalogue.yaml_nodes import (
+from partita import yaml_nodes
+from partita.errors import FormatError, PartitaError
+from partita.units import parse_bytes
+from partita.yaml_nodes import (
     Items,
     Scalar,
     Table,
@@ -16,9 +18,8 @@ from partita.catalogue.yaml_nodes import (
     read_quantity,
     read_table,
     read_text,
+    read_value,
 )
-from partita.errors import FormatError, PartitaError
-from partita.units import parse_bytes
 
 
 def scalar(text: str) -> Scalar:
@@ -161,3 +162,17 @@ def test_any_text_gives_a_tree_or_one_of_our_errors(text: str):
     except PartitaError:
         return
     assert isinstance(root, Scalar | Items | Table)
+
+
+def test_values_of_unknown_type_are_read_as_yaml_reads_them():
+    root = parse_yaml("a: 4\nb: true\nc: '4'\nd: [1, x]\ne:\nf: 1e-3\ng: {}\n")
+    assert isinstance(root, Table)
+    values = {key: read_value(node, key) for key, node in root.entries.items() if key != "g"}
+    assert values == {"a": 4, "b": True, "c": "4", "d": [1, "x"], "e": None, "f": "1e-3"}
+    with pytest.raises(FormatError, match="line 7: g is a mapping; expected a value or a list"):
+        read_value(root.entries["g"], "g")
+
+
+def test_an_empty_text_may_be_allowed():
+    nothing = Table(1, {}, {})
+    assert parse_yaml("# only a comment\n", empty=nothing) is nothing

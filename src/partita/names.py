@@ -14,6 +14,16 @@ def short(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that an unknown one was probably meant to be; ``None`` = none is near.
+
+    >>> nearest("memroy", ["memory", "speed"])
+    'memory'
+    """
+    near = get_close_matches(name, list(known), n=1)
+    return near[0] if near else None
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: what was meant, and what there is.
 
