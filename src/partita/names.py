@@ -20,8 +20,19 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     >>> nearest("memroy", ["memory", "speed"])
     'memory'
     """
-    near = get_close_matches(name, list(known), n=1)
+    near = get_close_matches(name[:_LONGEST], list(known)[:_COMPARED], n=1)
     return near[0] if near else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: what was meant, else what there is.
+
+    >>> did_you_mean("unifrom", ["single", "uniform"]), did_you_mean("x", ["single", "uniform"])
+    ("; did you mean 'uniform'?", '; there are single, uniform')
+    """
+    choices = list(known)
+    near = nearest(name, choices)
+    return f"; did you mean {short(near)}?" if near else f"; there are {_listing(choices)}"
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -33,8 +44,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
     choices = list(known)
     near = get_close_matches(name[:_LONGEST].lower(), choices[:_COMPARED], n=3, cutoff=0.6)
     asked = f"; did you mean {' or '.join(map(short, near))}?" if near else ";"
-    shown = [
-        *(choice[:_LONGEST] for choice in choices[:_SHOWN]),
-        *(["..."] if len(choices) > _SHOWN else []),
-    ]
-    return f"{asked} known are {', '.join(shown) or 'none'}"
+    return f"{asked} known are {_listing(choices)}"
+
+
+def _listing(choices: list[str]) -> str:
+    shown = [choice[:_LONGEST] for choice in choices[:_SHOWN]]
+    return ", ".join([*shown, *(["..."] if len(choices) > _SHOWN else [])]) or "none"

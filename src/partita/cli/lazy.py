@@ -44,11 +44,10 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest a near name for a command that does not exist."""
         if args and args[0] not in self.table and not args[0].startswith("-"):
-            from partita.names import nearest  # noqa: PLC0415 (only for a mistyped command)
+            from partita.names import did_you_mean  # noqa: PLC0415 (only for a mistyped command)
 
-            close = nearest(args[0], self.table)
-            hint = f"did you mean {close!r}?" if close else f"there are {', '.join(self.table)}"
-            raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx)
+            hint = did_you_mean(args[0], self.table)
+            raise click.UsageError(f"there is no command {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

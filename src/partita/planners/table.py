@@ -1,17 +1,14 @@
 """The planners by name, and the one way to call them."""
 
-import difflib
-import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias
 
 from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.errors import InvalidInputError, PartitaError, UnsupportedError
+from partita.errors import InvalidInputError
+from partita.names import did_you_mean
 from partita.planners.auto.planner import plan_auto
 from partita.planners.autopipe import plan_autopipe
 from partita.planners.baechi.m_etf import plan_m_etf
@@ -35,6 +32,7 @@ from partita.planners.scattered import plan_random
 from partita.planners.single import plan_single
 from partita.planners.sparse_pipedream import plan_sparse_pipedream
 from partita.planners.uniform import plan_uniform
+from partita.plugins import PluginGroup, guarded
 
 Planner: TypeAlias = Callable[..., Solution]
 
@@ -61,10 +59,9 @@ PLANNERS: Mapping[str, Planner] = {
     "pipedream": plan_pipedream,
     "sparse-pipedream": plan_sparse_pipedream,
 }
-logger = logging.getLogger(__name__)
 
 DEFAULT_PLANNER = "auto"
-ENTRY_POINTS = "partita.planners"
+PLUGINS = PluginGroup(group="partita.planners", noun="planner")
 TRACE = "trace"
 """The keyword of planners that report progress: no option, as it never changes the result."""
 
@@ -74,13 +71,7 @@ def planners() -> Mapping[str, Planner]:
 
     A plug-in that cannot be loaded is left out, with a warning.
     """
-    found: dict[str, Planner] = {}
-    for name, entry in _plugged().items():
-        try:
-            found[name] = _load(entry)
-        except UnsupportedError as exc:
-            logger.warning("%s", exc)
-    return {**found, **PLANNERS}
+    return {**PLUGINS.load_all(), **PLANNERS}
 
 
 def find_planner(name: str) -> Planner | None:
@@ -94,23 +85,8 @@ def find_planner(name: str) -> Planner | None:
     """
     if name in PLANNERS:
         return PLANNERS[name]
-    entry = _plugged().get(name)
-    return None if entry is None else _guarded(name, _load(entry))
-
-
-def _plugged() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-
-
-def _load(entry: EntryPoint) -> Planner:
-    try:
-        planner: Planner = entry.load()
-    except Exception as exc:  # loading runs the plug-in's own code, which may raise anything
-        raise UnsupportedError(
-            f"planner {entry.name!r} is a plug-in, and {entry.value} cannot be loaded: "
-            f"{str(exc) or type(exc).__name__}"
-        ) from exc
-    return planner
+    plugged = PLUGINS.find(name)
+    return None if plugged is None else guarded("planner", name, plugged, returns=Solution)
 
 
 def get_planner(name: str, **options: object) -> Callable[[Problem], Solution]:
@@ -122,8 +98,7 @@ def get_planner(name: str, **options: object) -> Callable[[Problem], Solution]:
     """
     planner = find_planner(name)
     if planner is None:
-        known = [*PLANNERS, *_plugged()]
-        raise InvalidInputError(f"there is no planner {name!r}{_near(name, known)}")
+        raise PLUGINS.unknown(name, PLANNERS)
     accepted = [
         parameter.name
         for parameter in inspect.signature(planner).parameters.values()
@@ -132,7 +107,7 @@ def get_planner(name: str, **options: object) -> Callable[[Problem], Solution]:
     for option in options:
         if option not in accepted:
             raise InvalidInputError(
-                f"planner {name!r} has no option {option!r}{_near(option, accepted)}"
+                f"planner {name!r} has no option {option!r}{did_you_mean(option, accepted)}"
             )
     needed = [
         parameter.name
@@ -161,26 +136,6 @@ def _check_option(planner: str, parameter: inspect.Parameter, value: object) -> 
         )
 
 
-def _guarded(name: str, planner: Planner) -> Planner:
-    """Return a plug-in whose own failures are named as such."""
-
-    @functools.wraps(planner)
-    def call(problem: Problem, **options: Any) -> Solution:  # noqa: ANN401
-        try:
-            found = planner(problem, **options)
-        except PartitaError:
-            raise
-        except Exception as exc:
-            raise UnsupportedError(
-                f"planner {name!r} is a plug-in and failed: {type(exc).__name__}: {exc}"
-            ) from exc
-        if not isinstance(found, Solution):
-            raise UnsupportedError(f"planner {name!r} is a plug-in and returned no Solution")
-        return found
-
-    return call
-
-
 def solve(problem: Problem, planner: str = DEFAULT_PLANNER, **options: Any) -> Solution:  # noqa: ANN401
     """Return the solution that a planner finds for a problem.
 
@@ -193,9 +148,3 @@ def solve(problem: Problem, planner: str = DEFAULT_PLANNER, **options: Any) -> S
         InvalidInputError: There is no such planner or option.
     """
     return get_planner(planner, **options)(problem)
-
-
-def _near(name: str, known: Any) -> str:  # noqa: ANN401 (any collection of names)
-    close = difflib.get_close_matches(name, list(known), n=1)
-    listing = ", ".join(known)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {listing or 'none'}"

@@ -3,15 +3,14 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from partita import plugins
 from partita.cli.inputs import takes
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError
-from partita.planners import table
 from partita.planners.single import plan_single
 from partita.planners.table import (
     DEFAULT_PLANNER,
-    ENTRY_POINTS,
     PLANNERS,
     get_planner,
     planners,
@@ -42,11 +41,12 @@ def plug_in(monkeypatch):
     """Return a function that installs entry points."""
 
     def install(**found: object) -> None:
-        def entry_points(*, group: str) -> list[Entry]:
-            assert group == ENTRY_POINTS == "partita.planners"
-            return [Entry(name.replace("_", "-"), part) for name, part in found.items()]
+        def installed(group: str) -> dict[str, Entry]:
+            assert group == "partita.planners"
+            names = {name.replace("_", "-"): part for name, part in found.items()}
+            return {name: Entry(name, part) for name, part in names.items()}
 
-        monkeypatch.setattr(table, "entry_points", entry_points)
+        monkeypatch.setattr(plugins, "installed", installed)
 
     return install
 
@@ -171,8 +171,8 @@ def test_only_the_named_plug_in_is_loaded_to_know_its_options(plug_in, caplog):
 
 
 def test_real_entry_points_load(monkeypatch, problem_of):
-    entry = EntryPoint("mine", "partita.planners.single:plan_single", ENTRY_POINTS)
-    monkeypatch.setattr(table, "entry_points", lambda *, group: [entry])
+    entry = EntryPoint("mine", "partita.planners.single:plan_single", "partita.planners")
+    monkeypatch.setattr(plugins, "installed", lambda group: {"mine": entry})
     problem = problem_of(3)
     assert solve(problem, "mine") == plan_single(problem)
 

@@ -10,7 +10,7 @@ from partita.energy.policies.job import Job, Rank
 from partita.energy.policies.perseus import Perseus
 from partita.energy.policies.profiling import GlobalPowerLimit, InstructionProfiler
 from partita.errors import InvalidInputError
-from partita.names import nearest
+from partita.names import did_you_mean
 
 SCHEDULERS: Mapping[str, type[Scheduler]] = {
     "perseus": Perseus,
@@ -41,7 +41,7 @@ def check_scheduler(name: str, options: Mapping[str, object]) -> None:
         InvalidInputError: Says what there is.
     """
     if name not in SCHEDULERS:
-        raise InvalidInputError(f"there is no scheduler {name!r}{_near(name, list(SCHEDULERS))}")
+        raise InvalidInputError(f"there is no scheduler {name!r}{did_you_mean(name, SCHEDULERS)}")
     parameters = {
         parameter.name: parameter
         for parameter in inspect.signature(SCHEDULERS[name]).parameters.values()
@@ -50,7 +50,7 @@ def check_scheduler(name: str, options: Mapping[str, object]) -> None:
     for option, value in options.items():
         if option not in parameters:
             raise InvalidInputError(
-                f"scheduler {name!r} has no option {option!r}{_near(option, list(parameters))}"
+                f"scheduler {name!r} has no option {option!r}{did_you_mean(option, parameters)}"
             )
         allowed = _KINDS.get(parameters[option].annotation)
         if allowed and (
@@ -78,10 +78,3 @@ def make_scheduler(
     """
     check_scheduler(name, options)
     return SCHEDULERS[name](job, ranks, **options)
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    close = nearest(name, known)
-    if close:
-        return f"; did you mean {close!r}?"
-    return f"; there are {', '.join(known)}" if known else "; it has none"

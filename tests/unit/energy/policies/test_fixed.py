@@ -114,7 +114,7 @@ def test_a_plan_that_does_not_fit_says_why(cluster: Any, plan: Any, words: str) 
         ("perseus", {"point": 3}, "did you mean 'points'"),
         ("perseus", {"points": "many"}, "expected a value of type int"),
         ("perseus", {"blocking_w": True}, "expected a value of type float"),
-        ("all-max", {"points": 3}, "it has none"),
+        ("all-max", {"points": 3}, "there are none"),
         ("two-frequencies", {"forward_freq": 3}, "needs the option 'backward_freq'"),
         ("two-frequencies", {"forward_freq": 3, "backward_freq": 0}, "backward_freq is 0"),
         ("perseus", {"points": -3}, "points is -3; expected a number above 0"),
