@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partita.core.columns import Array, Columns, Floats
-from partita.core.graph import CostOrigin, SampleUnit
+from partita.core.graph import CostOrigin, Graph, SampleUnit
 from partita.core.plan import Plan, equal_microbatches
 from partita.core.problem import Metric, Mode, Problem, Schedule
 from partita.core.program import LAST_COMPUTE, Kind, Program
@@ -262,14 +262,34 @@ def _bottleneck(timeline: Timeline) -> str:
 
 
 def _flop_utilisation(problem: Problem, plan: Plan, step_s: float) -> float:
+    """Return the share of the peak rate of the arithmetic that the costs were computed with."""
     graph = problem.graph
     devices = [problem.cluster.devices[i] for i in cluster_devices(problem, plan.devices).tolist()]
-    peaks = [device.peak_flop_per_s.get(graph.dtype, 0.0) for device in devices]
-    passes = 3.0 if problem.objective.mode is Mode.TRAINING else 1.0
-    work = passes * float(graph.ops.flops.sum()) * plan.samples / graph.batch_size
+    # Costs that assumed a peak know it best: graphs of older versions say the dtype of weights.
+    assumed = {costs.device_type: costs.peak_flop_per_s for costs in graph.costs}
+    peaks = [assumed.get(d.type) or d.peak_flop_per_s.get(graph.dtype, 0.0) for d in devices]
+    passes = _passes(graph) if problem.objective.mode is Mode.TRAINING else 1.0
+    work = float((passes * graph.ops.flops).sum()) * plan.samples / graph.batch_size
     if not work or not all(peaks) or step_s <= 0:
         return float("nan")
     return float(work / (sum(peaks) * step_s))
+
+
+def _passes(graph: Graph) -> Array:
+    """Return how often a training step does the forward work of each op.
+
+    Three times as a rule: forward, the gradient of inputs, the gradient of weights. The first ops
+    of a model compute no gradient of inputs, frozen ones none of weights. Recomputation is not
+    counted.
+    """
+    costs, table = graph.costs[0], graph.parameters
+    held = np.bincount(table.use_op, minlength=len(graph))
+    trained = np.bincount(
+        table.use_op, weights=table.trainable[table.use_parameter], minlength=len(graph)
+    )
+    by_input = costs.backward_input_s != 0  # NaN, not known, counts
+    by_weight = (held == 0) | (trained > 0)
+    return 1.0 + (costs.backward_s > 0) * (by_input + 1.0 * by_weight)
 
 
 def _price(problem: Problem, plan: Plan, step_s: float) -> float:

@@ -245,7 +245,9 @@ def price(
     )
     annotations = {ANNOTATION: {device.name: said}}
     tensors = _resized(captured, found.float_factor)
-    return replace(graph, ops=ops, tensors=tensors, costs=(costs,), annotations=annotations)
+    return replace(
+        graph, ops=ops, tensors=tensors, costs=(costs,), dtype=dtype, annotations=annotations
+    )
 
 
 def _resized(captured: CapturedModel, factor: float) -> TensorTable:
