@@ -4,7 +4,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,12 +17,14 @@ from partita.capture.tree import map_leaves
 from partita.errors import FormatError, InvalidInputError, PartitaError, UnsupportedError
 from partita.models.huggingface import (
     build_hugging_face,
+    estimated_length,
     hugging_face_inputs,
     hugging_face_loss,
     usual_length,
 )
 from partita.models.huggingface_config import (
     changed_configuration,
+    configured_dtype,
     named_configuration,
     read_configuration,
 )
@@ -44,10 +46,11 @@ class SourceOptions:
 
     Attributes:
         batch_size: Samples of the example; 0 = as the model's author has it.
-        sequence_length: Tokens a sample, for built-in and Hugging Face models; 0 = as published,
-            or 128.
+        sequence_length: Tokens a sample, for built-in and Hugging Face models; 0 = as published;
+            of a configuration its own length up to 4096 on ``meta``, and 128 where it computes.
         scale: Factor on the widths of a built-in model.
-        dtype: Of parameters and floating-point inputs; empty = as built.
+        dtype: Of parameters and floating-point inputs; empty = as built; of a configuration its own
+            on ``meta``.
         device: Where it computes; ``meta`` for shapes alone.
         seed: Of weights and data.
     """
@@ -117,7 +120,7 @@ def load_source(text: str, options: SourceOptions | None = None) -> ModelSource:
     options = SourceOptions() if options is None else options
     is_meta = options.device == "meta"  # shapes alone, for estimates
     device = torch.device("meta") if is_meta else check_device(options.device)
-    if _is_configuration(text):
+    if is_configuration(text):
         return _from_configuration(text, options, device)
     if ":" in text:
         return _from_callable(text, options, device)
@@ -175,7 +178,7 @@ def check_device(name: str) -> torch.device:
     return device
 
 
-def _is_configuration(text: str) -> bool:
+def is_configuration(text: str) -> bool:
     """Return whether a text means a Hugging Face configuration: by prefix, path or hub id."""
     if text.startswith(_HUGGING_FACE) or text.endswith(".json"):
         return True
@@ -193,19 +196,27 @@ def _from_configuration(text: str, options: SourceOptions, device: torch.device)
             f"{text!r} names no Hugging Face configuration; write hf:tiny-llama"
         )
     name, configuration = _read_configuration(place)
+    configuration = changed_configuration(configuration, changes)
+    # Estimates are of the model as it is trained; what computes here stays quick, and bfloat16
+    # stops the process on some virtual machines.
+    is_estimate = device.type == "meta"
+    own = configured_dtype(configuration)
+    if is_estimate and not options.dtype and own in DTYPES:
+        options = replace(options, dtype=own)
     model = build_hugging_face(
-        changed_configuration(configuration, changes),
+        configuration,
         device=device,
         dtype=DTYPES.get(options.dtype),
         seed=options.seed,
     )
+    usual = estimated_length if is_estimate else usual_length
 
     def example(size: int, turn: int = 0) -> Example:
         count = size or options.batch_size or _CONFIGURED_BATCH
         batch = hugging_face_inputs(
             model,
             count,
-            sequence_length=options.sequence_length or usual_length(model),
+            sequence_length=options.sequence_length or usual(model),
             device=device,
             seed=options.seed + turn,
         )

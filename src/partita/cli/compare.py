@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partita.cli.console import (
+    basis_line,
     bound_line,
     model_line,
     print_json,
-    profile_line,
     progress,
+    reserve_line,
     stdout_console,
     step_line,
     summary_row,
@@ -86,8 +87,7 @@ def command(
     """
     rest.pop("debug")
     chosen = _chosen(planners or DEFAULTS, options, take_effort_options(rest))
-    asked = read_asked(model, take_problem_options(rest))
-    problem = asked.problem
+    problem = read_asked(model, take_problem_options(rest)).problem
     with progress("comparing", quiet=quiet or as_json) as tell:
         found = compare(problem, chosen, progress=tell)
         wanted = rest["energy"] or problem.objective.metric is Metric.ENERGY
@@ -106,13 +106,15 @@ def command(
     else:
         console = stdout_console()
         console.print(model_line(problem.graph))
-        if asked.is_estimated:
-            console.print(profile_line(problem.graph))
+        if line := basis_line(problem.graph):
+            console.print(line)
         console.print(step_line(problem))
         ranked = [c for c in found if c.summary is not None]
         rows = [summary_row(r + 1, c.summary, c.name) for r, c in enumerate(ranked) if c.summary]
         if rows:
             console.print(summary_table(rows))
+        if line := reserve_line(problem):
+            console.print(line)
         if energy:
             console.print("energy is modelled:")
             console.print(table(_ENERGY_COLUMNS, [_energy_row(*pair) for pair in energy.items()]))

@@ -20,7 +20,7 @@ from partita.core.problem import Problem
 from partita.core.solution import Proof
 from partita.cost.judge import CheckReport
 from partita.flows.answer import Answer
-from partita.flows.summary import Summary
+from partita.flows.summary import Summary, estimate_basis
 from partita.units import format_bytes, format_count, format_seconds
 
 
@@ -222,10 +222,40 @@ def bound_line(summary: Summary, what: str = "this plan") -> str:
     return f"{line}; {what} is {gap} above"
 
 
-def profile_line(graph: Graph) -> str:
-    """Return where the costs of a model come from that were estimated for this command."""
-    types = ", ".join(costs.device_type for costs in graph.costs)
-    return f"estimated profile for {types}, nothing was measured ('partita profile' measures)"
+def basis_line(graph: Graph) -> str:
+    """Return what the costs of a model were computed for; empty where they were not computed."""
+    basis = estimate_basis(graph)
+    if basis is None:
+        return ""
+    origin = graph.costs[0].origin.value
+    types = ", ".join(costs.device_type for costs in graph.costs if costs.device_type)
+    weights = [f"{basis['dtype']} weights"] if basis["dtype"] else []
+    tokens = basis["tokens_per_sample"]
+    length = [f"{tokens:,} tokens a sample"] if tokens else []
+    size = basis["microbatch_size"]
+    samples = f"{size:,} sample{'s' * (size != 1)} a microbatch"
+    words = ", ".join([*weights, f"{basis['arithmetic']} arithmetic", *length, samples])
+    return f"{origin} profile{f' for {types}' * bool(types)}: {words}; nothing was measured"
+
+
+def reserve_line(problem: Problem) -> str:
+    """Return what of the devices' memory plans leave free; empty where they may use all."""
+    factor = problem.objective.memory_factor
+    if factor >= 1:
+        return ""
+    sizes = {device.type: device.memory_bytes for device in problem.cluster.devices}
+    limited = {kind: size for kind, size in sizes.items() if math.isfinite(size)}
+    if not limited:
+        return ""
+    words = [
+        f"{format_bytes(size * factor)} of {format_bytes(size)}"
+        + (f" ({kind})" if len(limited) > 1 and kind else "")
+        for kind, size in limited.items()
+    ]
+    return (
+        f"memory limit {', '.join(words)}: {100 * (1 - factor):.3g} % reserved for context, "
+        "buffers and fragmentation (--reserve)"
+    )
 
 
 def rules_line(problem: Problem) -> str:

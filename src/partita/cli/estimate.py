@@ -15,10 +15,12 @@ from partita.catalogue.parse import parse_cluster
 from partita.catalogue.shorthand import HostGroup, parse_shorthand, write_shorthand
 from partita.catalogue.what_if import what_if
 from partita.cli.console import (
+    basis_line,
     format_rate,
     model_line,
     print_json,
     progress,
+    reserve_line,
     stdout_console,
     step_line,
     table,
@@ -27,6 +29,7 @@ from partita.cli.estimated import SOURCE_OPTIONS, estimated_graphs, refuse_sourc
 from partita.cli.inputs import (
     DEFAULT_CLUSTER,
     ProblemOptions,
+    brings_limits,
     changed_cluster,
     changed_objective,
     read_catalogue,
@@ -34,6 +37,7 @@ from partita.cli.inputs import (
     read_graph,
     read_rules,
     take_problem_options,
+    with_usual_reserve,
 )
 from partita.cli.options import (
     change_options,
@@ -103,6 +107,9 @@ def command(context: click.Context, /, model: str, **rest: Any) -> None:
         larger = _larger(cluster, options, catalogue)
         graph_at = _graph_at(model, base, rest, (cluster, catalogue))
         question = _question(base, graph_at, options, rest)
+        if not brings_limits(model, base, options):
+            reserved = with_usual_reserve(question.objective, cluster, options)
+            question = replace(question, objective=reserved)
         question = replace(
             question, cluster_at=lambda n: found[1] if (found := larger(n)) else None
         )
@@ -110,10 +117,11 @@ def command(context: click.Context, /, model: str, **rest: Any) -> None:
     if rest["output"] is not None and report.fits:
         save(solution_of(report.best), rest["output"])
     commands = [_command(context, model, question, change, larger) for change in report.changes]
+    searched = _plan_command(context, model, report)
     if rest["as_json"]:
-        print_json(_figures(report, commands))
+        print_json({**_figures(report, commands), "plan_command": searched or None})
     else:
-        show(report, commands)
+        show(report, commands, searched)
         if rest["output"] is not None and report.fits:
             click.echo(f"best plan written to {rest['output']}")
     if not report.fits:
@@ -262,16 +270,7 @@ def _command(
     added = [] if grown is None else grown[0]
     dropped = {*_NOT_REPEATED, *_CHANGED}
     dropped |= {"cluster"} if "--cluster" in added else set()
-    words = ["partita", "estimate", model]
-    for parameter in context.command.params:
-        name = str(parameter.name)
-        typed = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if not typed or name in dropped:
-            continue
-        value = context.params[name]
-        for part in value if isinstance(value, tuple) else (value,):
-            words += [parameter.opts[0]] + ([] if part is True else [str(part)])
-    words += added
+    words = ["partita", "estimate", model, *_typed(context, dropped), *added]
     same_size = setting.microbatch_size == start.microbatch_size
     if not same_size or _is_typed(context, "microbatch_size"):
         words += ["--microbatch-size", str(setting.microbatch_size)]
@@ -282,6 +281,35 @@ def _command(
     if setting.shard is not Shard.NONE:
         words += ["--shard", setting.shard.value]
     return shlex.join(words)
+
+
+def _plan_command(context: click.Context, model: str, report: FitReport) -> str:
+    """Return the command that searches for a faster plan of the same step; empty where none does.
+
+    The default planner starts from plans such as these, but for sharded ones; and a name that an
+    example has, too, means the example there.
+    """
+    plain = any(trial.fits and trial.shape.shard is Shard.NONE for trial in report.trials)
+    if not plain or len(report.problem.cluster) == 1 or _is_of_zoo(model):
+        return ""
+    words = ["partita", "plan", model, *_typed(context, {*_NOT_REPEATED, *_CHANGED, "seed"})]
+    problem = report.problem
+    words += ["--microbatches", str(problem.microbatches)]
+    words += ["--microbatch-size", str(problem.microbatch_size)]
+    return shlex.join(words + ["--recompute"] * bool(context.params["recompute"]))
+
+
+def _typed(context: click.Context, dropped: set[str]) -> list[str]:
+    """Return the options as they were typed, without those that are dropped."""
+    words: list[str] = []
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name in dropped or not _is_typed(context, name):
+            continue
+        value = context.params[name]
+        for part in value if isinstance(value, tuple) else (value,):
+            words += [parameter.opts[0]] + ([] if part is True else [str(part)])
+    return words
 
 
 def _is_typed(context: click.Context, name: str) -> bool:
@@ -338,13 +366,23 @@ _PARTS = (
 )
 
 
-def show(report: FitReport, commands: list[str]) -> None:
-    """Print the answer, what was tried, where the memory goes, and what would help."""
+def show(report: FitReport, commands: list[str], searched: str = "") -> None:
+    """Print the answer, what was tried, where the memory goes, and what would help.
+
+    Args:
+        report: The answer.
+        commands: What to type for each change that would help.
+        searched: What to type for a faster plan; empty = nothing.
+    """
     console = stdout_console()
     console.print(verdict(report), style="bold")
     problem = report.problem
     console.print(model_line(problem.graph))
+    if line := basis_line(problem.graph):
+        console.print(line)
     console.print(step_line(problem))
+    if line := reserve_line(problem):
+        console.print(line)
     console.print(table(_COLUMNS, [_row(trial) for trial in report.trials]))
     console.print(table(_PARTS, [_parts_row(trial) for trial in report.trials]))
     for refusal in report.refusals:
@@ -354,6 +392,9 @@ def show(report: FitReport, commands: list[str]) -> None:
             console.print(line, style="dim")
     if not report.fits:
         _show_changes(report, commands)
+    if searched:
+        click.echo("only equal pipelines were tried; 'partita plan' searches for faster plans:")
+        click.echo(f"  {searched}")
 
 
 def _show_changes(report: FitReport, commands: list[str]) -> None:

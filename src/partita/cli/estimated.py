@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from partita.catalogue.catalogue import Catalogue
 from partita.catalogue.examples import EXAMPLES
 from partita.cli.extras import torch_needed
-from partita.cli.profile import model_estimator, origin_from
+from partita.cli.profile import estimate_origin, model_estimator
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
 from partita.errors import InvalidInputError
@@ -68,7 +68,7 @@ def estimated_graphs(
     def graph_at(size: int) -> Graph:
         if size not in sizes:
             graph = estimated(known, batch_size=size, catalogue=catalogue)
-            origin = origin_from(model, {**values, "batch_size": graph.batch_size})
+            origin = estimate_origin(model, values, graph)
             sizes[size] = sizes[graph.batch_size] = origin.recorded_in(graph)
         return sizes[size]
 

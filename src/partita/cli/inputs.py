@@ -23,9 +23,9 @@ from partita.cli.estimated import (
     is_path,
     refuse_source_options,
 )
-from partita.cli.options import OPTIMIZER_BYTES
+from partita.cli.options import GPU_RESERVE, OPTIMIZER_BYTES
 from partita.core.cluster import Cluster
-from partita.core.graph import Graph
+from partita.core.graph import DeviceKind, Graph
 from partita.core.json_values import thawed
 from partita.core.plan import Plan, equal_microbatches
 from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
@@ -43,6 +43,7 @@ from partita.yaml_nodes import read_text as read_yaml_text
 DEFAULT_CLUSTER = "4xa100"
 _MAX_ASSIGNMENT = 2**27
 """Characters of a file that places the ops of a graph one by one."""
+_OWN_METRICS = (Metric.THROUGHPUT, Metric.LATENCY, Metric.ENERGY)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class ProblemOptions:
     microbatch_size: int | None = None
     batch_size: int | None = None
     memory_factor: float | None = None
+    reserve: float | None = None
     optimizer: str | None = None
     changes: tuple[str, ...] = ()
     pins: tuple[str, ...] = ()
@@ -99,25 +101,31 @@ class Asked:
     Attributes:
         problem: The problem.
         graph_at: Returns the model as it is for a microbatch size.
-        is_estimated: Whether its costs were estimated for this command.
     """
 
     problem: Problem
     graph_at: Callable[[int], Graph]
-    is_estimated: bool = False
 
 
 def read_problem(model: str | None, options: ProblemOptions) -> Problem:
-    """Return the problem that a model, a cluster and options describe."""
-    return read_asked(model, options).problem
+    """Return the problem that a model, a cluster and options describe, for a plan that is there.
+
+    Nothing is reserved unless the options say so: the plan was made by other rules.
+    """
+    return read_asked(model, options, reserves=False).problem
 
 
-def read_asked(model: str | None, options: ProblemOptions) -> Asked:
+def read_asked(model: str | None, options: ProblemOptions, *, reserves: bool = True) -> Asked:
     """Return the problem that a model, a cluster and options describe.
 
     A file that holds a whole problem (or a cluster file that names its profiles) gives what the
     options leave open. A model without costs is estimated for the devices of the cluster, on a
     microbatch as it is asked for.
+
+    Args:
+        model: What the user calls it; None where the cluster file names its profiles.
+        options: What the options say.
+        reserves: Whether plans leave some memory of GPUs free where nothing says how much.
     """
     base = None if model is None else read_graph(model, options)
     cluster, named = read_cluster(options)
@@ -143,6 +151,8 @@ def read_asked(model: str | None, options: ProblemOptions) -> Asked:
     whole = base if isinstance(base, Problem) else None
     graph = graph_at(options.microbatch_size or 0)
     objective = read_objective(graph, whole.objective if whole else Objective(), options)
+    if reserves and named is None and not brings_limits(model, base, options):
+        objective = with_usual_reserve(objective, cluster, options)
     if objective.microbatch_size is not None:
         graph = graph_at(objective.microbatch_size)
     problem = Problem(
@@ -151,7 +161,7 @@ def read_asked(model: str | None, options: ProblemOptions) -> Asked:
         objective=objective,
         rules=(*(whole.rules if whole else ()), *read_rules(options)),
     )
-    return Asked(problem=problem, graph_at=graph_at, is_estimated=base is None)
+    return Asked(problem=problem, graph_at=graph_at)
 
 
 def _always(graph: Graph, _: int) -> Graph:
@@ -262,6 +272,10 @@ def changed_objective(start: Objective, options: ProblemOptions) -> Objective:
         changes["schedule"] = Schedule(options.schedule)
         if changes["schedule"] is Schedule.INFERENCE:
             changes.setdefault("mode", Mode.INFERENCE)
+    if options.reserve is not None:
+        if options.memory_factor is not None:
+            raise click.UsageError("--reserve R is --memory-factor 1 - R; give one of them")
+        changes["memory_factor"] = 1.0 - options.reserve
     if options.memory_factor is not None:
         if options.memory_factor > 1:
             click.echo("memory factor above 1 is clipped to 1", err=True)
@@ -270,6 +284,28 @@ def changed_objective(start: Objective, options: ProblemOptions) -> Objective:
     if options.optimizer is not None:
         changes["optimizer_bytes_per_element"] = OPTIMIZER_BYTES[options.optimizer]
     return dataclasses.replace(start, **changes)
+
+
+def brings_limits(model: str | None, base: Graph | Problem | None, options: ProblemOptions) -> bool:
+    """Return whether the devices are those of a file, whose limits are taken at their word."""
+    named = options.cluster is not None or options.devices is not None
+    return isinstance(base, Problem) and model not in EXAMPLES and not named
+
+
+def with_usual_reserve(
+    objective: Objective, cluster: Cluster, options: ProblemOptions
+) -> Objective:
+    """Return an objective that leaves some memory of GPUs free, unless something says how much.
+
+    Published metrics have memory rules of their own, and CPUs no context.
+    """
+    is_said = options.memory_factor is not None or options.reserve is not None
+    is_said |= objective.memory_factor != 1
+    if is_said or objective.metric not in _OWN_METRICS:
+        return objective
+    if all(device.kind is DeviceKind.CPU for device in cluster.devices):
+        return objective
+    return dataclasses.replace(objective, memory_factor=1.0 - GPU_RESERVE)
 
 
 def _batch(

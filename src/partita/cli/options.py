@@ -52,6 +52,8 @@ SCHEDULES = (
     "pipedream",
     "inference",
 )
+GPU_RESERVE = 0.08
+"""Share of a GPU's memory that no plan can use: context, NCCL's buffers, fragmentation."""
 OPTIMIZER_BYTES = {"sgd": 0.0, "momentum": 4.0, "adam": 8.0}
 
 
@@ -125,6 +127,12 @@ step_options = _all(
     click.option("--microbatch-size", type=click.IntRange(1), help="Samples in a microbatch."),
     click.option("--batch-size", type=click.IntRange(1), help="Samples in a step: their product."),
     click.option("--memory-factor", type=float, help="Share of each device's memory to use."),
+    click.option(
+        "--reserve",
+        type=FiniteRange(0, 1, max_open=True),
+        help="Share of it to leave free for context, buffers and fragmentation. "
+        f"[{GPU_RESERVE:g} of GPUs]",
+    ),
     click.option(
         "--optimizer",
         type=click.Choice(list(OPTIMIZER_BYTES)),

@@ -13,14 +13,15 @@ import click
 from partita.catalogue.catalogue import Catalogue
 from partita.cli.console import (
     alternatives_table,
+    basis_line,
     bound_line,
     effort_line,
     memory_table,
     model_line,
     overfull_line,
     print_json,
-    profile_line,
     progress,
+    reserve_line,
     rules_line,
     stdout_console,
     step_line,
@@ -211,11 +212,13 @@ def _show(
     console, summary = stdout_console(), answer.summary
     problem = asked.problem
     console.print(model_line(problem.graph))
-    if asked.is_estimated:
-        console.print(profile_line(problem.graph))
+    if line := basis_line(problem.graph):
+        console.print(line)
     console.print(step_line(problem, summary.solution.plan))
     console.print(summary_table([summary_row(1, summary, name)]))
     console.print(memory_table(summary))
+    if line := reserve_line(problem):
+        console.print(line)
     console.print(f"bound by: {summary.evaluation.bottleneck}")
     if summary.overfull:
         console.print(overfull_line(summary), style="yellow")

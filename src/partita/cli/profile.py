@@ -21,6 +21,7 @@ from partita.cli.options import (
 from partita.core.graph import Graph
 from partita.core.json_values import thawed
 from partita.errors import InvalidInputError
+from partita.flows.summary import estimate_basis
 from partita.units import format_seconds
 
 _SLOWEST = 5
@@ -178,14 +179,14 @@ def model_estimator(model: str, rest: dict[str, Any]) -> Callable[..., Graph]:
 
 def _estimate(model: str, rest: dict[str, Any]) -> None:
     """Price the model by shapes alone."""
-    from partita.cli.console import model_line  # noqa: PLC0415 (rich only where it prints)
+    from partita.cli.console import basis_line, model_line  # noqa: PLC0415 (rich only here)
 
     graph = model_estimator(model, rest)([name.strip() for name in rest["types"].split(",")])
-    graph = origin_from(model, rest).recorded_in(graph)
+    graph = estimate_origin(model, rest, graph).recorded_in(graph)
     said = graph.annotations["estimate"]
 
     def show() -> None:
-        for line in (model_line(graph), *estimate_lines(graph)):
+        for line in (model_line(graph), basis_line(graph), *estimate_lines(graph)):
             click.echo(line)
 
     figures = {"estimate": thawed(said)} if rest["as_json"] else None
@@ -230,6 +231,21 @@ def origin_from(model: str, rest: dict[str, Any]) -> Any:
         granularity=Granularity(rest["granularity"]),
         mode=CaptureMode.EVAL if infers else CaptureMode.TRAINING,
     )
+
+
+def estimate_origin(model: str, rest: dict[str, Any], graph: Graph) -> Any:
+    """Return what an estimated graph remembers of its model: the sizes that it was estimated at.
+
+    A configuration has its own dtype and length where it is estimated and others where it is
+    measured; a run of the plan must have those that were planned for.
+    """
+    from partita.capture.sources import is_configuration  # noqa: PLC0415 (imports torch)
+
+    known = {**rest, "batch_size": graph.batch_size}
+    basis = estimate_basis(graph)
+    if basis is not None and is_configuration(model):
+        known |= {"dtype": basis["dtype"], "sequence_length": basis["tokens_per_sample"]}
+    return origin_from(model, known)
 
 
 def _measure(model: str, rest: dict[str, Any]) -> Any:
@@ -302,10 +318,12 @@ def measured_lines(measured: Any) -> list[str]:
     """Return how a model was measured, and the sum of its ops against the whole step."""
     graph, record = measured.graph, measured.record
     again = " · from the cache" if measured.is_cached else ""
+    length = graph.tokens_per_sample
+    tokens = f" of {length:,} tokens" if length else ""
     threads = f"{record.threads} thread{'s' * (record.threads > 1)}"
     return [
-        f"{record.mode} at batch size {graph.batch_size} in {graph.dtype} on {record.processor}, "
-        f"{threads} · {record.average} of {record.used_rounds} rounds{again}",
+        f"{record.mode} at batch size {graph.batch_size}{tokens} in {graph.dtype} on "
+        f"{record.processor}, {threads} · {record.average} of {record.used_rounds} rounds{again}",
         f"forward {format_seconds(record.sum_forward_s)}, backward "
         f"{format_seconds(record.sum_backward_s)}: sum of ops {record.ratio:.2f} x the whole step "
         f"({format_seconds(record.whole_s)})" + (", scaled to it" if record.is_scaled else ""),

@@ -9,9 +9,22 @@ import click
 
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.shorthand import local_cluster, read_shorthand
-from partita.cli.console import progress, stdout_console, summary_row, summary_table
+from partita.cli.console import (
+    basis_line,
+    progress,
+    reserve_line,
+    stdout_console,
+    summary_row,
+    summary_table,
+)
 from partita.cli.extras import torch_needed
-from partita.cli.inputs import ProblemOptions, evaluated, read_objective, read_planner
+from partita.cli.inputs import (
+    ProblemOptions,
+    evaluated,
+    read_objective,
+    read_planner,
+    with_usual_reserve,
+)
 from partita.cli.options import estimate_options, output_options, source_options, step_options
 from partita.cli.profile import (
     estimate_lines,
@@ -107,7 +120,7 @@ def command(context: click.Context, /, model: str | None, **rest: Any) -> None:
         problem = Problem(
             graph=graph,
             cluster=cluster,
-            objective=read_objective(graph, Objective(), _problem_options(rest)),
+            objective=_objective(graph, cluster, _problem_options(rest)),
         )
         tell("planning")
         noisy = dataclasses.replace(
@@ -220,6 +233,11 @@ def _profile(
     return profiled, profiled.graph
 
 
+def _objective(graph: Graph, cluster: Cluster, options: ProblemOptions) -> Objective:
+    """Return what counts as good, with the usual reserve of GPUs."""
+    return with_usual_reserve(read_objective(graph, Objective(), options), cluster, options)
+
+
 def _problem_options(rest: dict[str, Any]) -> ProblemOptions:
     """Return what the options say of the step."""
     named = {field.name for field in dataclasses.fields(ProblemOptions)}
@@ -264,8 +282,13 @@ def _baseline(problem: Problem, rest: dict[str, Any]) -> Solution:
 
 def _show_plan(profiled: "ProfiledModel | None", graph: Graph, summary: Summary) -> None:
     console = stdout_console()
-    lines = estimate_lines(graph) if profiled is None else measured_lines(profiled.measured)
+    if profiled is None:
+        lines = [basis_line(graph), *estimate_lines(graph)]
+    else:
+        lines = measured_lines(profiled.measured)
     for line in lines:
         console.print(f"profile   {line}")
     row = summary_row(1, summary, summary.solution.planner or "-")
     console.print(summary_table([row]))
+    if line := reserve_line(summary.solution.problem):
+        console.print(line)

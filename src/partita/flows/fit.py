@@ -23,6 +23,7 @@ from partita.cost.predict import simulate
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.fit_plans import SHARDED, Trial, is_hopeless, shapes, try_shape
 from partita.flows.least import least_number
+from partita.flows.summary import estimate_basis
 from partita.planners.pipeline import main_devices_of
 from partita.profiler.estimate.recompute import is_recomputed, with_recomputation
 
@@ -133,6 +134,8 @@ class FitReport:
             "model": self.problem.graph.name,
             "cluster": self.problem.cluster.name,
             "fits": self.fits,
+            "estimated": estimate_basis(self.problem.graph),
+            "memory_factor": self.problem.objective.memory_factor,
             "batch_size": self.problem.microbatches * self.problem.microbatch_size,
             "best": self.best.figures(),
             "trials": [trial.figures() for trial in self.trials],

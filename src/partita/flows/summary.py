@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from partita.bounds import CLEARLY, bound
+from partita.core.graph import CostOrigin, Graph
 from partita.core.json_values import number_or_none, thawed
 from partita.core.plan import Plan
 from partita.core.solution import Solution
@@ -89,6 +90,8 @@ class Summary:
             "price_per_step": number_or_none(evaluation.price_per_step),
             "bottleneck": evaluation.bottleneck,
             "assumptions": list(evaluation.assumptions),
+            "estimated": estimate_basis(solution.problem.graph),
+            "memory_factor": solution.problem.objective.memory_factor,
             "overfull": self.overfull or None,
             "rules": [str(rule) for rule in solution.problem.rules],
             "objectives": {
@@ -102,6 +105,27 @@ class Summary:
 def summarise(solution: Solution) -> Summary:
     """Return a solution with its evaluation."""
     return Summary(solution=solution, evaluation=evaluate(solution.problem, solution.plan))
+
+
+def estimate_basis(graph: Graph) -> dict[str, Any] | None:
+    """Return what the costs of a graph were computed for, as JSON values; None if measured.
+
+    Keys are ``dtype`` of the weights (null without weights), ``arithmetic``, ``tokens_per_sample``
+    (null where samples have none) and ``microbatch_size``.
+    """
+    costs, table = graph.costs[0], graph.parameters
+    if costs.origin not in (CostOrigin.ESTIMATED, CostOrigin.GENERATED):
+        return None
+    held: dict[str, float] = {}
+    for dtype, size in zip(table.dtypes, table.bytes.tolist(), strict=True):
+        held[dtype] = held.get(dtype, 0.0) + size
+    notes = graph.annotations.get("estimate", {}).get(costs.device_type, {})
+    return {
+        "dtype": max(held, key=lambda dtype: held[dtype]) if held else None,
+        "arithmetic": notes.get("dtype", graph.dtype),
+        "tokens_per_sample": graph.tokens_per_sample or None,
+        "microbatch_size": graph.batch_size,
+    }
 
 
 def describe_plan(plan: Plan) -> str:

@@ -113,7 +113,10 @@ _TASKS_OF_IMAGES = ("IMAGE_CLASSIFICATION",)
 _IMAGE_SIDE = 224
 _UNMASKED = "sdpa_unmasked"
 _USUAL_LENGTH = 128
+_LONGEST_ESTIMATE = 4096
+_UNSAID_ESTIMATE = 2048
 _LENGTH_LIMITS = ("max_position_embeddings", "max_target_positions")
+_LENGTH_HINTS = ("n_positions", "seq_length", "max_seq_len", "max_sequence_length")
 
 
 def import_transformers() -> Any:  # noqa: ANN401 (an optional package without types)
@@ -209,9 +212,21 @@ def _architecture(transformers: Any, config: Any) -> Any:  # noqa: ANN401 (witho
 
 
 def usual_length(model: Any) -> int:  # noqa: ANN401 (a class of an optional package without types)
-    """Return tokens a sample where none are asked for: 128, or as many as the model can read."""
+    """Return tokens a sample of what is measured: 128, or as many as the model can read."""
     limit = _length_limit(model.config.get_text_config())
     return min(_USUAL_LENGTH, limit) if limit else _USUAL_LENGTH
+
+
+def estimated_length(model: Any) -> int:  # noqa: ANN401 (see above)
+    """Return tokens a sample of an estimate where none are asked for.
+
+    They are as many as the configuration says, up to 4096, and 2048 where it says nothing. Models
+    are trained at such lengths, and an estimate of a long sample takes no longer than of a short.
+    """
+    config = model.config.get_text_config()
+    hints = (getattr(config, name, None) for name in _LENGTH_HINTS)
+    said = _length_limit(config) or next((n for n in hints if isinstance(n, int) and n > 0), 0)
+    return min(said or _UNSAID_ESTIMATE, _LONGEST_ESTIMATE)
 
 
 def _length_limit(config: Any) -> int:  # noqa: ANN401 (see above)

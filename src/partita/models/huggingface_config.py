@@ -64,6 +64,16 @@ def named_configuration(name: str) -> dict[str, Any]:
     )
 
 
+def configured_dtype(configuration: Mapping[str, Any]) -> str:
+    """Return the dtype of the weights that a configuration names; empty where it names none."""
+    inner = configuration.get("text_config")
+    for mapping in (configuration, inner if isinstance(inner, Mapping) else {}):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(mapping.get(key), str):
+                return str(mapping[key]).removeprefix("torch.")
+    return ""
+
+
 def changed_configuration(configuration: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return a configuration with options of the form ``hidden_size=64,num_hidden_layers=2``.
 
