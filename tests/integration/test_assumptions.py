@@ -54,7 +54,7 @@ def test_json_says_what_an_estimate_assumed(run: Run) -> None:
             "tokens_per_sample": 64,
             "microbatch_size": 3,
         }
-    code, out, _ = run("plan", "chain201", "-p", "single", "--json")
+    code, out, _ = run("plan", "six-node-chain", "-p", "uniform", "--json")
     assert json.loads(out)["estimated"] is None
 
 
@@ -115,8 +115,8 @@ def test_the_reserve_is_a_default_of_gpus_alone(
 
 
 def test_problems_that_come_with_their_limits_are_taken_at_their_word(run: Run) -> None:
-    for name in ("chain201", "six-node-chain", "baechi-fig1"):
-        code, out, err = run("plan", name, "-p", "single", "--json")
+    for name, planner in (("six-node-chain", "uniform"), ("baechi-fig1", "m-etf")):
+        code, out, err = run("plan", name, "-p", planner, "--json")
         assert code == 0, err
         assert json.loads(out)["memory_factor"] == 1.0
 
@@ -144,14 +144,15 @@ def test_estimate_names_the_command_that_finds_faster_plans(run: Run) -> None:
     asked = ("estimate", *SMALL, "-c", "3xa100", "--microbatches", "6", "--microbatch-size", "2")
     code, out, err = run(*asked, "-q")
     assert code == 0, err
-    assert "'partita plan' searches for faster plans" in out
+    assert "'partita plan' searches for faster" in out
     code, out, err = run(*asked, "--json")
     found = json.loads(out)
     program, *words = shlex.split(found["plan_command"])
     assert program == "partita"
     code, out, err = run(*words, "--iterations", "20", "--json")
     assert code == 0, err
-    assert json.loads(out)["step_s"] <= found["best"]["step_s"] * (1 + 1e-9)
+    plain = [t["step_s"] for t in found["trials"] if t["fits"] and t["shard"] == "none"]
+    assert json.loads(out)["step_s"] <= min(plain) * (1 + 1e-9)
 
 
 def test_estimate_names_no_such_command_where_there_is_nothing_to_search(run: Run) -> None:

@@ -393,7 +393,9 @@ def show(report: FitReport, commands: list[str], searched: str = "") -> None:
     if not report.fits:
         _show_changes(report, commands)
     if searched:
-        click.echo("only equal pipelines were tried; 'partita plan' searches for faster plans:")
+        plain = report.best.shape.shard is Shard.NONE
+        found = "faster plans" if plain else "faster ones without sharding"
+        click.echo(f"only equal pipelines were tried; 'partita plan' searches for {found}:")
         click.echo(f"  {searched}")
 
 

@@ -289,7 +289,8 @@ def _passes(graph: Graph) -> Array:
     )
     by_input = costs.backward_input_s != 0  # NaN, not known, counts
     by_weight = (held == 0) | (trained > 0)
-    return 1.0 + (costs.backward_s > 0) * (by_input + 1.0 * by_weight)
+    passes: Array = 1.0 + (costs.backward_s > 0) * (by_input + 1.0 * by_weight)
+    return passes
 
 
 def _price(problem: Problem, plan: Plan, step_s: float) -> float:
