@@ -6,6 +6,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from partita.capture.capture import capture
+from partita.capture.captured import CapturedModel
+from partita.capture.sources import SourceOptions, load_source
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.shorthand import read_shorthand
 from partita.core.codec import decode, encode
@@ -14,10 +17,7 @@ from partita.core.problem import Mode, Objective, Problem
 from partita.core.solution import Solution
 from partita.cost.judge import evaluate
 from partita.planners.table import get_planner
-from partita.capture.capture import capture
-from partita.capture.captured import CapturedModel
 from partita.profiler.estimate.estimate import estimate
-from partita.capture.sources import SourceOptions, load_source
 
 PEAK = 312e12  # of an A100 at bfloat16
 ZOO = ("gpt3-small", "resnet50")
