@@ -226,7 +226,7 @@ def curve(name: str, *, serial: float) -> Sensitivity:
         iteration_s=1.0,
         gpus=gpus,
         cpus=np.full(8, 3.0),
-        memory_gb=np.full(8, 20.0),
+        memory_bytes=np.full(8, 20e9),
         speed=1 / (serial + (1 - serial) / gpus),
     )
 

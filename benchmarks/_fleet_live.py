@@ -89,7 +89,7 @@ def curve_of(name: str, restart_s: float) -> Sensitivity:
         origin=SensitivityOrigin.MODELLED,
         iteration_s=ITERATION_S,
         cpus=np.array([cpus for cpus, _ in points]),
-        memory_gb=np.full(len(points), 10.0),
+        memory_bytes=np.full(len(points), 10e9),
         speed=np.array([speed for _, speed in points]),
         restart_s=restart_s,
     )

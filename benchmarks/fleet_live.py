@@ -64,7 +64,7 @@ def loader_jobs(folder: Path, steps: tuple[int, int]) -> list[JobSpec]:
         origin=SensitivityOrigin.MODELLED,
         iteration_s=0.1,
         cpus=np.array([0.2, 0.4, 0.6, 0.8]),
-        memory_gb=np.full(4, 0.5),
+        memory_bytes=np.full(4, 0.5e9),
         speed=np.array([1.0, 2.0, 3.0, 4.0]),
     )
     return [

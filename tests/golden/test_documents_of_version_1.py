@@ -50,7 +50,15 @@ TYPES: Mapping[str, type] = {
     "partita.trace": Trace,
     "partita.fleet-history": FleetHistory,
 }
-RENAMED: Mapping[str, tuple[str, float]] = {}
+RENAMED: Mapping[str, tuple[str, float]] = {
+    "dataset_gb": ("dataset_bytes", 1e9),
+    "working_gb": ("working_bytes", 1e9),
+    "memory_gb": ("memory_bytes", 1e9),
+    "demand_memory_gb": ("demand_memory_bytes", 1e9),
+    "storage_mb_per_s": ("storage_bytes_per_s", 1e6),
+    "storage_bandwidth_mb_per_s": ("storage_bandwidth_bytes_per_s", 1e6),
+    "memory_gib_per_s": ("memory_bytes_per_s", 2.0**30),
+}
 """Keys of version 1 that have another name today, with the factor from the old unit to the new."""
 
 
@@ -211,7 +219,9 @@ def test_the_jobs_of_a_fleet_are_read(tmp_path: Path) -> None:
     assert [spec.name for spec in specs] == ["first", "second", "third", "fourth"]
     assert [spec.gpus[0].most for spec in specs] == [1, 4, 4, 2]
     for job, spec in zip(jobs, specs, strict=True):
-        assert list(lost(json.loads(job.spec)["sensitivity"], encode(spec.sensitivity))) == []
+        now = encode(spec.sensitivity)
+        then = {**json.loads(job.spec)["sensitivity"], "version": now["version"]}
+        assert list(lost(then, now)) == []
     assert [attempt.gpus for attempt in attempts] == [1, 4, 4, 2]
     assert [attempt.ended_s is None for attempt in attempts] == [False, True, True, False]
     assert events[-1][1] == "ended with exit code 0"

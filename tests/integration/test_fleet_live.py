@@ -183,7 +183,7 @@ def flat(cpus: float = 1.0, memory_gb: float = 0.2) -> Sensitivity:
         name="flat",
         iteration_s=1.0,
         cpus=np.array([cpus]),
-        memory_gb=np.array([memory_gb]),
+        memory_bytes=np.array([memory_gb * 1e9]),
         speed=np.array([1.0]),
     )
 

@@ -284,6 +284,6 @@ def test_the_sample_script_shows_its_sensitivity(tmp_path):
     assert len(values["curve"]) == len(os.sched_getaffinity(0))
     sensitivity = load(tmp_path / "profiles" / "job-0" / "sensitivity.json")
     assert sensitivity.dataset_samples == 64
-    assert sensitivity.storage_bandwidth_mb_per_s == 1
-    assert sensitivity.working_gb > 0
+    assert sensitivity.storage_bandwidth_bytes_per_s == 1e6
+    assert sensitivity.working_bytes > 0
     assert sensitivity.speed.min() < 1  # of storage that slow every epoch waits

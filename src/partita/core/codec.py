@@ -1,6 +1,6 @@
 """The one place that turns core types into JSON documents and back.
 
-A document is an object with ``"format": "partita.graph"``, ``"version": 1`` and the fields of the
+A document is an object with ``"format": "partita.graph"``, its ``"version"`` and the fields of the
 type. A column is a list, or ``{"every": value, "rows": n}`` where all rows are equal; an unknown
 number is ``null``, an unlimited one ``"inf"``. A long tuple of equal parts is ``{"distinct": [...],
 "of": [...]}``. Unknown keys are errors; a document of a newer version is refused, and so is one
@@ -46,7 +46,21 @@ FORMATS: Mapping[str, type] = {
     "partita.trace": Trace,
     "partita.fleet-history": FleetHistory,
 }
-VERSION = 1
+VERSIONS: Mapping[str, int] = {
+    **dict.fromkeys(FORMATS, 1),
+    **dict.fromkeys(("partita.sensitivity", "partita.trace", "partita.fleet-history"), 2),
+}
+"""The version of each document that is written; all before it are read."""
+_OLD_UNITS: Mapping[str, tuple[str, float]] = {
+    "dataset_gb": ("dataset_bytes", 1e9),
+    "working_gb": ("working_bytes", 1e9),
+    "memory_gb": ("memory_bytes", 1e9),
+    "demand_memory_gb": ("demand_memory_bytes", 1e9),
+    "storage_mb_per_s": ("storage_bytes_per_s", 1e6),
+    "storage_bandwidth_mb_per_s": ("storage_bandwidth_bytes_per_s", 1e6),
+    "memory_gib_per_s": ("memory_bytes_per_s", 2.0**30),
+}
+"""Keys of fleets' documents of version 1, with those of today and the factor between them."""
 MAX_UNFOLDED_ROWS = 2**26
 """Rows that all ``every`` columns of a document may have together: 512 MiB of memory at most."""
 _SHORT = 8
@@ -71,7 +85,7 @@ def format_of(kind: type) -> str:
 def encode(value: object) -> dict[str, Any]:
     """Return the document of a core object."""
     name = format_of(type(value))
-    return {"format": name, "version": VERSION, **_encode(value)}
+    return {"format": name, "version": VERSIONS[name], **_encode(value)}
 
 
 def decode(document: object) -> Any:  # noqa: ANN401 (any core type)
@@ -85,15 +99,45 @@ def decode(document: object) -> Any:  # noqa: ANN401 (any core type)
     name, version = document.get("format"), document.get("version")
     if not isinstance(name, str) or name not in FORMATS:
         raise FormatError(f"format is {_short(name)}; expected one of {', '.join(FORMATS)}")
+    newest = VERSIONS[name]
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise FormatError(f"version of this {name} is {_short(version)}; expected {VERSION}")
-    if version > VERSION:
+        raise FormatError(f"version of this {name} is {_short(version)}; expected {newest}")
+    if version > newest:
         raise FormatError(
-            f"this {name} is of version {version}, newer than the {VERSION} that this Partita "
+            f"this {name} is of version {version}, newer than the {newest} that this Partita "
             "reads; upgrade Partita"
         )
     body = {key: value for key, value in document.items() if key not in ("format", "version")}
+    if version < newest:
+        body = _in_bytes(body)
     return _decode(body, FORMATS[name], name.removeprefix("partita."), _Budget())
+
+
+def _in_bytes(value: Any) -> Any:  # noqa: ANN401 (JSON is any value)
+    """Return a fleet's document of version 1 in the units of version 2."""
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return [_in_bytes(part) for part in value]
+    if not isinstance(value, Mapping):
+        return value
+    found = {}
+    for key, part in value.items():
+        name, factor = _OLD_UNITS.get(key, (key, 1.0))
+        found[name] = _in_bytes(part) if factor == 1 else _scaled(part, factor)
+    return found
+
+
+def _scaled(value: Any, factor: float) -> Any:  # noqa: ANN401 (JSON is any value)
+    """Return a number or column in another unit; whatever else stays, and is refused later."""
+    if isinstance(value, list):
+        return [_scaled(part, factor) for part in value]
+    if isinstance(value, Mapping) and "every" in value:
+        return {**value, "every": _scaled(value["every"], factor)}
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    try:
+        return value * factor
+    except OverflowError:
+        return value
 
 
 def decode_as(document: object, kind: type[_T]) -> _T:

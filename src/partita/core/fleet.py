@@ -2,11 +2,12 @@
 
 A `Sensitivity` says how fast a job runs with some CPUs and memory a GPU, on a type and number of
 GPUs. A `Trace` is the jobs that arrive, as columns; a `Job` is one row of it. A `FleetHistory` is
-what became of them, simulated or live. Memory is in GB (1e9 bytes), as such profiles are published.
+what became of them, simulated or live. Documents of version 1 have GB (1e9 bytes), MB/s and GiB/s,
+as such profiles are published; `partita.core.codec` reads them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -40,12 +41,13 @@ class SensitivityOrigin(StrEnum):
     MODELLED = "modelled"
 
 
-_LARGEST = 1e9
-_FIGURES = (
-    *("dataset_gb", "working_gb", "demand_cpus", "demand_memory_gb", "demand_speed", "restart_s"),
-    "storage_bandwidth_mb_per_s",
-)
-"""Figures of a sensitivity that are not known, or not negative."""
+_MOST_BYTES = 1e18
+_FIGURES: Mapping[str, float] = {
+    **dict.fromkeys(("demand_cpus", "demand_speed", "restart_s"), 1e9),
+    **dict.fromkeys(("dataset_bytes", "working_bytes", "demand_memory_bytes"), _MOST_BYTES),
+    "storage_bandwidth_bytes_per_s": 1e15,
+}
+"""Figures of a sensitivity that are not known, or from 0 to so much."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,25 +64,26 @@ class Sensitivity(Columns):
         iteration_s: Seconds of an iteration at speed 1.
         batch_size: Samples an iteration and GPU; 0 = not known.
         dataset_samples: Samples of an epoch; 0 = not known.
-        dataset_gb: Size of the dataset; NaN = not known.
-        working_gb: Memory a GPU that the job needs besides cached data; included in ``memory_gb``.
+        dataset_bytes: Size of the dataset; NaN = not known.
+        working_bytes: Memory a GPU that the job needs besides cached data; included in
+            ``memory_bytes``.
         gpu_types: The types of GPU that rows refer to; ``""`` = any.
         gpu_type: Index into ``gpu_types``.
         gpus: Number of GPUs of the job; 0 = any number, at the same speed.
         cpus: CPUs a GPU.
-        memory_gb: Memory a GPU.
+        memory_bytes: Memory a GPU.
         speed: Iterations in ``iteration_s`` seconds.
         measured: Whether a run was measured there, or the point filled in from others.
-        storage_mb_per_s: Storage bandwidth that the job needs there; NaN = not known.
+        storage_bytes_per_s: Storage bandwidth that the job needs there; NaN = not known.
         demand_cpus: CPUs a GPU that it asks for; NaN = the least that reach its top speed.
-        demand_memory_gb: Memory a GPU that it asks for, likewise.
+        demand_memory_bytes: Memory a GPU that it asks for, likewise.
         demand_speed: Its published speed there; NaN = that of the points.
         restart_s: Seconds that a start from a checkpoint takes; NaN = not known.
         frontier_speed: Points of its time-energy frontier: share of the speed that is kept.
         frontier_w: Watts a GPU at those points.
-        storage_bandwidth_mb_per_s: What the storage of the machine gives; NaN = not known.
+        storage_bandwidth_bytes_per_s: What the storage of the machine gives; NaN = not known.
         memory_cpus: CPU counts at which the throughput of memory was measured.
-        memory_gib_per_s: That throughput.
+        memory_bytes_per_s: That throughput.
     """
 
     name: str
@@ -90,25 +93,25 @@ class Sensitivity(Columns):
     iteration_s: float
     batch_size: int = 0
     dataset_samples: int = 0
-    dataset_gb: float = math.nan
-    working_gb: float = 0.0
+    dataset_bytes: float = math.nan
+    working_bytes: float = 0.0
     gpu_types: tuple[str, ...] = ("",)
     gpu_type: Ints = every(0)
     gpus: Ints = every(0)
     cpus: Floats
-    memory_gb: Floats
+    memory_bytes: Floats
     speed: Floats
     measured: Flags = every(True)
-    storage_mb_per_s: Floats = every(math.nan)
+    storage_bytes_per_s: Floats = every(math.nan)
     demand_cpus: float = math.nan
-    demand_memory_gb: float = math.nan
+    demand_memory_bytes: float = math.nan
     demand_speed: float = math.nan
     restart_s: float = math.nan
     frontier_speed: Floats = start([], np.float64)
     frontier_w: Floats = start([], np.float64)
-    storage_bandwidth_mb_per_s: float = math.nan
+    storage_bandwidth_bytes_per_s: float = math.nan
     memory_cpus: Floats = start([], np.float64)
-    memory_gib_per_s: Floats = start([], np.float64)
+    memory_bytes_per_s: Floats = start([], np.float64)
 
     def __post_init__(self) -> None:
         rows = np.size(self.cpus)
@@ -128,22 +131,24 @@ class Sensitivity(Columns):
             ),
             gpus=column(self.gpus, np.int32, rows, f"gpus of {where}", high=MAX_JOB_GPUS),
             cpus=column(self.cpus, np.float64, rows, f"cpus of {where}", low=1e-6, high=1e6),
-            memory_gb=column(self.memory_gb, np.float64, rows, f"memory_gb of {where}", high=1e9),
+            memory_bytes=column(
+                self.memory_bytes, np.float64, rows, f"memory_bytes of {where}", high=_MOST_BYTES
+            ),
             speed=column(self.speed, np.float64, rows, f"speed of {where}", high=1e9),
             measured=column(self.measured, np.bool_, rows, f"measured of {where}"),
-            storage_mb_per_s=column(
-                self.storage_mb_per_s, np.float64, rows, f"storage of {where}", unknown=True
+            storage_bytes_per_s=column(
+                self.storage_bytes_per_s, np.float64, rows, f"storage of {where}", unknown=True
             ),
             frontier_speed=column(
                 self.frontier_speed, np.float64, points, f"frontier of {where}", low=1e-6, high=1
             ),
             frontier_w=column(self.frontier_w, np.float64, points, f"frontier_w of {where}"),
             memory_cpus=frozen_array(self.memory_cpus, np.float64),
-            memory_gib_per_s=column(
-                self.memory_gib_per_s,
+            memory_bytes_per_s=column(
+                self.memory_bytes_per_s,
                 np.float64,
                 np.size(self.memory_cpus),
-                f"memory_gib_per_s of {where}",
+                f"memory_bytes_per_s of {where}",
             ),
         )
         if not self.speed.max() > 0:
@@ -153,9 +158,9 @@ class Sensitivity(Columns):
         for text in (self.name, self.kind, self.machine, *self.gpu_types):
             if not text.isascii() and text != text.encode("utf-8", "replace").decode("utf-8"):
                 raise InvalidInputError(f"{where}: {text!r} is not text that can be written")
-        for name in _FIGURES:
+        for name, most in _FIGURES.items():
             value = getattr(self, name)
-            if not (math.isnan(value) or 0 <= value <= _LARGEST):
+            if not (math.isnan(value) or 0 <= value <= most):
                 raise InvalidInputError(f"{where}: {name} is {value}; expected 0 or more")
 
 
@@ -362,7 +367,7 @@ class Leases(Columns):
         end_s: Until when.
         gpus: GPUs held there.
         cpus: CPUs held there.
-        memory_gb: Memory held there.
+        memory_bytes: Memory held there.
         speed: Speed of the whole job meanwhile.
     """
 
@@ -372,14 +377,14 @@ class Leases(Columns):
     end_s: Floats = start([], np.float64)
     gpus: Ints = start([], np.int32)
     cpus: Floats = start([], np.float64)
-    memory_gb: Floats = start([], np.float64)
+    memory_bytes: Floats = start([], np.float64)
     speed: Floats = start([], np.float64)
 
     def __post_init__(self) -> None:
         rows = np.size(self.job)
         for name, kind in (("job", np.int32), ("server", np.int32), ("gpus", np.int32)):
             self._set(**{name: column(getattr(self, name), kind, rows, f"{name} of a lease")})
-        for name in ("start_s", "end_s", "cpus", "memory_gb", "speed"):
+        for name in ("start_s", "end_s", "cpus", "memory_bytes", "speed"):
             values = column(getattr(self, name), np.float64, rows, f"{name} of a lease")
             self._set(**{name: values})
 
@@ -398,7 +403,7 @@ class Usage(Columns):
         waiting: Jobs that waited.
         gpus: GPUs in use.
         cpus: CPUs granted.
-        memory_gb: Memory granted.
+        memory_bytes: Memory granted.
         power_w: Power of the GPUs in use; NaN = not known.
         gap: How far the sum of speeds is below the allocator's bound; NaN = it has none.
     """
@@ -409,7 +414,7 @@ class Usage(Columns):
     waiting: Ints = start([], np.int32)
     gpus: Ints = start([], np.int32)
     cpus: Floats = start([], np.float64)
-    memory_gb: Floats = start([], np.float64)
+    memory_bytes: Floats = start([], np.float64)
     power_w: Floats = every(math.nan)
     gap: Floats = every(math.nan)
 
@@ -417,7 +422,7 @@ class Usage(Columns):
         rows = np.size(self.start_s)
         for name in ("running", "waiting", "gpus"):
             self._set(**{name: column(getattr(self, name), np.int32, rows, f"{name} in use")})
-        for name in ("start_s", "cpus", "memory_gb"):
+        for name in ("start_s", "cpus", "memory_bytes"):
             self._set(**{name: column(getattr(self, name), np.float64, rows, f"{name} in use")})
         self._set(
             rounds=column(self.rounds, np.int64, rows, "rounds in use"),
@@ -443,7 +448,7 @@ class FleetHistory(Columns):
         servers: Names of the servers.
         num_gpus: GPUs of all servers.
         num_cpus: CPUs of all servers.
-        memory_gb: Memory of all servers.
+        memory_bytes: Memory of all servers.
         models: Names that jobs refer to.
         kinds: Class of each model; may be empty.
         job_id: The job.
@@ -470,7 +475,7 @@ class FleetHistory(Columns):
     servers: tuple[str, ...]
     num_gpus: int
     num_cpus: float
-    memory_gb: float
+    memory_bytes: float
     models: tuple[str, ...]
     kinds: tuple[str, ...] = ()
     job_id: Longs

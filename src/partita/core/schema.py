@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from partita.core.codec import FORMATS, VERSION, _dtype_of, _fields, _optional
+from partita.core.codec import FORMATS, VERSIONS, _dtype_of, _fields, _optional
 
 _SCALAR_SCHEMAS: Mapping[Any, dict[str, Any]] = {
     int: {"type": "integer"},
@@ -22,7 +22,7 @@ def json_schema(name: str) -> dict[str, Any]:
     body = _object_schema(FORMATS[name], definitions)
     body["properties"] = {
         "format": {"const": name},
-        "version": {"type": "integer", "minimum": 1, "maximum": VERSION},
+        "version": {"type": "integer", "minimum": VERSIONS[name], "maximum": VERSIONS[name]},
         **body["properties"],
     }
     body["required"] = ["format", "version", *body["required"]]

@@ -175,7 +175,7 @@ def _sensitivity(
         gpu_type=np.array([types.index(point.gpu_type) for point in points]),
         gpus=np.array([point.gpus for point in points]),
         cpus=np.full(rows, share[0]),
-        memory_gb=np.full(rows, share[1]),
+        memory_bytes=np.full(rows, share[1] * 1e9),
         speed=np.array([points[0].step_s / point.step_s for point in points]),
         measured=np.zeros(rows, dtype=np.bool_),
     )

@@ -69,10 +69,10 @@ class ExampleJob:
             kind=self.kind,
             origin=SensitivityOrigin.MODELLED,
             iteration_s=usual_s,
-            dataset_gb=self.dataset_gb,
-            working_gb=self.working_gb,
+            dataset_bytes=self.dataset_gb * 1e9,
+            working_bytes=self.working_gb * 1e9,
             cpus=np.array([cpus for cpus, _ in points]),
-            memory_gb=np.array([memory for _, memory in points]),
+            memory_bytes=np.array([memory * 1e9 for _, memory in points]),
             speed=usual_s / seconds,
             measured=np.zeros(len(points), dtype=np.bool_),
         )

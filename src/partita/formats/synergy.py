@@ -86,10 +86,10 @@ def _model(name: str, entry: Any, cpus: list[float], memory: list[float]) -> Sen
             iteration_s=float(entry["iter_time"]),
             batch_size=int(entry.get("batch", 0)),
             cpus=np.repeat(np.array(cpus, dtype=np.float64), len(memory)),
-            memory_gb=np.tile(np.array(memory, dtype=np.float64), len(cpus)),
+            memory_bytes=np.tile(np.array(memory, dtype=np.float64) * 1e9, len(cpus)),
             speed=matrix.ravel(),
             demand_cpus=float(entry["cpus"]),
-            demand_memory_gb=float(entry["mem"]),
+            demand_memory_bytes=float(entry["mem"]) * 1e9,
             demand_speed=float(entry["speedup"]),
         )
     except (KeyError, TypeError, ValueError) as exc:

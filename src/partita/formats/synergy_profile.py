@@ -18,8 +18,7 @@ from partita.core.fleet import Sensitivity, SensitivityOrigin
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.json_fields import as_number, format_errors, refuse
 
-_MIB_PER_MB = 1e6 / 2**20
-_GB_PER_MIB = 2**20 / 1e9
+_BYTES_PER_MIB = 2**20
 _PARTS = ("seconds of an iteration", "seconds of an epoch", "storage bandwidth")
 
 
@@ -59,7 +58,7 @@ def read_synergy_profile(
                 f"{cpus:g} CPUs: expected the same percents twice, 0 and 100 among them"
             )
     rows = [(cpus, percent) for cpus in sorted(iteration) for percent in sorted(epoch[cpus])]
-    dataset_gb = _GB_PER_MIB * storage[top][0.0] * epoch[top][0.0]
+    dataset_bytes = _BYTES_PER_MIB * storage[top][0.0] * epoch[top][0.0]
     whole = round(epoch[top][100.0] / iteration[top])
     with format_errors():
         return Sensitivity(
@@ -68,13 +67,13 @@ def read_synergy_profile(
             iteration_s=iteration[top],
             batch_size=batch_size,
             dataset_samples=whole * gpus * max(1, batch_size),
-            dataset_gb=dataset_gb,
+            dataset_bytes=dataset_bytes,
             gpus=np.full(len(rows), gpus),
             cpus=np.array([cpus / gpus for cpus, _ in rows]),
-            memory_gb=np.array([percent / 100 * dataset_gb / gpus for _, percent in rows]),
+            memory_bytes=np.array([percent / 100 * dataset_bytes / gpus for _, percent in rows]),
             speed=np.array([epoch[top][100.0] / epoch[cpus][percent] for cpus, percent in rows]),
             measured=np.array([percent == 100 for _, percent in rows]),
-            storage_mb_per_s=np.array([storage[cpus][m] / _MIB_PER_MB for cpus, m in rows]),
+            storage_bytes_per_s=np.array([storage[cpus][m] * _BYTES_PER_MIB for cpus, m in rows]),
         )
 
 
@@ -118,7 +117,7 @@ def write_synergy_profile(sensitivity: Sensitivity) -> str:
         InvalidInputError: It does not say the dataset, or speaks of several kinds of GPUs.
     """
     where = f"sensitivity {sensitivity.name!r}"
-    if not (sensitivity.dataset_gb > 0 and sensitivity.dataset_samples > 0):
+    if not (sensitivity.dataset_bytes > 0 and sensitivity.dataset_samples > 0):
         raise InvalidInputError(
             f"{where} does not know the size of its dataset, so there are no percents of it"
         )
@@ -127,7 +126,9 @@ def write_synergy_profile(sensitivity: Sensitivity) -> str:
         raise InvalidInputError(f"{where} has several kinds or numbers of GPUs; a profile has one")
     count = max(1, int(gpus[0]))
     whole = max(1, sensitivity.dataset_samples // (count * max(1, sensitivity.batch_size)))
-    cached = (sensitivity.memory_gb - sensitivity.working_gb) * count / sensitivity.dataset_gb
+    cached = (
+        (sensitivity.memory_bytes - sensitivity.working_bytes) * count / sensitivity.dataset_bytes
+    )
     iteration: dict[str, float] = {}
     epoch: dict[str, dict[str, float]] = {}
     storage: dict[str, dict[str, float]] = {}
@@ -136,7 +137,7 @@ def write_synergy_profile(sensitivity: Sensitivity) -> str:
         cpus = f"{sensitivity.cpus[row] * count:.6g}"
         percent = f"{100 * cached[row]:.4g}"
         seconds = sensitivity.iteration_s / float(sensitivity.speed[row])
-        needed = float(sensitivity.storage_mb_per_s[row]) * _MIB_PER_MB
+        needed = float(sensitivity.storage_bytes_per_s[row]) / _BYTES_PER_MIB
         epoch.setdefault(cpus, {})[percent] = seconds * whole
         storage.setdefault(cpus, {})[percent] = needed
         if percent == "100":

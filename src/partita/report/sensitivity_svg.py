@@ -36,14 +36,14 @@ def sensitivity_svg(sensitivity: Sensitivity) -> str:
     unit = "samples/s" if sensitivity.batch_size else "iterations/s"
     body = list(_grid(widest, top, unit))
     amounts = _amounts(sensitivity)
-    for index, memory_gb in enumerate(amounts):
-        here = np.flatnonzero(sensitivity.memory_gb == memory_gb)
+    for index, memory_bytes in enumerate(amounts):
+        here = np.flatnonzero(sensitivity.memory_bytes == memory_bytes)
         here = here[np.argsort(sensitivity.cpus[here], kind="stable")]
         x = _LEFT + sensitivity.cpus[here] / widest * (_RIGHT - _LEFT)
         y = _BOTTOM - rate[here] / top * (_BOTTOM - _TOP)
         is_modelled = not sensitivity.measured[here].any()
         body += _curve(x, y, sensitivity.measured[here], _COLOURS[index], dashed=is_modelled)
-        words = f"{format_bytes(memory_gb * 1e9)} a GPU" + (" (modelled)" if is_modelled else "")
+        words = f"{format_bytes(memory_bytes)} a GPU" + (" (modelled)" if is_modelled else "")
         body.append(text_at(_RIGHT + 14, _TOP + 18 * index + 4, words))
         body.append(_dot(_RIGHT + 6, _TOP + 18 * index, _COLOURS[index], full=True))
     title = f"{sensitivity.name}: speed over CPUs"
@@ -61,7 +61,7 @@ def sensitivity_svg(sensitivity: Sensitivity) -> str:
 
 def _amounts(sensitivity: Sensitivity) -> list[float]:
     """Return a few amounts of memory, the most first."""
-    amounts = np.unique(sensitivity.memory_gb)[::-1]
+    amounts = np.unique(sensitivity.memory_bytes)[::-1]
     chosen = np.linspace(0, len(amounts) - 1, min(_MAX_CURVES, len(amounts))).round()
     return [float(amounts[int(index)]) for index in chosen]
 

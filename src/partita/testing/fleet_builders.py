@@ -24,7 +24,7 @@ def steep(name: str = "steep", *, kind: str = "image", iteration_s: float = 1.0)
         origin=SensitivityOrigin.MODELLED,
         iteration_s=iteration_s,
         cpus=np.array([1.0, 3.0, 6.0]),
-        memory_gb=np.full(3, 50.0),
+        memory_bytes=np.full(3, 50e9),
         speed=np.array([1 / 3, 1.0, 2.0]),
     )
 
@@ -37,7 +37,7 @@ def flat(name: str = "flat", *, kind: str = "language", iteration_s: float = 1.0
         origin=SensitivityOrigin.MODELLED,
         iteration_s=iteration_s,
         cpus=np.array([1.0]),
-        memory_gb=np.array([20.0]),
+        memory_bytes=np.array([20e9]),
         speed=np.array([1.0]),
     )
 
@@ -71,7 +71,7 @@ def small_history() -> FleetHistory:
         servers=("server0",),
         num_gpus=2,
         num_cpus=6.0,
-        memory_gb=100.0,
+        memory_bytes=100e9,
         models=("steep", "flat"),
         kinds=("image", "language"),
         job_id=np.array([4, 7]),
@@ -88,7 +88,7 @@ def small_history() -> FleetHistory:
             end_s=np.array([900.0]),
             gpus=np.array([1]),
             cpus=np.array([3.0]),
-            memory_gb=np.array([50.0]),
+            memory_bytes=np.array([50e9]),
             speed=np.array([1.0]),
         ),
         usage=Usage(
@@ -98,6 +98,6 @@ def small_history() -> FleetHistory:
             waiting=np.array([1]),
             gpus=np.array([1]),
             cpus=np.array([3.0]),
-            memory_gb=np.array([50.0]),
+            memory_bytes=np.array([50e9]),
         ),
     )

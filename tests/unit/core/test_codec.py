@@ -11,7 +11,7 @@ from partita.core.cluster import Cluster, Device
 from partita.core.codec import (
     FORMATS,
     MAX_UNFOLDED_ROWS,
-    VERSION,
+    VERSIONS,
     decode,
     decode_as,
     encode,
@@ -83,7 +83,7 @@ def test_there_is_a_format_for_every_type_and_each_comes_back_equal():
     for name, value in objects.items():
         document = encode(value)
         assert list(document)[:2] == ["format", "version"]
-        assert (document["format"], document["version"]) == (name, VERSION)
+        assert (document["format"], document["version"]) == (name, VERSIONS[name])
         assert decode(document) == value
         text = write_json(value)
         assert read_json(text) == value
@@ -174,9 +174,11 @@ def test_a_document_of_another_type_is_refused():
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_newer_version_is_refused_by_name(name):
-    document = encode(every_type()[name]) | {"version": VERSION + 1, "news": True}
+    newest = VERSIONS[name]
+    document = encode(every_type()[name]) | {"version": newest + 1, "news": True}
     assert refusal(document) == (
-        f"this {name} is of version 2, newer than the 1 that this Partita reads; upgrade Partita"
+        f"this {name} is of version {newest + 1}, newer than the {newest} that this Partita reads; "
+        "upgrade Partita"
     )
 
 
@@ -448,3 +450,29 @@ def test_a_program_keeps_the_versions_of_its_weights():
     assert isinstance(program, Program)
     program = dataclasses.replace(program, version=np.arange(len(program)))
     assert decode(encode(program)).version.tolist() == list(range(len(program)))
+
+
+def test_a_fleets_document_of_version_1_has_other_units() -> None:
+    document = {
+        "format": "partita.sensitivity",
+        "version": 1,
+        "name": "x",
+        "iteration_s": 1.0,
+        "cpus": [1.0, 2.0],
+        "memory_gb": [1.5, 4],
+        "speed": {"every": 1.0, "rows": 2},
+        "working_gb": 2,
+        "storage_mb_per_s": {"every": 3, "rows": 2},
+        "memory_cpus": [1.0],
+        "memory_gib_per_s": [2.0],
+    }
+    found = decode(document)
+    assert found.memory_bytes.tolist() == [1.5e9, 4e9]
+    assert found.working_bytes == 2e9
+    assert found.storage_bytes_per_s.tolist() == [3e6, 3e6]
+    assert found.memory_bytes_per_s.tolist() == [2.0 * 2**30]
+    assert decode(encode(found)) == found
+    with pytest.raises(FormatError, match="unknown key 'memory_gb'"):
+        decode({**document, "version": 2})
+    with pytest.raises(FormatError, match=r"memory_bytes\[0\] is 'much'; expected a number"):
+        decode({**document, "memory_gb": ["much", 1.0]})

@@ -48,14 +48,19 @@ def test_the_time_alone_counts_iterations_at_speed_1():
     ],
 )
 def test_a_sensitivity_that_cannot_be_is_refused(changes, message):
-    fields = {"iteration_s": 1.0, "cpus": np.ones(3), "memory_gb": np.ones(3), "speed": np.ones(3)}
+    fields = {
+        "iteration_s": 1.0,
+        "cpus": np.ones(3),
+        "memory_bytes": np.ones(3),
+        "speed": np.ones(3),
+    }
     with pytest.raises(InvalidInputError, match=message):
         Sensitivity(name="x", **(fields | changes))
 
 
 def test_a_sensitivity_without_points_is_refused():
     with pytest.raises(InvalidInputError, match="at least one point"):
-        Sensitivity(name="x", iteration_s=1.0, cpus=[], memory_gb=[], speed=[])
+        Sensitivity(name="x", iteration_s=1.0, cpus=[], memory_bytes=[], speed=[])
 
 
 def test_a_job_twice_or_out_of_its_range_is_refused():
@@ -92,7 +97,7 @@ def test_equal_sensitivities_are_one_and_different_ones_need_names_of_their_own(
         trace_of([*jobs, other])
 
 
-@pytest.mark.parametrize("field", ["restart_s", "demand_cpus", "working_gb", "dataset_gb"])
+@pytest.mark.parametrize("field", ["restart_s", "demand_cpus", "working_bytes", "dataset_bytes"])
 @pytest.mark.parametrize("value", [-1.0, 1e308, math.inf])
 def test_figures_of_a_sensitivity_are_within_reason(field, value):
     with pytest.raises(InvalidInputError, match=f"{field} is .*; expected 0 or more"):

@@ -32,10 +32,10 @@ def flat(profile):
 def test_a_profile_says_speed_by_cpus_and_memory_a_gpu():
     found = read_synergy_profile(json.dumps(SMALL), name="job", gpus=2, batch_size=16)
     assert found.cpus.tolist() == [0.5, 0.5, 1, 1]
-    assert found.dataset_gb == pytest.approx(8000 * 2**20 / 1e9)
-    assert found.memory_gb.tolist() == pytest.approx([0, found.dataset_gb / 2] * 2)
+    assert found.dataset_bytes == pytest.approx(8000 * 2**20)
+    assert found.memory_bytes.tolist() == pytest.approx([0, found.dataset_bytes / 2] * 2)
     assert found.speed.tolist() == pytest.approx([0.5, 0.5, 0.625, 1])
-    assert found.storage_mb_per_s.tolist() == pytest.approx([80 * 1.048576, 0, 104.8576, 0])
+    assert found.storage_bytes_per_s.tolist() == pytest.approx([80 * 2**20, 0, 100 * 2**20, 0])
     assert found.dataset_samples == 3200
 
 
@@ -50,7 +50,7 @@ def test_what_is_read_is_written_again(settings):
 def test_the_released_profilers_own_output_comes_back(shared_data):
     path = shared_data / "synergy" / "profiler_sample" / "profile_fake_res18_1gpu_24cpu.json"
     found = read_synergy_profile(path.read_text(), name="res18", batch_size=512)
-    assert found.dataset_gb == pytest.approx(555 * 2**30 / 1e9)
+    assert found.dataset_bytes == pytest.approx(555 * 2**30)
     assert found.iteration_s == 0.22
     again = json.loads(write_synergy_profile(found))
     for ours, theirs in zip(flat(again), flat(json.loads(path.read_text())), strict=True):
@@ -82,8 +82,8 @@ def test_what_is_no_profile_is_refused(change, message):
     ("changes", "message"),
     [
         ({}, "does not know the size of its dataset"),
-        ({"dataset_gb": 1.0, "dataset_samples": 9, "gpus": np.array([1, 2])}, "several kinds"),
-        ({"dataset_gb": 1.0, "dataset_samples": 9}, "lacks points with all data cached"),
+        ({"dataset_bytes": 1e9, "dataset_samples": 9, "gpus": np.array([1, 2])}, "several kinds"),
+        ({"dataset_bytes": 1e9, "dataset_samples": 9}, "lacks points with all data cached"),
     ],
 )
 def test_a_sensitivity_that_has_no_percents_is_refused(changes, message):
@@ -92,7 +92,7 @@ def test_a_sensitivity_that_has_no_percents_is_refused(changes, message):
             "name": "job",
             "iteration_s": 1.0,
             "cpus": np.array([1.0, 2.0]),
-            "memory_gb": np.array([0.5, math.pi]),
+            "memory_bytes": np.array([0.5e9, math.pi * 1e9]),
             "speed": np.array([1.0, 1.0]),
             **changes,
         }

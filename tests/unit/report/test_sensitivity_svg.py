@@ -17,7 +17,7 @@ def picture(**changes):
         "iteration_s": 0.5,
         "batch_size": 8,
         "cpus": np.array([1.0, 1.0, 2.0, 2.0, 4.0, 4.0]),
-        "memory_gb": np.array([1.0, 5.0] * 3),
+        "memory_bytes": np.array([1e9, 5e9] * 3),
         "speed": np.array([0.2, 0.3, 0.4, 0.6, 0.5, 1.0]),
         "measured": np.array([False, False, False, True, False, True]),
         **changes,
@@ -52,5 +52,5 @@ def test_text_is_escaped_and_says_the_unit():
 
 
 def test_one_amount_of_memory_is_one_curve():
-    root = picture(memory_gb=np.array([5.0] * 6), cpus=np.arange(1.0, 7.0))
+    root = picture(memory_bytes=np.array([5e9] * 6), cpus=np.arange(1.0, 7.0))
     assert len(root.findall(f"{NAMESPACE}path")) == 1

@@ -240,7 +240,7 @@ def _profile(request: "ProfileRequest", rest: dict[str, Any]) -> "Shown":
             "sensitivity.json": write_json(sensitivity),
             "curve.svg": sensitivity_svg(sensitivity),
         }
-        if sensitivity.storage_bandwidth_mb_per_s > 0:
+        if sensitivity.storage_bandwidth_bytes_per_s > 0:
             texts["profile.json"] = write_synergy_profile(sensitivity)
         for name, text in texts.items():
             path = profile.directory / name

@@ -15,8 +15,7 @@ from partita.fleet.profiler.profile import Profile
 from partita.fleet.profiler.sweep import PointOrigin
 from partita.units import format_bytes, format_seconds
 
-_GB = 1e9
-_MB = 1e6
+_GIB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ def show(job: Shown) -> None:
         f"{_measured(profile)} of {len(profile.curve)} points measured, in {len(profile.runs)} "
         "runs; the others filled in"
     )
-    if sensitivity.storage_bandwidth_mb_per_s > 0:
+    if sensitivity.storage_bandwidth_bytes_per_s > 0:
         _show_memory(sensitivity)
     for what, path in job.written.items():
         click.echo(f"{what} written to {path}")
@@ -111,30 +110,36 @@ def _show_memory(sensitivity: Sensitivity) -> None:
     """Print the model of memory: speed at the most CPUs and at half of them, by cached data."""
     counts = np.unique(sensitivity.cpus)
     chosen = sorted({float(counts[-1]), float(counts[len(counts) // 2 - 1])}, reverse=True)
-    storage = sensitivity.storage_bandwidth_mb_per_s
+    storage = sensitivity.storage_bandwidth_bytes_per_s
     speeds = ", ".join(
         f"{rate:.3g} GiB/s with {cpus:g}"
         for cpus, rate in zip(
-            sensitivity.memory_cpus.tolist(), sensitivity.memory_gib_per_s.tolist(), strict=True
+            sensitivity.memory_cpus.tolist(),
+            (sensitivity.memory_bytes_per_s / _GIB).tolist(),
+            strict=True,
         )
     )
     click.echo(
-        f"modelled from {format_bytes(sensitivity.dataset_gb * _GB)} of data, "
+        f"modelled from {format_bytes(sensitivity.dataset_bytes)} of data, "
         f"{sensitivity.dataset_samples:,} samples; measured storage "
-        f"{format_bytes(storage * _MB)}/s, memory {speeds} CPUs"
+        f"{format_bytes(storage)}/s, memory {speeds} CPUs"
     )
     columns = [("memory a GPU", "right"), ("cached", "right")]
     for cpus in chosen:
         columns += [(f"speed, {cpus:g} CPU a GPU", "right"), ("storage", "right")]
     rows = []
     for row in np.flatnonzero(sensitivity.cpus == chosen[0]).tolist():
-        memory = float(sensitivity.memory_gb[row])
-        share = (memory - sensitivity.working_gb) * _gpus(sensitivity) / sensitivity.dataset_gb
-        cells = [format_bytes(memory * _GB), f"{share:.0%}"]
+        memory = float(sensitivity.memory_bytes[row])
+        share = (
+            (memory - sensitivity.working_bytes) * _gpus(sensitivity) / sensitivity.dataset_bytes
+        )
+        cells = [format_bytes(memory), f"{share:.0%}"]
         for cpus in chosen:
-            here = np.flatnonzero((sensitivity.cpus == cpus) & (sensitivity.memory_gb == memory))[0]
-            needed = float(sensitivity.storage_mb_per_s[here])
-            cells += [f"{sensitivity.speed[here]:.3f}", f"{format_bytes(needed * _MB)}/s"]
+            here = np.flatnonzero(
+                (sensitivity.cpus == cpus) & (sensitivity.memory_bytes == memory)
+            )[0]
+            needed = float(sensitivity.storage_bytes_per_s[here])
+            cells += [f"{sensitivity.speed[here]:.3f}", f"{format_bytes(needed)}/s"]
         rows.append(cells)
     stdout_console().print(table(columns, rows))
 

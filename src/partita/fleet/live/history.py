@@ -11,7 +11,7 @@ from partita.core.fleet import FleetHistory, HistoryOrigin, Leases, Sensitivity
 from partita.errors import InvalidInputError
 from partita.fleet.live.jobspec import core_job, read_spec
 from partita.fleet.live.store import AttemptRow, FleetStore, JobState
-from partita.fleet.policies.resources import Servers
+from partita.fleet.policies.resources import GB, Servers
 
 
 def history_of(
@@ -43,7 +43,7 @@ def history_of(
         servers=servers.names,
         num_gpus=servers.num_gpus,
         num_cpus=float(servers.cpus.sum()),
-        memory_gb=float(servers.memory_gb.sum()),
+        memory_bytes=float(servers.memory_gb.sum()) * GB,
         models=tuple(models),
         kinds=tuple(kinds[name] for name in models),
         job_id=np.array([row.id for row in rows]),
@@ -82,6 +82,6 @@ def _leases(
         end_s=_since(epoch_s, [each.ended_s or last_s for each, _ in held]),
         gpus=np.array([len(place.gpus) for _, place in held], dtype=np.int32),
         cpus=np.array([place.cpus for _, place in held], dtype=np.float64),
-        memory_gb=np.array([place.memory_gb for _, place in held], dtype=np.float64),
+        memory_bytes=np.array([place.memory_gb * GB for _, place in held], dtype=np.float64),
         speed=np.array([each.speed for each, _ in held], dtype=np.float64),
     )

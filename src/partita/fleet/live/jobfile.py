@@ -201,13 +201,13 @@ def _loaded(path: Path) -> Sensitivity:
 def _wanted(table: Table, asked: JobFile) -> Sensitivity:
     entries = table.entries
     cpus = _number(entries.get("cpus"), "cpus", asked.gpus, positive=True) / asked.gpus
-    memory = _gigabytes(entries.get("memory")) / asked.gpus
+    memory = _bytes(entries.get("memory")) / asked.gpus
     with at_line(table.line):
         return plain_sensitivity(
             asked.name,
             iteration_s=_seconds(table, "iteration", 1.0),
             cpus=cpus,
-            memory_gb=memory,
+            memory_bytes=memory,
             restart_s=_seconds(table, "restart", math.nan),
         )
 
@@ -236,7 +236,7 @@ def _curve(node: Table, name: str) -> Sensitivity:
             gpu_type=np.array([types.index(kind) for kind in kinds], dtype=np.int32),
             gpus=np.array([_count(row.entries.get("gpus"), "gpus", 0) for row in rows]),
             cpus=np.array([_number(row.entries["cpus"], "cpus", positive=True) for row in rows]),
-            memory_gb=np.array([_gigabytes(row.entries.get("memory")) for row in rows]),
+            memory_bytes=np.array([_bytes(row.entries.get("memory")) for row in rows]),
             speed=np.array([_number(row.entries["speed"], "speed") for row in rows]),
             measured=np.zeros(len(rows), dtype=np.bool_),
             restart_s=_seconds(table, "restart", math.nan),
@@ -274,8 +274,8 @@ def _seconds(table: Table, key: str, default: float) -> float:
     return default if node is None else read_quantity(node, key, parse_seconds, limit=1e12)
 
 
-def _gigabytes(node: Node | None) -> float:
-    return 0.0 if node is None else read_quantity(node, "memory", parse_bytes, limit=1e18) / 1e9
+def _bytes(node: Node | None) -> float:
+    return 0.0 if node is None else read_quantity(node, "memory", parse_bytes, limit=1e18)
 
 
 def _count(node: Node | None, what: str, default: int) -> int:

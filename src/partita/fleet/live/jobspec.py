@@ -137,7 +137,7 @@ def read_spec(said: Mapping[str, Any]) -> JobSpec:
 
 
 def plain_sensitivity(
-    name: str, *, iteration_s: float, cpus: float, memory_gb: float, restart_s: float = math.nan
+    name: str, *, iteration_s: float, cpus: float, memory_bytes: float, restart_s: float = math.nan
 ) -> Sensitivity:
     """Return the curve of a job that only says what it wants: slower in proportion below that.
 
@@ -145,7 +145,7 @@ def plain_sensitivity(
         name: Of the job.
         iteration_s: Seconds of a step.
         cpus: CPUs a GPU.
-        memory_gb: Memory a GPU; 0 = not told, and not limited.
+        memory_bytes: Memory a GPU; 0 = not told, and not limited.
         restart_s: Seconds that a start from a checkpoint takes.
     """
     return Sensitivity(
@@ -153,7 +153,7 @@ def plain_sensitivity(
         origin=SensitivityOrigin.MODELLED,
         iteration_s=iteration_s,
         cpus=np.array([cpus]),
-        memory_gb=np.array([memory_gb]),
+        memory_bytes=np.array([memory_bytes]),
         speed=np.array([1.0]),
         measured=np.array([False]),
         restart_s=restart_s,

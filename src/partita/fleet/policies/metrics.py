@@ -161,7 +161,7 @@ def load_of(history: FleetHistory) -> Load:
     return Load(
         gpus=mean(usage.gpus.astype(np.float64)) / history.num_gpus,
         cpus=mean(usage.cpus) / history.num_cpus,
-        memory=mean(usage.memory_gb) / history.memory_gb,
+        memory=mean(usage.memory_bytes) / history.memory_bytes,
         running=mean(usage.running.astype(np.float64)),
         waiting=mean(usage.waiting.astype(np.float64)),
         most_waiting=int(usage.waiting.max()),

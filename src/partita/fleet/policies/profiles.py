@@ -19,7 +19,7 @@ import numpy as np
 from partita.core.columns import Columns, Flags, Floats, Ints, Longs
 from partita.core.fleet import Sensitivity, Trace
 from partita.errors import InfeasibleError
-from partita.fleet.policies.resources import Servers
+from partita.fleet.policies.resources import GB, Servers
 
 _CLOSE = 1e-9
 
@@ -86,7 +86,7 @@ def _points(part: Sensitivity, kind: str, gpus: int) -> tuple[Floats, Floats, Fl
     exact = counts[np.isin(counts, (0, gpus))]
     if len(exact):
         rows = here & (part.gpus == exact[-1])
-        return part.cpus[rows], part.memory_gb[rows], part.speed[rows]
+        return part.cpus[rows], part.memory_bytes[rows] / GB, part.speed[rows]
     return _between(part, here, counts, gpus)
 
 
@@ -97,11 +97,11 @@ def _between(
     at = int(np.searchsorted(counts, gpus))
     low, high = counts[at - 1], counts[min(at, len(counts) - 1)]
     rows = here & (part.gpus == low)
-    cpus, memory, speed = part.cpus[rows], part.memory_gb[rows], part.speed[rows]
+    cpus, memory, speed = part.cpus[rows], part.memory_bytes[rows] / GB, part.speed[rows]
     if low == high:
         return cpus, memory, speed
     others = here & (part.gpus == high)
-    upper = (part.cpus[others], part.memory_gb[others], part.speed[others])
+    upper = (part.cpus[others], part.memory_bytes[others] / GB, part.speed[others])
     above = np.array([_speed(upper, c, m) for c, m in zip(cpus, memory, strict=True)])
     return cpus, memory, speed + (above - speed) * (gpus - low) / (high - low)
 
@@ -171,8 +171,9 @@ def _why_nowhere(part: Sensitivity, gpus: int, servers: Servers) -> str:
     if gpus < fewest:
         return f"jobs of {part.name!r} run on {fewest:g} GPUs or more; one asks for {gpus}"
     share = float((servers.memory_gb / servers.gpus).max())
+    least = float(part.memory_bytes.min()) / GB
     return (
-        f"jobs of {part.name!r} need {float(part.memory_gb.min()):.4g} GB of memory a GPU at "
+        f"jobs of {part.name!r} need {least:.4g} GB of memory a GPU at "
         f"least; a GPU's share of a server is {share:.4g} GB at most: ask for more GPUs, or for "
         "servers with more memory"
     )
@@ -218,7 +219,7 @@ def _choices(
         for m in sorted(sizes)
         if c <= top[0] * (1 + _CLOSE) and m <= top[1] * (1 + _CLOSE)
     ]
-    asked = (part.demand_cpus, part.demand_memory_gb, part.demand_speed)
+    asked = (part.demand_cpus, part.demand_memory_bytes / GB, part.demand_speed)
     if not any(map(math.isnan, asked)) and asked[0] <= top[0] and asked[1] <= top[1]:
         found.append((*asked[:2], min(asked[2], _speed(points, asked[0], asked[1]))))
     enough = fair_speed * (1 - _CLOSE)

@@ -10,6 +10,10 @@ from partita.core.columns import Columns, Floats, Ints, column, frozen_array, na
 from partita.core.graph import DeviceKind
 from partita.errors import InvalidInputError
 
+GB = 1e9
+"""Bytes of the unit that grants and capacities of servers are counted in: kernels compare sums of
+them, and tolerances and the published rules are in that unit. Core types have bytes."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Servers(Columns):

@@ -23,10 +23,6 @@ from partita.fleet.profiler.runner import Ranks
 from partita.fleet.profiler.sweep import CurvePoint, PointOrigin
 from partita.units import format_bytes
 
-_GB = 1e9
-_MB = 1e6
-_GIB = 2.0**30
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -88,21 +84,21 @@ def make_sensitivity(measured: Measured) -> Sensitivity:
         iteration_s=measured.samples / top,
         batch_size=measured.batch_size,
         dataset_samples=0 if measured.dataset is None else measured.dataset.samples,
-        dataset_gb=math.nan if measured.dataset is None else measured.dataset.size_bytes / _GB,
-        working_gb=working / _GB,
+        dataset_bytes=math.nan if measured.dataset is None else float(measured.dataset.size_bytes),
+        working_bytes=working,
         gpus=np.full(len(rows), ranks.world),
         cpus=np.array([point.cpus / ranks.per_node for point, *_ in rows]),
-        memory_gb=np.array(
-            [(working + share * data_bytes / ranks.per_node) / _GB for _, share, *_ in rows]
+        memory_bytes=np.array(
+            [working + share * data_bytes / ranks.per_node for _, share, *_ in rows]
         ),
         speed=np.array([rate / top for *_, rate, _ in rows]),
         measured=np.array(
             [share >= 1 and point.origin is PointOrigin.MEASURED for point, share, *_ in rows]
         ),
-        storage_mb_per_s=np.array([storage / _MB for *_, storage in rows]),
-        storage_bandwidth_mb_per_s=record.storage_bytes_per_s / _MB or math.nan,
+        storage_bytes_per_s=np.array([storage for *_, storage in rows]),
+        storage_bandwidth_bytes_per_s=record.storage_bytes_per_s or math.nan,
         memory_cpus=np.array(record.memory_cpus),
-        memory_gib_per_s=np.array(record.memory_bytes_per_s) / _GIB,
+        memory_bytes_per_s=np.array(record.memory_bytes_per_s),
     )
 
 

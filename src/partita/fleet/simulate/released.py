@@ -10,7 +10,7 @@ from partita.errors import InfeasibleError, InvalidInputError
 from partita.fleet.policies.kernels import released as kernel
 from partita.fleet.policies.kernels import released_packing as packing
 from partita.fleet.policies.kernels.compiled import as_lists, compiled, pays
-from partita.fleet.policies.resources import Servers
+from partita.fleet.policies.resources import GB, Servers
 from partita.fleet.simulate.recorder import known_before
 
 ORDERINGS = {
@@ -140,7 +140,7 @@ def _demand(trace: Trace, part: int, n: int, capacity: Floats, gpus: float) -> t
     known = trace.sensitivities[part]
     best = int(np.argmax(known.speed))
     cpus = _given(known.demand_cpus, float(known.cpus[best]))
-    memory = _given(known.demand_memory_gb, float(known.memory_gb[best]))
+    memory = _given(known.demand_memory_bytes, float(known.memory_bytes[best])) / GB
     speed = _given(known.demand_speed, float(known.speed[best]))
     fair = capacity / gpus * n
     ideal = n * np.array([cpus, memory, STORAGE_MB_PER_S])
@@ -258,6 +258,6 @@ def _history(
             waiting=rows.waiting,
             gpus=rows.gpus,
             cpus=rows.cpus,
-            memory_gb=rows.memory,
+            memory_bytes=rows.memory * GB,
         ),
     )

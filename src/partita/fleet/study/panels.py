@@ -121,7 +121,7 @@ def _cpus(history: FleetHistory) -> Floats:
 
 
 def _memory(history: FleetHistory) -> Floats:
-    result: Floats = history.usage.memory_gb / history.memory_gb
+    result: Floats = history.usage.memory_bytes / history.memory_bytes
     return result
 
 

@@ -37,7 +37,7 @@ def curve(*points: tuple[float, float], name: str = "curve", iteration_s: float 
         name=name,
         iteration_s=iteration_s,
         cpus=np.array([cpus for cpus, _ in points]),
-        memory_gb=np.full(len(points), 1.0),
+        memory_bytes=np.full(len(points), 1e9),
         speed=np.array([speed for _, speed in points]),
         restart_s=0.0,
     )

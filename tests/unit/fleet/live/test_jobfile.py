@@ -74,7 +74,7 @@ def test_the_least_that_a_file_must_say() -> None:
 def test_wanted_cpus_and_memory_are_shared_by_the_gpus() -> None:
     spec = read("command: x\nsteps: 5\ngpus: 4\ncpus: 24\nmemory: 64GB\niteration: 0.5\n")
     assert spec.sensitivity.cpus.tolist() == [6.0]
-    assert spec.sensitivity.memory_gb.tolist() == [16.0]
+    assert spec.sensitivity.memory_bytes.tolist() == [16e9]
     assert spec.sensitivity.iteration_s == 0.5
 
 

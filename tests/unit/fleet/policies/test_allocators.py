@@ -27,7 +27,7 @@ def curve(i, speeds):
         name=f"s{i}",
         iteration_s=1.0,
         cpus=np.array([2.0, 3.0, 5.0]),
-        memory_gb=np.full(3, 20.0),
+        memory_bytes=np.full(3, 20e9),
         speed=np.array(speeds),
     )
 

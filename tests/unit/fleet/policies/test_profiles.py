@@ -38,7 +38,7 @@ def test_memory_counts_by_the_size_below():
         name="x",
         iteration_s=1.0,
         cpus=np.array([2.0, 2.0]),
-        memory_gb=np.array([50.0, 100.0]),
+        memory_bytes=np.array([50e9, 100e9]),
         speed=np.array([1.0, 3.0]),
     )
     assert [speed_at(part, "", 1, 2, m) for m in (40, 50, 99, 100)] == [0.0, 1.0, 1.0, 3.0]
@@ -50,7 +50,7 @@ def test_counts_between_those_measured_are_interpolated():
         iteration_s=1.0,
         gpus=np.array([1, 4]),
         cpus=np.array([1.0, 1.0]),
-        memory_gb=np.array([10.0, 10.0]),
+        memory_bytes=np.array([10e9, 10e9]),
         speed=np.array([1.0, 3.0]),
     )
     assert speed_at(part, "", 2, 1, 10) == pytest.approx(1 + 2 / 3)
@@ -87,7 +87,7 @@ def test_choices_are_undominated_ascend_and_are_supported_by_points(points, gpus
         name="x",
         iteration_s=1.0,
         cpus=np.array([p[0] for p in points], dtype=float),
-        memory_gb=np.array([p[1] for p in points]),
+        memory_bytes=np.array([1e9 * p[1] for p in points]),
         speed=np.array([p[2] for p in points]),
     )
     trace = trace_of([Job(job_id=0, sensitivity=part, iterations=1, gpus=gpus)])

@@ -146,15 +146,15 @@ def test_a_sensitivity_has_a_row_for_each_cpu_count_and_share():
     sensitivity = make_sensitivity(measured)
     assert len(sensitivity.cpus) == 22
     assert sensitivity.iteration_s == pytest.approx(0.5)
-    assert sensitivity.working_gb == 2
+    assert sensitivity.working_bytes == 2e9
     assert set(sensitivity.cpus.tolist()) == {0.5, 1.0}
-    assert sensitivity.memory_gb.min() == 2
-    assert sensitivity.memory_gb.max() == 6
+    assert sensitivity.memory_bytes.min() == 2e9
+    assert sensitivity.memory_bytes.max() == 6e9
     assert np.flatnonzero(sensitivity.measured).tolist() == [21]
     # Nothing cached: 8 GB at 0.1 GB/s take 80 s, an epoch from memory 50 s or 100 s.
     assert sensitivity.speed[11] == pytest.approx(50 / 80)
     assert sensitivity.speed[0] == pytest.approx(0.5)
-    assert sensitivity.storage_mb_per_s[[0, 11, 21]].tolist() == pytest.approx([80, 100, 0])
+    assert sensitivity.storage_bytes_per_s[[0, 11, 21]].tolist() == pytest.approx([80e6, 100e6, 0])
     assert read_json(write_json(sensitivity)) == sensitivity
 
 
@@ -163,9 +163,9 @@ def test_without_a_dataset_there_is_one_amount_of_memory():
         name="job", ranks=Ranks(), batch_size=16, curve=CURVE, dataset=None, record=RECORD
     )
     sensitivity = make_sensitivity(measured)
-    assert sensitivity.memory_gb.tolist() == [4, 4]
-    assert np.isnan(sensitivity.storage_mb_per_s).all()
-    assert math.isnan(sensitivity.dataset_gb)
+    assert sensitivity.memory_bytes.tolist() == [4e9, 4e9]
+    assert np.isnan(sensitivity.storage_bytes_per_s).all()
+    assert math.isnan(sensitivity.dataset_bytes)
 
 
 def test_a_speed_is_reported_by_rank_0_under_the_profiler_alone(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ def asks(cpus, memory_gb, speed=1.0, iteration_s=1.0):
         name=f"{cpus} CPUs, {memory_gb} GB",
         iteration_s=iteration_s,
         cpus=np.array([cpus]),
-        memory_gb=np.array([memory_gb]),
+        memory_bytes=np.array([memory_gb * 1e9]),
         speed=np.array([speed]),
     )
 
@@ -108,10 +108,10 @@ def test_a_cut_speed_is_rounded_as_released():
 def test_a_job_beyond_one_server_keeps_what_fits_one():
     kept = play(rows((asks(1.5, 20.0, 2.0), 600, 8)), "fifo:tune", servers(2))
     assert kept.finish_s.tolist() == [301.0]
-    assert (kept.usage.cpus[0], kept.usage.memory_gb[0]) == (12.0, 160.0)
+    assert (kept.usage.cpus[0], kept.usage.memory_bytes[0]) == (12.0, 160e9)
     cut = play(rows((asks(2.0, 20.0, 2.0), 600, 8)), "fifo:tune", servers(2))
     assert cut.finish_s.tolist() == [601.0]
-    assert (cut.usage.cpus[0], cut.usage.memory_gb[0]) == (24.0, 160.0)
+    assert (cut.usage.cpus[0], cut.usage.memory_bytes[0]) == (24.0, 160e9)
 
 
 def test_a_job_that_starves_goes_first_from_the_round_after_it_is_found():

@@ -79,7 +79,7 @@ def counted(**points):
         gpu_type=np.array([kind for kind, _ in rows]),
         gpus=np.array([gpus for _, gpus in rows]),
         cpus=np.ones(len(rows)),
-        memory_gb=np.full(len(rows), 10.0),
+        memory_bytes=np.full(len(rows), 10e9),
         speed=np.array([float(gpus) for _, gpus in rows]),
     )
 
@@ -116,7 +116,7 @@ def test_what_no_server_can_run_is_told_with_its_reason():
     with pytest.raises(InfeasibleError, match="run on 4 GPUs or more; one asks for 2"):
         simulate_fleet(small, there, "fifo:tune")
     share = float((servers(1).memory_gb / servers(1).gpus)[0])
-    hungry = replace(flat("hungry"), memory_gb=np.array([share + 1]))
+    hungry = replace(flat("hungry"), memory_bytes=np.array([(share + 1) * 1e9]))
     with pytest.raises(InfeasibleError, match=rf"'hungry' need {share + 1:g} GB of memory a GPU"):
         simulate_fleet(trace_of([one(hungry, iterations=9)]), servers(1), "fifo:tune")
 
@@ -244,7 +244,7 @@ def test_jobs_run_on_the_types_they_name_and_on_the_fastest_of_them():
         gpu_types=("old", "new"),
         gpu_type=np.array([0, 1]),
         cpus=np.array([1.0, 1.0]),
-        memory_gb=np.array([10.0, 10.0]),
+        memory_bytes=np.array([10e9, 10e9]),
         speed=np.array([1.0, 3.0]),
     )
     jobs = [one(part, iterations=900), one(part, iterations=900, job_id=1, gpu_types=("old",))]
@@ -265,7 +265,7 @@ def test_elastic_jobs_grow_into_free_gpus_and_shrink_to_run():
         iteration_s=1.0,
         gpus=gpus,
         cpus=np.full(8, 1.0),
-        memory_gb=np.full(8, 10.0),
+        memory_bytes=np.full(8, 10e9),
         speed=gpus / 2.0,
     )
     alone = trace_of([one(part, iterations=1200, gpus=2, min_gpus=1, max_gpus=4)])
@@ -348,7 +348,7 @@ def test_elastic_jobs_do_not_grow_beyond_a_power_cap():
         iteration_s=1.0,
         gpus=gpus,
         cpus=np.full(8, 1.0),
-        memory_gb=np.full(8, 10.0),
+        memory_bytes=np.full(8, 10e9),
         speed=gpus / 2.0,
         frontier_speed=np.array([1.0]),
         frontier_w=np.array([100.0]),

@@ -100,9 +100,9 @@ def test_frontiers_are_added_where_none_is(catalogue, trace):
 
 def test_example_classes_have_speed_1_at_the_usual_share(catalogue):
     for part in example_sensitivities(catalogue):
-        row = np.flatnonzero((part.cpus == 3) & (part.memory_gb == 62.5))
+        row = np.flatnonzero((part.cpus == 3) & (part.memory_bytes == 62.5e9))
         assert part.speed[row] == pytest.approx(1)
-        order = np.lexsort((part.cpus, part.memory_gb))
+        order = np.lexsort((part.cpus, part.memory_bytes))
         steps = np.diff(part.speed[order].reshape(-1, len(np.unique(part.cpus))), axis=1)
         assert (steps >= 0).all(), part.name
 
