@@ -132,7 +132,10 @@ def test_every_route_keeps_to_its_description(fleet: Fleet, tmp_path: Path) -> N
         make_app(Settings(token=TOKEN, allow_hosts=(asgi.HOST,)), fleet),
     )
     schema = schemathesis.openapi.from_asgi(
-        "/openapi.json", app, config=SchemathesisConfig.from_dict(CONFIG)
+        "/openapi.json",
+        app,
+        config=SchemathesisConfig.from_dict(CONFIG),
+        headers=CONFIG["headers"],
     )
     with asgi.ASGIClient(app), stand_in(jobs, tmp_path):
         wait_for_states(fleet)
