@@ -13,7 +13,7 @@ from pathlib import Path
 from _harness import run_benchmark
 
 from partita.catalogue.catalogue import load_catalogue
-from partita.catalogue.cluster_yaml import read_cluster_yaml
+from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
 from partita.core.cluster import Cluster
 from partita.runtime.link_emulator import Namespace, emulated_link, why_unavailable
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from partita.catalogue.catalogue import load_catalogue
-from partita.catalogue.cluster_yaml import read_cluster_yaml
+from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
 from partita.core.codec import write_json
 from partita.core.problem import Problem
 from partita.errors import FormatError, InvalidInputError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from partita.catalogue.catalogue import load_catalogue
-from partita.catalogue.cluster_yaml import read_cluster_yaml
+from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
 from partita.errors import UnsupportedError, WorkerError
 from partita.profiler.calibrate.calibrate import fit_pairs, link_matrices
 from partita.profiler.calibrate.hierarchy import infer_levels

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 from partita.catalogue.catalogue import Catalogue
-from partita.catalogue.cluster_yaml import read_cluster_yaml
+from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
 from partita.catalogue.overrides import apply_overrides
 from partita.catalogue.shorthand import read_shorthand
 from partita.core.cluster import Cluster

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from partita.catalogue.cluster_yaml_writer import write_cluster_yaml
+from partita.catalogue.cluster_yaml.writer import write_cluster_yaml
 from partita.catalogue.shorthand import MAX_LOCAL_DEVICES
 from partita.cli.options import output_options
 from partita.documents import unused_path, write_bytes, write_text

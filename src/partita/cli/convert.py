@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from partita.catalogue.cluster_yaml_writer import write_cluster_yaml
+from partita.catalogue.cluster_yaml.writer import write_cluster_yaml
 from partita.catalogue.examples import EXAMPLES
 from partita.cli.inputs import read_problem, take_problem_options
 from partita.cli.options import cluster_options, output_options, problem_options

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.catalogue.catalogue import Catalogue, load_catalogue
-from partita.catalogue.cluster_yaml import read_cluster_yaml
+from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
 from partita.catalogue.shorthand import read_shorthand
 from partita.core.cluster import Cluster
 from partita.core.graph import DeviceKind

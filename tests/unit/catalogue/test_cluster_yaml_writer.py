@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.catalogue.catalogue import Catalogue, load_catalogue
-from partita.catalogue.cluster_yaml import read_cluster_yaml
-from partita.catalogue.cluster_yaml_writer import write_cluster_yaml
+from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
+from partita.catalogue.cluster_yaml.writer import write_cluster_yaml
 from partita.catalogue.shorthand import local_cluster, read_shorthand
 from partita.core.cluster import Cluster, Device, Host, Level, LinkMatrix
 from partita.core.graph import DeviceKind

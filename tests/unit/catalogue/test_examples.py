@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.examples import EXAMPLES, example
 from partita.core.codec import read_json, write_json
 from partita.core.graph import CostOrigin
@@ -63,7 +64,7 @@ def test_the_six_nodes_are_those_of_sparsepipedream(shared_data):
         ("resnet50", 25_557_032, 18, 16, pytest.approx(8.2, rel=0.02)),
     ],
 )
-def test_generated_models_have_the_published_size(name, parameters, layers, blocks, gflops):
+def test_models_have_the_published_size(name, parameters, layers, blocks, gflops):
     graph = example(name).graph
     table = graph.parameters
     assert table.elements[table.trainable].sum() == parameters
@@ -84,7 +85,7 @@ def test_the_head_of_the_gpt_uses_the_weight_of_the_embedding():
 
 
 @pytest.mark.parametrize("name", ["gpt-small", "resnet50"])
-def test_generated_models_have_skips_a_loss_and_estimated_costs_for_three_types(name):
+def test_models_have_skips_a_loss_and_estimated_costs_for_three_types(name):
     graph = example(name).graph
     assert [costs.device_type for costs in graph.costs] == ["a100", "v100", "cpu"]
     assert {costs.origin for costs in graph.costs} == {CostOrigin.ESTIMATED}
@@ -104,3 +105,33 @@ def test_batch_norms_have_buffers():
     table = example("resnet50").graph.parameters
     assert table.buffer.sum() == 2 * 53
     assert not table.trainable[table.buffer].any()
+
+
+@pytest.mark.parametrize("name", ["gpt-small", "resnet50"])
+def test_times_of_the_models_are_the_roofline_that_the_module_describes(name):
+    graph = example(name).graph
+    touched = np.zeros(len(graph.ops))
+    made = graph.tensors.producer >= 0
+    np.add.at(touched, graph.tensors.producer[made], graph.tensors.bytes[made])
+    np.add.at(touched, graph.edges.reader, graph.tensors.bytes[graph.edges.tensor])
+    uses = graph.parameters
+    np.add.at(touched, uses.use_op, uses.bytes[uses.use_parameter])
+    for costs in graph.costs:
+        device = load_catalogue().device_type(costs.device_type)
+        peak, memory = device.peak_flop_per_s["float32"], device.memory_bytes_per_s
+        assert (costs.peak_flop_per_s, costs.memory_bytes_per_s) == (peak, memory)
+        expected = graph.ops.flops / (0.5 * peak) + touched / (0.8 * memory) + 5e-6
+        np.testing.assert_allclose(costs.forward_s, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "fingerprint"),
+    [
+        ("gpt-small", "31f3c73c9c30222ecf4853b0a5b71532"),
+        ("resnet50", "83da501ee0275c573c9fb00c2fa06e22"),
+        ("chain201", "8a5d0e771fcc9e6dda60654beb9437c3"),
+        ("baechi-fig1", "ffb80ec37bd8a22019b53492a5e004e5"),
+    ],
+)
+def test_built_in_graphs_keep_their_fingerprint(name, fingerprint):
+    assert example(name).graph.fingerprint == fingerprint

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.catalogue.catalogue import Catalogue, load_catalogue
-from partita.catalogue.cluster_yaml_writer import write_cluster_yaml
+from partita.catalogue.cluster_yaml.writer import write_cluster_yaml
 from partita.catalogue.parse import parse_cluster, read_cluster
 from partita.catalogue.shorthand import read_shorthand
 from partita.core.cluster import Cluster

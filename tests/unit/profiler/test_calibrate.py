@@ -3,8 +3,8 @@
 import pytest
 
 from partita.catalogue.catalogue import load_catalogue
-from partita.catalogue.cluster_yaml import read_cluster_yaml
-from partita.catalogue.cluster_yaml_writer import write_cluster_yaml
+from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
+from partita.catalogue.cluster_yaml.writer import write_cluster_yaml
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.dynamicml import read_speed_matrix, write_speed_matrix
 from partita.profiler.calibrate.calibrate import calibrate, gpu_type, speed_cluster

@@ -21,7 +21,7 @@ from partita.catalogue.catalogue import (
     read_rate,
     read_size,
 )
-from partita.catalogue.cluster_yaml_links import Parts, read_levels, read_matrix
+from partita.catalogue.cluster_yaml.links import Parts, read_levels, read_matrix
 from partita.core.cluster import MAX_DEVICES, Cluster, Device, Host
 from partita.errors import FormatError
 from partita.names import short, suggest

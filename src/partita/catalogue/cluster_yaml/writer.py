@@ -14,8 +14,8 @@ from itertools import groupby
 import numpy as np
 
 from partita.catalogue.catalogue import Catalogue, clock_range
-from partita.catalogue.cluster_yaml import FIGURES, UNKNOWN, read_cluster_yaml
-from partita.catalogue.cluster_yaml_links import HOST_LEVEL
+from partita.catalogue.cluster_yaml.links import HOST_LEVEL
+from partita.catalogue.cluster_yaml.reader import FIGURES, UNKNOWN, read_cluster_yaml
 from partita.core.cluster import Cluster, Device, Host, Level, LinkMatrix
 from partita.core.columns import Floats, same_value
 from partita.errors import InvalidInputError
