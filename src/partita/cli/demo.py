@@ -22,7 +22,7 @@ from partita.cli.console import (
     summary_table,
     terminal_width,
 )
-from partita.cli.extras import torch_needed
+from partita.flows.extras import torch_needed
 from partita.cli.options import output_options
 from partita.cli.profile import estimate_lines, measured_lines
 from partita.core.graph import Graph

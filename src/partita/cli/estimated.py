@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from partita.catalogue.catalogue import Catalogue
 from partita.catalogue.examples import EXAMPLES
-from partita.cli.extras import torch_needed
+from partita.flows.extras import torch_needed
 from partita.cli.profile import estimate_origin, model_estimator
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph

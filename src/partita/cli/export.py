@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partita.cli.extras import torch_needed
+from partita.flows.extras import torch_needed
 from partita.cli.inputs import ProblemOptions, read_problem
 from partita.cli.options import MODES, cluster_options, output_options, source_options
 from partita.core.graph import Graph

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from partita.cli.console import print_json, stdout_console, table
-from partita.cli.extras import torch_needed
+from partita.flows.extras import torch_needed
 from partita.cli.options import output_options
 
 COLUMNS = (

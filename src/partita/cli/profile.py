@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from partita.cli.extras import torch_needed
+from partita.flows.extras import torch_needed
 from partita.cli.options import (
     MODES,
     OPTIMIZER_BYTES,

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from partita.cli.console import stdout_console, step_line
-from partita.cli.extras import torch_needed
+from partita.flows.extras import torch_needed
 from partita.cli.inputs import read_solution, take_problem_options
 from partita.cli.options import cluster_options, output_options, problem_options
 from partita.cli.profile import find_modules_here

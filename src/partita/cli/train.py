@@ -17,7 +17,7 @@ from partita.cli.console import (
     summary_row,
     summary_table,
 )
-from partita.cli.extras import torch_needed
+from partita.flows.extras import torch_needed
 from partita.cli.inputs import (
     ProblemOptions,
     evaluated,

@@ -1,0 +1,81 @@
+"""Options of a command, generated from the fields of its request."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import click
+
+from partita.requests import Field, Request, fields_of
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def takes(request: type[Request], *, without: tuple[str, ...] = ()) -> Callable[[_F], _F]:
+    """Return a decorator that gives a command the options of a request, and the request itself.
+
+    Args:
+        request: The request; it arrives as the first argument of the command.
+        without: Fields that are no options of this command; they keep their defaults.
+    """
+    fields = [field for field in fields_of(request) if field.name not in without]
+
+    def decorate(function: _F) -> _F:
+        @wraps(function)
+        def command(**values: Any) -> Any:
+            asked = {field.name: values.pop(field.name) for field in fields}
+            return function(request(**asked), **values)
+
+        decorated: Any = command
+        for field in reversed(fields):
+            decorated = _parameter(field)(decorated)
+        return decorated  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def _parameter(field: Field) -> Callable[[Any], Any]:
+    if field.option.is_argument:
+        return click.argument(
+            field.name, nargs=-1 if field.is_multiple else 1, required=_is_required(field)
+        )
+    return click.option(*_spellings(field), **_settings(field))
+
+
+def _is_required(field: Field) -> bool:
+    return field.default is not None and not field.is_multiple
+
+
+def _spellings(field: Field) -> list[str]:
+    long = f"--{field.name.replace('_', '-')}"
+    return [long, *field.option.flags, field.name]
+
+
+def _settings(field: Field) -> dict[str, Any]:
+    usual = f" [{field.option.usual}]" if field.option.usual else ""
+    settings: dict[str, Any] = {"help": f"{field.option.help}{usual}", "default": field.default}
+    if field.kind is bool:
+        return {**settings, "is_flag": True}
+    if field.is_multiple:
+        settings["multiple"] = True
+    shown = field.default not in (None, (), "", 0.0) and not usual
+    return {**settings, "type": _type(field), "show_default": shown}
+
+
+def _type(field: Field) -> Any:
+    allowed = field.option.allowed()
+    if allowed:
+        return click.Choice(list(allowed))
+    low, high, above = field.option.minimum, field.option.maximum, field.option.above
+    least = above if low is None else low
+    if field.kind is int:
+        limited = low is not None or high is not None
+        return click.IntRange(low, high) if limited else click.INT  # type: ignore[arg-type]
+    if field.kind is float:
+        limited = least is not None or high is not None
+        return (
+            click.FloatRange(least, high, min_open=low is None and above is not None)
+            if limited
+            else click.FLOAT
+        )
+    return click.STRING

@@ -1,0 +1,179 @@
+"""Models that are priced by their shapes alone: nothing is allocated, nothing runs."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partita.catalogue.catalogue import Catalogue
+from partita.catalogue.examples import EXAMPLES
+from partita.core.cluster import Cluster
+from partita.core.graph import Graph
+from partita.core.problem import Mode
+from partita.errors import InvalidInputError
+from partita.flows.extras import torch_needed
+from partita.flows.fields import ShapeFields, SourceFields
+from partita.planners.pipeline import main_devices_of
+from partita.requests import fields_of
+
+if TYPE_CHECKING:
+    from partita.capture.origin import ModelOrigin
+    from partita.capture.sources import SourceOptions
+
+
+def is_path(model: str) -> bool:
+    """Return whether a text means a file: stdin, one that is there, or a name that ends like one.
+
+    A folder with a Hugging Face configuration is a model.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return not (path / "config.json").exists()
+    return model == "-" or path.exists() or (":" not in model and path.suffix[1:].isalpha())
+
+
+def find_modules_here() -> None:
+    """Let package.module:callable name modules of the current directory, as python -m would."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def source_options(
+    request: ShapeFields, *, batch_size: int | None = None, device: str = "cpu", seed: int = 0
+) -> "SourceOptions":
+    """Return what a request wants of a model that is built by name."""
+    from partita.capture.sources import SourceOptions  # noqa: PLC0415 (imports torch)
+
+    return SourceOptions(
+        batch_size=batch_size or 0,
+        sequence_length=request.sequence_length or 0,
+        scale=request.scale,
+        dtype=request.dtype or "",
+        device=device,
+        seed=seed,
+    )
+
+
+def origin_of(
+    text: str, request: ShapeFields, mode: str | None, *, batch_size: int | None, seed: int = 0
+) -> "ModelOrigin":
+    """Return what a graph remembers of the model that it is made from."""
+    from partita.capture.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
+    from partita.capture.origin import ModelOrigin  # noqa: PLC0415 (likewise)
+
+    infers = mode == Mode.INFERENCE.value
+    return ModelOrigin(
+        text=text,
+        options=source_options(request, batch_size=batch_size, seed=seed),
+        granularity=Granularity(request.granularity),
+        mode=CaptureMode.EVAL if infers else CaptureMode.TRAINING,
+    )
+
+
+def estimator_of(
+    text: str,
+    request: SourceFields,
+    mode: str | None,
+    *,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Callable[..., Graph]:
+    """Return a function of types of devices that prices a model by shapes alone.
+
+    It also takes ``batch_size`` and ``catalogue``.
+
+    Raises:
+        UnsupportedError: torch is not there.
+    """
+    with torch_needed("estimates need"):
+        from partita.capture.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
+        from partita.capture.sources import load_source  # noqa: PLC0415 (likewise)
+        from partita.profiler.estimate.model import (  # noqa: PLC0415 (likewise)
+            EstimateOptions,
+            estimate_source,
+        )
+        from partita.profiler.estimate.trace import Kernels  # noqa: PLC0415 (likewise)
+    find_modules_here()
+    options = EstimateOptions(
+        kernels=Kernels(request.kernels),
+        arithmetic=request.arithmetic,
+        recompute=request.recompute,
+        granularity=Granularity(request.granularity),
+        mode=CaptureMode.EVAL if mode == Mode.INFERENCE.value else CaptureMode.TRAINING,
+    )
+    wanted = source_options(request, batch_size=batch_size, device="meta", seed=seed)
+    return partial(estimate_source, load_source(text, wanted), options=options)
+
+
+def estimated_graphs(
+    text: str, request: SourceFields, mode: str | None, cluster: Cluster, catalogue: Catalogue
+) -> Callable[[int], Graph]:
+    """Return a function that gives the graph for a microbatch size; 0 = the usual one.
+
+    Args:
+        text: Name of the model.
+        request: What it is built as, and how it is priced; whether blocks are recomputed is not
+            looked at.
+        mode: Training or inference.
+        cluster: Its types of devices are estimated for, those that the catalogue has.
+        catalogue: What is known of types of devices.
+
+    Raises:
+        InvalidInputError: There is no such model, or the catalogue has no type of the cluster.
+        UnsupportedError: torch is not there.
+    """
+    _check_name(text)
+    types = list(dict.fromkeys(cluster.devices[i].type for i in main_devices_of(cluster)))
+    known = [name for name in types if name in catalogue.devices]
+    if not known:
+        raise InvalidInputError(
+            f"cluster {cluster.name!r} has devices of type {', '.join(map(repr, types))}, of which "
+            "the catalogue has none to estimate for; describe them in a --catalogue file"
+        )
+    plain = SourceFields(
+        **{
+            field.name: getattr(request, field.name)
+            for field in fields_of(SourceFields)
+            if field.name != "recompute"
+        }
+    )
+    estimated = estimator_of(text, plain, mode)
+    sizes: dict[int, Graph] = {}
+
+    def graph_at(size: int) -> Graph:
+        if size not in sizes:
+            graph = estimated(known, batch_size=size, catalogue=catalogue)
+            origin = origin_of(text, plain, mode, batch_size=graph.batch_size)
+            sizes[size] = sizes[graph.batch_size] = origin.recorded_in(graph)
+        return sizes[size]
+
+    return graph_at
+
+
+def _check_name(model: str) -> None:
+    """Refuse a plain name that no model has, with the examples that there are, too."""
+    if ":" in model or "/" in model or Path(model).exists():
+        return
+    with torch_needed(f"{model!r} is no file and no built-in example; to estimate a model needs"):
+        from partita.models.zoo import find_model  # noqa: PLC0415 (imports torch)
+    try:
+        find_model(model)
+    except InvalidInputError as exc:
+        examples = ", ".join(EXAMPLES)
+        raise InvalidInputError(f"{exc}; nor a file or a built-in example ({examples})") from exc
+
+
+def refuse_source_options(model: str, request: SourceFields) -> None:
+    """Refuse options of a model's source where MODEL is a graph that has its figures.
+
+    Raises:
+        InvalidInputError: One was given.
+    """
+    for field in fields_of(SourceFields):
+        if field.name != "recompute" and getattr(request, field.name) != field.default:
+            raise InvalidInputError(
+                f"{model!r} is a graph with its own figures; --{field.name.replace('_', '-')} is "
+                "for models that are estimated"
+            )

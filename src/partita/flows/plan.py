@@ -1,0 +1,242 @@
+"""A model and a cluster in, a plan out: what ``partita.plan`` and the command ``plan`` do."""
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.core.codec import encode
+from partita.core.plan import Plan
+from partita.core.problem import Metric, Problem
+from partita.core.solution import Solution
+from partita.errors import InfeasibleError, InvalidInputError
+from partita.flows.answer import Answer, answer_of
+from partita.flows.fields import Model, PlannerFields
+from partita.flows.planner_choice import PlannerChoice, chosen_planner, takes
+from partita.flows.problem import PosedProblem, ProblemRequest, catalogue_of, pose
+from partita.flows.relax import PRECISION, Relaxation, Ways, relaxations
+from partita.flows.results import Result
+from partita.planners.search_trace import SearchTrace
+from partita.planners.table import PLANNERS
+from partita.requests import OnProgress, declare, make, silent
+
+if TYPE_CHECKING:
+    from partita.flows.energy_plan import EnergyAnswer
+
+DEFAULT_SLOWDOWN = 0.02
+MOST_CHANGES = 3
+"""Changes that are searched where nothing fits."""
+CHANGES_LIMIT_S = 10.0
+"""Seconds after which no further change is tried."""
+SEARCHED_PRECISION = 1e-2
+"""How exactly the least memory is found for such a planner, whose plans depend on its time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest(ProblemRequest, PlannerFields):
+    """A problem, and how to plan it."""
+
+    slowdown: float | None = declare(
+        None,
+        minimum=0,
+        usual="0.02",
+        help="With --objective energy: slower than the fastest plan by at most that share.",
+    )
+    trace_search: str | None = declare(
+        None, help="File stem for the best value over time: FILE.csv and FILE.svg."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PlanResult(Result):
+    """A plan with all that is known of it.
+
+    Attributes:
+        posed: The problem as it was asked.
+        planner: The planner.
+        answer: The plan, its figures and its alternatives.
+        energy: The clocks and their figures, where energy was the objective.
+        trace: What the search found over time, where that was asked for.
+    """
+
+    posed: PosedProblem
+    planner: PlannerChoice
+    answer: Answer
+    energy: "EnergyAnswer | None" = None
+    trace: SearchTrace | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that was planned."""
+        return self.posed.problem
+
+    @property
+    def solution(self) -> Solution:
+        """The plan with its value and bound: what is saved to a file."""
+        return self.answer.summary.solution
+
+    @property
+    def plan(self) -> Plan:
+        """The plan alone."""
+        return self.solution.plan
+
+    @property
+    def searched(self) -> Solution:
+        """The solution that the search ended with, before clocks were chosen."""
+        return self.solution if self.energy is None else self.energy.best.solution
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON values, the solution as its document."""
+        energy = {} if self.energy is None else {"energy": self.energy.to_json()}
+        return {**self.answer.to_json(), **energy, "solution": encode(self.solution)}
+
+    def lines(self) -> list[str]:
+        """Return the plan in a few lines."""
+        summary, problem = self.answer.summary, self.problem
+        gap = f", at most {100 * self.solution.gap:.1f} % above the best possible"
+        return [
+            f"{problem.graph.name} on {problem.cluster.name}: {summary.title}",
+            f"{self.solution.value:.5g} {self.solution.unit} ({self.solution.metric.value})"
+            f"{gap if self.solution.lower_bound > 0 else ''}",
+            f"bound by {summary.evaluation.bottleneck}",
+        ]
+
+
+class NothingFitsError(InfeasibleError):
+    """No plan fits, and what would make one fit.
+
+    Attributes:
+        planner: The planner that found none.
+        reason: Its own words.
+        changes: Changes with which it finds a plan.
+    """
+
+    def __init__(self, planner: str, reason: str, changes: Sequence[Relaxation]) -> None:
+        self.planner, self.reason, self.changes = planner, reason, tuple(changes)
+        super().__init__(f"{reason}; {_advice(changes)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the refusal as JSON values."""
+        return {
+            "planner": self.planner,
+            "refusal": self.reason,
+            "changes": [change.to_json() for change in self.changes],
+        }
+
+
+def plan(
+    model: Model | None = None,
+    /,
+    *,
+    on_progress: OnProgress = silent,
+    **options: Any,  # noqa: ANN401 (fields of PlanRequest)
+) -> PlanResult:
+    """Plan a model over a cluster.
+
+    Args:
+        model: A built-in name, a model to be estimated, a file, or the graph itself.
+        on_progress: Called with each step.
+        **options: The fields of :class:`PlanRequest`: the options of ``partita plan``.
+
+    >>> result = plan("gpt-small", cluster="4xa100", planner="uniform")
+    >>> len(result.plan.stages)
+    4
+
+    Raises:
+        InvalidInputError: There is no such model, cluster, planner or option.
+        NothingFitsError: Nothing that the planner finds fits; says what would make it fit.
+    """
+    return plan_request(make(PlanRequest, model=model, **options), on_progress)
+
+
+def plan_request(request: PlanRequest, on_progress: OnProgress = silent) -> PlanResult:
+    """Plan what a request asks for; see :func:`plan`."""
+    choice = chosen_planner(request)
+    planner = choice.function()
+    trace = _search_trace(request, choice)
+    posed = pose(request)
+    slowdown = _slowdown(posed.problem, request.slowdown)
+    search = planner if trace is None else partial(planner, trace=trace)
+    on_progress(f"{posed.problem.graph.name} with {choice.name}")
+    try:
+        if slowdown is None:
+            answer, energy = answer_of(search(posed.problem)), None
+        else:
+            from partita.flows.energy_plan import plan_for_energy  # noqa: PLC0415 (numba)
+
+            energy = plan_for_energy(
+                posed.problem,
+                search,
+                quick=choice.quick(),
+                slowdown=slowdown,
+                progress=on_progress,
+            )
+            answer = answer_of(energy.solution)
+    except InfeasibleError as exc:
+        on_progress("nothing fits; looking for the least change with which it would")
+        raise NothingFitsError(choice.name, str(exc), _changes(posed, choice, request)) from exc
+    return PlanResult(posed=posed, planner=choice, answer=answer, energy=energy, trace=trace)
+
+
+def _search_trace(request: PlanRequest, choice: PlannerChoice) -> SearchTrace | None:
+    """Return what a search is recorded in, where a file is named for it."""
+    if request.trace_search is None:
+        return None
+    path = Path(request.trace_search)
+    if not path.name or path.is_dir():
+        raise InvalidInputError(
+            f"--trace-search is {request.trace_search!r}; expected the name of a file"
+        )
+    if not takes(choice.name, "trace"):
+        searching = ", ".join(name for name in PLANNERS if takes(name, "trace"))
+        raise InvalidInputError(
+            f"planner {choice.name!r} does not search, so there is nothing to trace; "
+            f"these do: {searching}"
+        )
+    return SearchTrace()
+
+
+def _slowdown(problem: Problem, given: float | None) -> float | None:
+    """Return how much slower than the fastest plan a step may be; None where energy is no aim."""
+    if problem.objective.metric is Metric.ENERGY:
+        return DEFAULT_SLOWDOWN if given is None else given
+    if given is not None:
+        raise InvalidInputError("--slowdown needs --objective energy")
+    return None
+
+
+def _changes(
+    posed: PosedProblem, choice: PlannerChoice, request: ProblemRequest
+) -> list[Relaxation]:
+    """Return a few changes with which the planner finds a plan, the first of their kinds."""
+    deadline_s = time.monotonic() + CHANGES_LIMIT_S
+    ways = Ways(
+        graph_at=posed.graph_at,
+        catalogue=catalogue_of(request),
+        precision=SEARCHED_PRECISION if takes(choice.name, "time_limit") else PRECISION,
+        stop=lambda: time.monotonic() > deadline_s,
+    )
+    return list(islice(relaxations(posed.problem, choice.quick(), ways), MOST_CHANGES))
+
+
+def _advice(changes: Sequence[Relaxation]) -> str:
+    """Return what makes it fit, in one line."""
+    if not changes:
+        return "nothing that was tried makes it fit"
+    return f"enough is {', or '.join(map(_words, changes))}"
+
+
+def _words(change: Relaxation) -> str:
+    """Return a change as it is typed, and what it means."""
+    left_out = " and ".join(
+        f"--{'forbid' if rule.forbids else 'pin'} {shlex.quote(f'{rule.ops}={rule.devices}')}"
+        for rule in change.without
+    )
+    parts = [f"to leave out {left_out}"] if left_out else []
+    if change.arguments:
+        parts.insert(0, f"{shlex.join(change.arguments)} ({change.words})")
+    return " and ".join(parts)

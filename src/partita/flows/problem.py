@@ -1,0 +1,281 @@
+"""From a model, a cluster and options to a Problem: the one recipe, for Python and commands."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partita.catalogue.catalogue import Catalogue, load_catalogue
+from partita.catalogue.examples import EXAMPLES
+from partita.catalogue.overrides import apply_overrides
+from partita.catalogue.parse import parse_cluster
+from partita.catalogue.shorthand import local_cluster
+from partita.catalogue.what_if import what_if
+from partita.core.cluster import Cluster
+from partita.core.graph import Graph
+from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
+from partita.core.rules import Rule, parse_rule
+from partita.core.solution import Solution
+from partita.documents import OpenedFile, load, open_file, read_text
+from partita.errors import FormatError, InvalidInputError
+from partita.flows.estimated import estimated_graphs, is_path, refuse_source_options
+from partita.flows.fields import (
+    OPTIMIZER_BYTES,
+    ChangeFields,
+    ClusterFields,
+    Model,
+    ObjectiveFields,
+    RuleFields,
+    SourceFields,
+    StepFields,
+)
+from partita.profiler.estimate.recompute import with_recomputation
+from partita.requests import declare, make
+
+DEFAULT_CLUSTER = "4xa100"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemRequest(
+    ClusterFields, ChangeFields, ObjectiveFields, RuleFields, SourceFields
+):
+    """A model, the devices it is for, and what is asked of a step."""
+
+    model: Model | None = declare(None, is_argument=True, help="Name of a model, or a file.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PosedProblem:
+    """A problem as it was asked, and the same model for other microbatches.
+
+    Attributes:
+        problem: The problem.
+        graph_at: Returns the model as it is for a microbatch size.
+        is_estimated: Whether its costs were estimated for this request.
+        remarks: What was done other than asked, a sentence each.
+    """
+
+    problem: Problem
+    graph_at: Callable[[int], Graph]
+    is_estimated: bool = False
+    remarks: tuple[str, ...] = ()
+
+
+def problem(model: Model | None = None, /, **options: Any) -> Problem:  # noqa: ANN401
+    """Return the problem of planning a model over a cluster.
+
+    Args:
+        model: A built-in name, a model to be estimated, a file, or the graph itself; may be left
+            out where the cluster file names its profiles.
+        **options: The fields of :class:`ProblemRequest`, which are the options of ``partita plan``
+            that describe the problem.
+
+    >>> problem("gpt-small", cluster="2x4xa100", microbatches=32).microbatches
+    32
+
+    Raises:
+        InvalidInputError: There is no such model, cluster or option.
+    """
+    return pose(make(ProblemRequest, model=model, **options)).problem
+
+
+def pose(request: ProblemRequest) -> PosedProblem:
+    """Return the problem that a request describes.
+
+    A file that holds a whole problem (or a cluster file that names its profiles) gives what the
+    request leaves open. A model without costs is estimated for the devices of the cluster, on a
+    microbatch as it is asked for.
+
+    Raises:
+        InvalidInputError: There is no such model or cluster, or options that exclude each other.
+    """
+    base = None if request.model is None else read_graph(request.model, may_estimate=True)
+    cluster, named = read_cluster(request)
+    if request.model is None:
+        if named is None:
+            raise InvalidInputError("name a MODEL, or a --cluster file that names its profiles")
+        base = named
+    cluster = changed_cluster(base, cluster, request)
+    graph_at = _graphs(request, base, cluster)
+    whole = base if isinstance(base, Problem) else None
+    graph = graph_at(request.microbatch_size or 0)
+    start = whole.objective if whole else Objective()
+    objective = objective_of(graph, start, request)
+    if objective.microbatch_size is not None:
+        graph = graph_at(objective.microbatch_size)
+    posed = Problem(
+        graph=graph,
+        cluster=cluster,
+        objective=objective,
+        rules=(*(whole.rules if whole else ()), *rules_of(request)),
+    )
+    return PosedProblem(
+        problem=posed,
+        graph_at=graph_at,
+        is_estimated=base is None,
+        remarks=objective_remarks(request),
+    )
+
+
+def _graphs(
+    request: ProblemRequest, base: Graph | Problem | None, cluster: Cluster
+) -> Callable[[int], Graph]:
+    """Return a function that gives the graph for a microbatch size."""
+    if base is None:
+        assert isinstance(request.model, str)
+        found = estimated_graphs(
+            request.model, request, request.mode, cluster, catalogue_of(request)
+        )
+    else:
+        refuse_source_options(str(request.model), request)
+        own = base if isinstance(base, Graph) else base.graph
+        found = lambda _: own  # noqa: E731 (figures of a graph are scaled to any microbatch)
+    if not request.recompute:
+        return found
+    return lambda size: with_recomputation(found(size))
+
+
+def catalogue_of(request: ClusterFields) -> Catalogue:
+    """Return the catalogue, with the user's own file if there is one."""
+    if request.catalogue is None:
+        return load_catalogue()
+    try:
+        return load_catalogue(read_text(request.catalogue))
+    except FormatError as exc:
+        raise (exc if exc.path else exc.at(request.catalogue)) from exc
+
+
+def rules_of(request: RuleFields) -> tuple[Rule, ...]:
+    """Return the pins and the bans that were given, in their order."""
+    pins = (parse_rule(text, forbids=False) for text in request.pin)
+    return (*pins, *(parse_rule(text, forbids=True) for text in request.forbid))
+
+
+def read_graph(model: Model, *, may_estimate: bool = False) -> Graph | Problem | None:
+    """Return the graph or problem that MODEL names; None where it is a model to be estimated."""
+    if not isinstance(model, str):
+        return model.problem if isinstance(model, Solution) else model
+    if may_estimate and model not in EXAMPLES and not is_path(model):
+        return None
+    try:
+        return _stored_graph(model)
+    except FormatError:
+        if not may_estimate or Path(model).name != "config.json":
+            raise
+        return None
+
+
+def _stored_graph(model: str) -> Graph | Problem:
+    """Return the graph, or the whole problem, that a built-in example or a file holds."""
+    if model not in EXAMPLES and model != "-" and not Path(model).exists():
+        raise InvalidInputError(
+            f"{model!r} is neither a file (no such file) nor a built-in example; built in are "
+            f"{', '.join(EXAMPLES)}; a model of 'partita models' is planned by 'partita plan'"
+        )
+    found = EXAMPLES[model]() if model in EXAMPLES else load(model)
+    if isinstance(found, Solution):
+        return found.problem
+    if isinstance(found, Graph | Problem):
+        return found
+    raise InvalidInputError(
+        f"{model!r} holds a {type(found).__name__.lower()}, not a model; built in are "
+        f"{', '.join(EXAMPLES)}"
+    )
+
+
+def read_cluster(request: ClusterFields) -> tuple[Cluster | None, Problem | None]:
+    """Return the cluster that was named, and the whole problem where its file holds one."""
+    overrides = {"bandwidth": request.bandwidth, "latency": request.latency}
+    if request.devices is not None:
+        if request.cluster is not None:
+            raise InvalidInputError("--devices and --cluster exclude each other")
+        here = local_cluster(request.devices, catalogue_of(request))
+        return apply_overrides(here, **overrides), None
+    if request.cluster is None:
+        return None, None
+    if isinstance(request.cluster, Cluster):
+        return apply_overrides(request.cluster, **overrides), None
+    opened: list[OpenedFile] = []  # whatever was read, as standard input cannot be read again
+
+    def open_text(name: str) -> str:
+        opened.append(open_file(name))
+        return opened[-1].text
+
+    try:
+        return parse_cluster(request.cluster, open_text, catalogue_of(request), **overrides), None
+    except FormatError as not_ours:
+        try:
+            whole = (opened[-1] if opened else open_file(request.cluster)).load()
+        except FormatError:
+            raise not_ours from None
+        if isinstance(whole, Solution):
+            whole = whole.problem
+        if not isinstance(whole, Problem):
+            raise
+        return apply_overrides(whole.cluster, **overrides), whole
+
+
+def changed_cluster(
+    base: Graph | Problem | None, cluster: Cluster | None, request: ClusterFields
+) -> Cluster:
+    """Return the cluster that was named, else the problem's own, else the usual; with changes."""
+    if cluster is None:
+        known = base.cluster if isinstance(base, Problem) else None
+        cluster = known or parse_cluster(DEFAULT_CLUSTER, read_text, catalogue_of(request))
+        cluster = apply_overrides(cluster, bandwidth=request.bandwidth, latency=request.latency)
+    if isinstance(request, ChangeFields):
+        for change in request.what_if:
+            cluster = what_if(cluster, change, catalogue_of(request))
+    return cluster
+
+
+def objective_of(graph: Graph, start: Objective, request: StepFields) -> Objective:
+    """Return an objective with all that a request says."""
+    microbatches, size = _batch(graph, start, request)
+    start = dataclasses.replace(start, microbatches=microbatches, microbatch_size=size)
+    return changed_objective(start, request)
+
+
+def changed_objective(start: Objective, request: StepFields) -> Objective:
+    """Return an objective with all that a request says but microbatches."""
+    changes: dict[str, Any] = {}
+    if request.mode is not None:
+        changes["mode"] = Mode(request.mode)
+    if isinstance(request, ObjectiveFields) and request.objective is not None:
+        changes["metric"] = Metric(request.objective)
+    if request.schedule is not None:
+        changes["schedule"] = Schedule(request.schedule)
+        if changes["schedule"] is Schedule.INFERENCE:
+            changes.setdefault("mode", Mode.INFERENCE)
+    if request.memory_factor is not None:
+        changes["memory_factor"] = min(request.memory_factor, 1.0)
+    if request.optimizer is not None:
+        changes["optimizer_bytes_per_element"] = OPTIMIZER_BYTES[request.optimizer]
+    return dataclasses.replace(start, **changes)
+
+
+def objective_remarks(request: StepFields) -> tuple[str, ...]:
+    """Return what of a request is taken other than it was given, a sentence each."""
+    clipped = request.memory_factor is not None and request.memory_factor > 1
+    return ("memory factor above 1 is clipped to 1",) if clipped else ()
+
+
+def _batch(graph: Graph, start: Objective, request: StepFields) -> tuple[int | None, int | None]:
+    """Return microbatches and their size; any two of the three options give the third."""
+    count, size, batch = request.microbatches, request.microbatch_size, request.batch_size
+    if batch is None:
+        return count or start.microbatches, size or start.microbatch_size
+    if count is not None and size is not None and count * size != batch:
+        raise InvalidInputError(
+            f"{count} microbatches of {size} samples are {count * size}, not --batch-size {batch}"
+        )
+    if count is None:
+        size = size or min(graph.batch_size, batch)
+        count = batch // size
+    size = size or batch // count
+    if count * size != batch or size < 1:
+        raise InvalidInputError(
+            f"--batch-size {batch} cannot be {count} microbatches of {size or 'equal'} samples"
+        )
+    return count, size

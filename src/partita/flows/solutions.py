@@ -1,0 +1,153 @@
+"""Saved plans: read with their problem, changed as a request says, and evaluated anew."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from partita.bounds import lower_bound
+from partita.core.json_values import thawed
+from partita.core.plan import Plan, equal_microbatches
+from partita.core.problem import Problem
+from partita.core.solution import Solution
+from partita.cost.judge import measure
+from partita.documents import OpenedFile, open_file
+from partita.errors import InfeasibleError, InvalidInputError
+from partita.flows.fields import (
+    ChangeFields,
+    ClusterFields,
+    EstimateFields,
+    ObjectiveFields,
+    RuleFields,
+    StepFields,
+)
+from partita.flows.problem import (
+    ProblemRequest,
+    changed_cluster,
+    objective_of,
+    pose,
+    read_cluster,
+    read_graph,
+    rules_of,
+)
+from partita.objectives.placed import placement_errors
+from partita.requests import declare, fields_of
+
+PlanSource: TypeAlias = str | OpenedFile | Solution
+"""A plan: the path of a file, the file opened already, or the solution itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolutionRequest(ClusterFields, ObjectiveFields):
+    """A saved plan, and what is to be changed of its problem."""
+
+    plan: PlanSource = declare("", is_argument=True, help="A plan with its problem, or a bare one.")
+    graph: str | None = declare(None, help="The graph, where PLAN is a bare plan.")
+
+
+def read_solution(request: SolutionRequest) -> Solution:
+    """Return the solution in a file, with a request applied to its problem and its plan.
+
+    A bare plan, ours or a foreign one, needs ``graph`` and ``cluster``. The value is computed
+    again: a file may say anything.
+
+    Raises:
+        InvalidInputError: The file holds no plan, or a bare one without its graph.
+    """
+    problem = None if request.graph is None else _bare_problem(request.graph, request)
+    if isinstance(request.plan, Solution):
+        return changed_solution(request.plan, request, problem)
+    file = open_file(request.plan) if isinstance(request.plan, str) else request.plan
+    found = file.load(problem=problem)
+    if isinstance(found, Solution):
+        return changed_solution(found, request, problem)
+    if not isinstance(found, Plan):
+        kind = type(found).__name__.lower()
+        raise InvalidInputError(
+            f"{file.name!r} holds a {kind}, not a plan; make one with 'partita plan'"
+        )
+    if problem is None:
+        raise InvalidInputError(f"{file.name} is a bare plan: name its --graph and --cluster")
+    return evaluated(problem, _adapted(found, problem, request), None)
+
+
+def _bare_problem(graph: str, request: StepFields) -> Problem:
+    """Return the problem of a graph that is in a file or built in."""
+    known = {field.name for field in fields_of(ProblemRequest)}
+    values = {f.name: getattr(request, f.name) for f in fields_of(type(request)) if f.name in known}
+    read = read_graph(graph)
+    assert read is not None
+    return pose(ProblemRequest(**{**values, "model": read})).problem
+
+
+def changed_solution(
+    found: Solution, request: StepFields, problem: Problem | None = None
+) -> Solution:
+    """Return a solution with a request applied to its problem, its plan and its alternatives.
+
+    Alternatives that are none for the changed problem are left out.
+
+    Raises:
+        InfeasibleError: The plan breaks a rule of the request.
+    """
+    problem = problem or _changed(found.problem, request)
+    plan, *others = (_adapted(plan, problem, request) for plan in (found.plan, *found.alternatives))
+    has_rules = isinstance(request, RuleFields) and bool(rules_of(request))
+    broken = placement_errors(problem, plan) if has_rules else []
+    if broken:
+        raise InfeasibleError(f"the plan breaks a rule: {broken[0]}; plan again with the rule")
+    solution = evaluated(problem, plan, found)
+    kept = tuple(other for other in others if _is_for(problem, other))
+    return dataclasses.replace(solution, alternatives=kept)
+
+
+def _changed(base: Problem, request: StepFields) -> Problem:
+    cluster = base.cluster
+    if isinstance(request, ClusterFields):
+        cluster = changed_cluster(base, read_cluster(request)[0], request)
+    if isinstance(request, EstimateFields) and request.recompute:
+        raise InvalidInputError(
+            "--recompute shapes an estimate; a saved plan says what it recomputes"
+        )
+    added = rules_of(request) if isinstance(request, RuleFields) else ()
+    return dataclasses.replace(
+        base,
+        cluster=cluster,
+        objective=objective_of(base.graph, base.objective, request),
+        rules=(*base.rules, *added),
+    )
+
+
+def _adapted(plan: Plan, problem: Problem, request: StepFields) -> Plan:
+    """Return a plan with the schedule and the microbatches that were asked for."""
+    changes: dict[str, Any] = {}
+    if problem.objective.schedule is not None and request.schedule is not None:
+        changes["schedule"] = problem.objective.schedule
+    if (request.microbatches, request.microbatch_size, request.batch_size) != (None, None, None):
+        sizes = equal_microbatches(problem.microbatches, problem.microbatch_size)
+        changes["microbatch_sizes"] = sizes
+    return dataclasses.replace(plan, **changes) if changes else plan
+
+
+def _is_for(problem: Problem, plan: Plan) -> bool:
+    """Return whether a plan is one for a problem, which may have other devices by now."""
+    try:
+        plan.check_fits(problem)
+    except InvalidInputError:
+        return False
+    return True
+
+
+def evaluated(problem: Problem, plan: Plan, found: Solution | None) -> Solution:
+    """Return a plan as a solution of a problem, with its value there."""
+    plan.check_fits(problem)
+    value = measure(problem, plan)
+    return Solution(
+        problem=problem,
+        plan=plan,
+        metric=problem.objective.metric,
+        value=value.value,
+        unit=value.unit,
+        lower_bound=min(lower_bound(problem), value.value),
+        planner=found.planner if found else "",
+        options=thawed(found.options) if found else {},
+    )

@@ -1,0 +1,213 @@
+"""Requests: what a caller asks of a public function, each option declared once.
+
+A request is a frozen dataclass whose fields are made by :func:`declare`. One declaration (name,
+type, default, help, choices, limits) serves keyword arguments in Python, options of a command and
+keys of a YAML file, so that none can drift from the others, and a value is checked the same way
+wherever it comes from.
+
+>>> @dataclasses.dataclass(frozen=True, kw_only=True)
+... class Sample(Request):
+...     steps: int = declare(10, minimum=1, help="Number of steps.")
+...     order: str = declare("device", choices=("device", "global"), help="Order of instructions.")
+>>> make(Sample, steps=3)
+Sample(steps=3, order='device')
+>>> make(Sample, step=3)
+Traceback (most recent call last):
+    ...
+partita.errors.InvalidInputError: there is no option 'step'; did you mean 'steps'?
+>>> make(Sample, steps=0)
+Traceback (most recent call last):
+    ...
+partita.errors.InvalidInputError: steps is 0; expected 1 or more
+"""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+from partita.errors import InvalidInputError
+
+Choices: TypeAlias = Sequence[str] | Callable[[], Sequence[str]]
+OnProgress: TypeAlias = Callable[[str], None]
+"""Called with each step of a longer piece of work, in a few words."""
+_R = TypeVar("_R", bound="Request")
+_PRIMITIVES = (bool, int, float, str)
+
+
+def silent(_: str) -> None:
+    """Show nothing of the progress."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Declaration of one field of a request.
+
+    Attributes:
+        help: One sentence that stands alone.
+        flags: Other spellings on the command line, such as ``-c``.
+        choices: Values that are allowed, or a function that returns them.
+        minimum: Least value of a number.
+        maximum: Largest value of a number.
+        above: Value that a number must exceed.
+        usual: The default in words, where it depends on something else.
+        is_argument: Whether it is given by position on the command line.
+    """
+
+    help: str
+    flags: tuple[str, ...] = ()
+    choices: Choices = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    usual: str = ""
+    is_argument: bool = False
+
+    def allowed(self) -> tuple[str, ...]:
+        """Return the values that are allowed; empty where any is."""
+        return tuple(self.choices() if callable(self.choices) else self.choices)
+
+
+def declare(
+    default: Any,  # noqa: ANN401 (a value of the field's type)
+    *,
+    help: str,
+    **declared: Any,  # noqa: ANN401 (fields of Option)
+) -> Any:  # noqa: ANN401 (a dataclass field)
+    """Return a field of a request; the keywords are the attributes of :class:`Option`."""
+    return dataclasses.field(default=default, metadata={"option": Option(help=help, **declared)})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A field of a request as its readers need it.
+
+    Attributes:
+        name: The keyword in Python; on the command line with dashes.
+        kind: ``bool``, ``int``, ``float`` or ``str``: the type of a value that is written as text.
+        is_multiple: Whether it is a tuple of values.
+        default: The default.
+        option: The declaration.
+    """
+
+    name: str
+    kind: type
+    is_multiple: bool
+    default: Any
+    option: Option
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """Base of all requests: values are checked when one is made."""
+
+    _fields: ClassVar[dict[type, tuple[Field, ...]]] = {}
+
+    def __post_init__(self) -> None:
+        for field in fields_of(type(self)):
+            value = getattr(self, field.name)
+            for each in value if field.is_multiple else (value,):
+                _check(field, each)
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields whose value is not the default."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields_of(type(self))
+            if getattr(self, field.name) != field.default
+        }
+
+
+def make(request: type[_R], /, **values: Any) -> _R:  # noqa: ANN401 (values of its fields)
+    """Return a request of keyword arguments.
+
+    Raises:
+        InvalidInputError: There is no such option, or a value that it does not take.
+    """
+    known = [field.name for field in fields_of(request)]
+    for name in values:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise InvalidInputError(f"there is no option {name!r}; {hint}")
+    lists = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    return request(**lists)
+
+
+def part(request: type[_R], whole: Request) -> _R:
+    """Return the fields of one request that another one shares, as a request of their own."""
+    shared = {field.name for field in fields_of(type(whole))}
+    names = [field.name for field in fields_of(request) if field.name in shared]
+    return request(**{name: getattr(whole, name) for name in names})
+
+
+def fields_of(request: type[Request]) -> tuple[Field, ...]:
+    """Return the fields of a request in the order of its bases, as they are named in its class."""
+    if request not in Request._fields:
+        Request._fields[request] = tuple(_fields(request))
+    return Request._fields[request]
+
+
+def _fields(request: type[Request]) -> Iterator[Field]:
+    hints = typing.get_type_hints(request)
+    declared = {field.name: field for field in dataclasses.fields(request)}
+    named = [name for base in request.__mro__ for name in vars(base).get("__annotations__", {})]
+    for name in dict.fromkeys(named):
+        if name in declared and "option" in declared[name].metadata:
+            kind, is_multiple = _kind(hints[name])
+            yield Field(
+                name=name,
+                kind=kind,
+                is_multiple=is_multiple,
+                default=declared[name].default,
+                option=declared[name].metadata["option"],
+            )
+
+
+def _kind(hint: Any) -> tuple[type, bool]:  # noqa: ANN401 (a type hint)
+    """Return the type of a value as text, and whether there are several."""
+    if typing.get_origin(hint) is tuple:
+        return _kind(typing.get_args(hint)[0])[0], True
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        kinds = [kind for kind in typing.get_args(hint) if kind in _PRIMITIVES]
+        return (kinds or [str])[0], any(
+            typing.get_origin(k) is tuple for k in typing.get_args(hint)
+        )
+    return (hint if hint in _PRIMITIVES else str), False
+
+
+def _check(field: Field, value: object) -> None:
+    """Check one value against the declaration of its field."""
+    allowed = field.option.allowed()
+    if allowed and isinstance(value, str) and value and value not in allowed:
+        close = difflib.get_close_matches(value, allowed, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(allowed)}"
+        raise InvalidInputError(f"{field.name} is {value!r}; {hint}")
+    if field.kind in (int, float) and isinstance(value, int | float):
+        _check_number(field, value)
+
+
+def _check_number(field: Field, value: float) -> None:
+    low, high, above = field.option.minimum, field.option.maximum, field.option.above
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidInputError(f"{field.name} is {value}; expected a finite number")
+    limits = []
+    if low is not None:
+        limits.append((value >= low, f"{low:g} or more"))
+    if above is not None:
+        limits.append((value > above, f"more than {above:g}"))
+    if high is not None:
+        limits.append((value <= high, f"at most {high:g}"))
+    if not all(kept for kept, _ in limits):
+        words = ", ".join(text for _, text in limits)
+        raise InvalidInputError(f"{field.name} is {value:g}; expected {words}")
+
+
+def values_of(request: Request) -> Mapping[str, Any]:
+    """Return all fields of a request by name."""
+    return {field.name: getattr(request, field.name) for field in fields_of(type(request))}
