@@ -20,6 +20,8 @@ NAMES = [
     "load",
     "lower",
     "parallelize",
+    "plan",
+    "problem",
     "profile_model",
     "run_plan",
     "save",

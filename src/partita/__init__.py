@@ -23,6 +23,8 @@ _HOME_OF = {
     "evaluate": "partita.cost.judge",
     "load": "partita.documents",
     "lower": "partita.program.lower",
+    "plan": "partita.flows.plan",
+    "problem": "partita.flows.problem",
     "parallelize": "partita.runtime.parallelize",
     "profile_model": "partita.profiler.measure.model",
     "run_plan": "partita.flows.train",

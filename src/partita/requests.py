@@ -11,10 +11,10 @@ wherever it comes from.
 ...     order: str = declare("device", choices=("device", "global"), help="Order of instructions.")
 >>> make(Sample, steps=3)
 Sample(steps=3, order='device')
->>> make(Sample, step=3)
+>>> make(Sample, stp=3)  # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-partita.errors.InvalidInputError: there is no option 'step'; did you mean 'steps'?
+partita.errors.InvalidInputError: there is no option 'stp'; did you mean 'steps'? known are ...
 >>> make(Sample, steps=0)
 Traceback (most recent call last):
     ...
@@ -22,7 +22,6 @@ partita.errors.InvalidInputError: steps is 0; expected 1 or more
 """
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
@@ -30,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from partita.errors import InvalidInputError
+from partita.names import suggest
 
 Choices: TypeAlias = Sequence[str] | Callable[[], Sequence[str]]
 OnProgress: TypeAlias = Callable[[str], None]
@@ -53,6 +53,7 @@ class Option:
         minimum: Least value of a number.
         maximum: Largest value of a number.
         above: Value that a number must exceed.
+        below: Value that a number must not reach.
         usual: The default in words, where it depends on something else.
         is_argument: Whether it is given by position on the command line.
     """
@@ -63,6 +64,7 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
+    below: float | None = None
     usual: str = ""
     is_argument: bool = False
 
@@ -130,9 +132,7 @@ def make(request: type[_R], /, **values: Any) -> _R:  # noqa: ANN401 (values of 
     known = [field.name for field in fields_of(request)]
     for name in values:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-            raise InvalidInputError(f"there is no option {name!r}; {hint}")
+            raise InvalidInputError(f"there is no option {name!r}{suggest(name, known)}")
     lists = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
@@ -147,7 +147,7 @@ def part(request: type[_R], whole: Request) -> _R:
 
 
 def fields_of(request: type[Request]) -> tuple[Field, ...]:
-    """Return the fields of a request in the order of its bases, as they are named in its class."""
+    """Return the fields of a request: those of its bases in their order, then its own."""
     if request not in Request._fields:
         Request._fields[request] = tuple(_fields(request))
     return Request._fields[request]
@@ -156,7 +156,8 @@ def fields_of(request: type[Request]) -> tuple[Field, ...]:
 def _fields(request: type[Request]) -> Iterator[Field]:
     hints = typing.get_type_hints(request)
     declared = {field.name: field for field in dataclasses.fields(request)}
-    named = [name for base in request.__mro__ for name in vars(base).get("__annotations__", {})]
+    order = (*request.__mro__[1:], request)  # what a request adds comes after what it shares
+    named = [name for base in order for name in vars(base).get("__annotations__", {})]
     for name in dict.fromkeys(named):
         if name in declared and "option" in declared[name].metadata:
             kind, is_multiple = _kind(hints[name])
@@ -185,9 +186,7 @@ def _check(field: Field, value: object) -> None:
     """Check one value against the declaration of its field."""
     allowed = field.option.allowed()
     if allowed and isinstance(value, str) and value and value not in allowed:
-        close = difflib.get_close_matches(value, allowed, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(allowed)}"
-        raise InvalidInputError(f"{field.name} is {value!r}; {hint}")
+        raise InvalidInputError(f"there is no {field.name} {value!r}{suggest(value, allowed)}")
     if field.kind in (int, float) and isinstance(value, int | float):
         _check_number(field, value)
 
@@ -203,6 +202,8 @@ def _check_number(field: Field, value: float) -> None:
         limits.append((value > above, f"more than {above:g}"))
     if high is not None:
         limits.append((value <= high, f"at most {high:g}"))
+    if field.option.below is not None:
+        limits.append((value < field.option.below, f"less than {field.option.below:g}"))
     if not all(kept for kept, _ in limits):
         words = ", ".join(text for _, text in limits)
         raise InvalidInputError(f"{field.name} is {value:g}; expected {words}")

@@ -182,8 +182,8 @@ def _rows(found: list[Candidate], energy: "dict[str, EnergyColumns]") -> list[di
         {
             "name": c.name,
             "refusal": c.refusal or None,
-            **(c.summary.figures() if c.summary else {}),
-            **({"energy": energy[c.name].figures()} if c.name in energy else {}),
+            **(c.summary.to_json() if c.summary else {}),
+            **({"energy": energy[c.name].to_json()} if c.name in energy else {}),
         }
         for c in found
     ]

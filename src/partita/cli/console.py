@@ -56,6 +56,12 @@ def progress(what: str, *, quiet: bool) -> Iterator[Any]:
     yield lambda step: click.echo(f"{what}: {step}", err=True)
 
 
+def print_remarks(remarks: Sequence[str]) -> None:
+    """Print what was done other than asked, a line each, beside the result."""
+    for remark in remarks:
+        click.echo(remark, err=True)
+
+
 def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text]]) -> Table:
     """Return a table; a column is a title and how it is justified. Empty columns are left out."""
     kept = [
@@ -175,7 +181,7 @@ def overfull_line(summary: Summary) -> str:
 def summary_row(rank: int, summary: Summary, label: str) -> list[str]:
     """Return the row of a solution in a ranked table."""
     solution, evaluation = summary.solution, summary.evaluation
-    figures = summary.figures()
+    figures = summary.to_json()
     own = solution.metric.value != "throughput"
     value = format_value(solution.value, solution.unit) if own else ""
     gap = solution.gap

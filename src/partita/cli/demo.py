@@ -22,7 +22,6 @@ from partita.cli.console import (
     summary_table,
     terminal_width,
 )
-from partita.flows.extras import torch_needed
 from partita.cli.options import output_options
 from partita.cli.profile import estimate_lines, measured_lines
 from partita.core.graph import Graph
@@ -33,6 +32,7 @@ from partita.cost.predict import simulate
 from partita.documents import save, write_text
 from partita.errors import WorkerError
 from partita.flows.compare import Candidate, compare
+from partita.flows.extras import torch_needed
 from partita.flows.summary import Summary
 from partita.program.lower import lower
 from partita.report.picture import pipeline_picture
@@ -106,7 +106,7 @@ def command(output: str, rounds: int, as_json: bool, quiet: bool, **rest: Any) -
                 "profile": figures_of(measured),
                 "here": plans_of(here),
                 "plans": plans_of(mixed),
-                "trained": trained.figures(),
+                "trained": trained.to_json(),
                 "files": {name: str(path) for name, path in files.items()},
             }
         )
@@ -237,7 +237,7 @@ def figures_of(measured: Any) -> dict[str, Any]:
 def plans_of(planned: Planned) -> list[dict[str, Any]]:
     """Return what the planners came to as JSON values."""
     return [
-        {"name": c.name, **(c.summary.figures() if c.summary else {"refusal": c.refusal})}
+        {"name": c.name, **(c.summary.to_json() if c.summary else {"refusal": c.refusal})}
         for c in planned.found
     ]
 

@@ -341,7 +341,7 @@ def verdict(report: FitReport) -> str:
 
 
 def _figures(report: FitReport, commands: list[str]) -> dict[str, Any]:
-    figures = report.figures()
+    figures = report.to_json()
     for change, text in zip(figures["changes"], commands, strict=True):
         change["command"] = text
     return {"verdict": verdict(report), **figures}

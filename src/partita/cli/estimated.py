@@ -9,11 +9,11 @@ from click.core import ParameterSource
 
 from partita.catalogue.catalogue import Catalogue
 from partita.catalogue.examples import EXAMPLES
-from partita.flows.extras import torch_needed
 from partita.cli.profile import estimate_origin, model_estimator
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
 from partita.errors import InvalidInputError
+from partita.flows.extras import torch_needed
 from partita.planners.pipeline import main_devices_of
 
 SOURCE_OPTIONS = (

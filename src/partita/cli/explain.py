@@ -64,9 +64,9 @@ def command(plan: str, graph: str | None, changes: tuple[str, ...], **rest: Any)
     if rest["output"]:
         import json  # noqa: PLC0415 (only for a file)
 
-        write_text(rest["output"], json.dumps(found.figures(), indent=1, allow_nan=False) + "\n")
+        write_text(rest["output"], json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
     if rest["as_json"]:
-        print_json(found.figures())
+        print_json(found.to_json())
         return
     _show(found)
 

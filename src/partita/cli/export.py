@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partita.flows.extras import torch_needed
 from partita.cli.inputs import ProblemOptions, read_problem
 from partita.cli.options import MODES, cluster_options, output_options, source_options
 from partita.core.graph import Graph
@@ -18,6 +17,7 @@ from partita.core.solution import Solution
 from partita.documents import open_file, unused_path, write_bytes, write_text
 from partita.errors import InvalidInputError
 from partita.exporters.pipedream_conf import num_ranks_of, read_num_ranks, runtime_configurations
+from partita.flows.extras import torch_needed
 from partita.formats.pipedream import stage_ids
 from partita.formats.pipedream_plan import read_pipedream_plan, write_pipedream_plan
 

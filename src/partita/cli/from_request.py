@@ -63,19 +63,18 @@ def _settings(field: Field) -> dict[str, Any]:
 
 
 def _type(field: Field) -> Any:
-    allowed = field.option.allowed()
-    if allowed:
+    option = field.option
+    if allowed := option.allowed():
         return click.Choice(list(allowed))
-    low, high, above = field.option.minimum, field.option.maximum, field.option.above
-    least = above if low is None else low
     if field.kind is int:
-        limited = low is not None or high is not None
-        return click.IntRange(low, high) if limited else click.INT  # type: ignore[arg-type]
+        limited = option.minimum is not None or option.maximum is not None
+        return click.IntRange(option.minimum, option.maximum) if limited else click.INT  # type: ignore[arg-type]
     if field.kind is float:
-        limited = least is not None or high is not None
-        return (
-            click.FloatRange(least, high, min_open=low is None and above is not None)
-            if limited
-            else click.FLOAT
+        low = option.above if option.minimum is None else option.minimum
+        high = option.below if option.maximum is None else option.maximum
+        if low is None and high is None:
+            return click.FLOAT
+        return click.FloatRange(
+            low, high, min_open=option.above is not None, max_open=option.below is not None
         )
     return click.STRING

@@ -5,8 +5,8 @@ from typing import Any
 import click
 
 from partita.cli.console import print_json, stdout_console, table
-from partita.flows.extras import torch_needed
 from partita.cli.options import output_options
+from partita.flows.extras import torch_needed
 
 COLUMNS = (
     ("model", "left"),

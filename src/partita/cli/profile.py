@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from partita.flows.extras import torch_needed
 from partita.cli.options import (
     MODES,
     OPTIMIZER_BYTES,
@@ -21,6 +20,7 @@ from partita.cli.options import (
 from partita.core.graph import Graph
 from partita.core.json_values import thawed
 from partita.errors import InvalidInputError
+from partita.flows.extras import torch_needed
 from partita.flows.summary import estimate_basis
 from partita.units import format_seconds
 

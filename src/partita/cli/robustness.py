@@ -99,7 +99,7 @@ def command(plan: str, others: tuple[str, ...], **rest: Any) -> None:
             progress=tell,
         )
     if as_json:
-        print_json(found.figures())
+        print_json(found.to_json())
     else:
         _show(found)
 
@@ -186,7 +186,7 @@ def _loss(values: Sequence[float]) -> str:
 
 
 def _row(contender: Contender, unit: str) -> list[str]:
-    figures = contender.figures()["relative"]
+    figures = contender.to_json()["relative"]
     shown = [percent(figures[key] - 1, sign=True) for key in ("median", "p05", "p95", "max")]
     return [
         contender.name,

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from partita.cli.console import stdout_console, step_line
-from partita.flows.extras import torch_needed
 from partita.cli.inputs import read_solution, take_problem_options
 from partita.cli.options import cluster_options, output_options, problem_options
 from partita.cli.profile import find_modules_here
@@ -20,6 +19,7 @@ from partita.cli.run_options import (
     show_outcome,
     use_device_ids,
 )
+from partita.flows.extras import torch_needed
 from partita.flows.summary import describe_plan, summarise
 
 

@@ -340,7 +340,7 @@ def write_run(outcome: "Outcome", directory: Path, order: str = "device") -> lis
     if outcome.run.trace:
         write_text(directory / "profiler.json", outcome.run.trace)
         written.append("profiler.json")
-    write_results(directory, {"name": directory.name, **outcome.figures()})
+    write_results(directory, {"name": directory.name, **outcome.to_json()})
     return [*written, "logs/"]
 
 
@@ -369,7 +369,7 @@ def show_outcome(outcome: "Outcome", directory: Path, rest: Mapping[str, Any]) -
 
         written += export_timing(outcome.run, Path(rest["export_timing_csv"]))
     if rest["as_json"]:
-        print_json({"directory": str(directory), **outcome.figures()})
+        print_json({"directory": str(directory), **outcome.to_json()})
     else:
         _print(outcome, directory, written, report=rest["report"])
     for verdict in outcome.verdicts:

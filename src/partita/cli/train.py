@@ -17,7 +17,6 @@ from partita.cli.console import (
     summary_row,
     summary_table,
 )
-from partita.flows.extras import torch_needed
 from partita.cli.inputs import (
     ProblemOptions,
     evaluated,
@@ -49,6 +48,7 @@ from partita.core.graph import DeviceKind, Graph
 from partita.core.problem import Objective, Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError
+from partita.flows.extras import torch_needed
 from partita.flows.summary import Summary, summarise
 from partita.planners.table import get_planner
 from partita.processes import machine_cores

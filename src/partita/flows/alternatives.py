@@ -32,7 +32,7 @@ class Alternative:
     value: float
     ratio: float
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
         return {"plan": self.words, "value": self.value, "ratio": self.ratio}
 

@@ -33,12 +33,12 @@ class Answer:
         figures.pop(ENERGY, None)
         return {**{name: solution.options[name] for name in limits[:1]}, **figures}
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values under stable keys."""
         return {
-            **self.summary.figures(),
+            **self.summary.to_json(),
             "effort": self.effort,
-            "alternatives": [each.figures() for each in self.alternatives],
+            "alternatives": [each.to_json() for each in self.alternatives],
         }
 
 

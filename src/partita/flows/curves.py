@@ -61,7 +61,7 @@ class Curve:
     sensitivity: Sensitivity
     has_frontier: bool
 
-    def figures(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[dict[str, Any]]:
         """Return the points as JSON values."""
         return [
             {

@@ -76,7 +76,7 @@ class EnergyColumns:
     gap: float
     origin: str
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the columns as JSON values."""
         return {
             "origin": self.origin,
@@ -141,7 +141,7 @@ class EnergyCandidate:
             return float("nan")
         return float(self.frontier.energy_j[self.point]) / self.solution.plan.samples
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the candidate as JSON values; what it does not have is null."""
         samples = self.solution.plan.samples
         chosen = self.point is not None
@@ -185,15 +185,15 @@ class EnergyAnswer:
     simulated_s: float
     simulated_j: float
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         return {
             "origin": self.best.frontier.origin.value,
             "slowdown": self.slowdown,
             "limit_s": self.limit_s,
-            "best": self.best.figures(),
-            "fastest": self.fastest.figures(),
-            "candidates": [each.figures() for each in self.candidates],
+            "best": self.best.to_json(),
+            "fastest": self.fastest.to_json(),
+            "candidates": [each.to_json() for each in self.candidates],
             "simulated_s": self.simulated_s,
             "simulated_j_per_sample": self.simulated_j / self.solution.plan.samples,
         }
@@ -251,7 +251,7 @@ def plan_for_energy(
         simulated_s=again.time_s,
         simulated_j=again.energy_j,
     )
-    return replace(found, solution=replace(found.solution, stats={ENERGY: found.best.figures()}))
+    return replace(found, solution=replace(found.solution, stats={ENERGY: found.best.to_json()}))
 
 
 def _profile_of(candidate: EnergyCandidate) -> EnergyProfile:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from partita.core.problem import Mode
 from partita.errors import InvalidInputError
 from partita.flows.extras import torch_needed
 from partita.flows.fields import ShapeFields, SourceFields
+from partita.flows.summary import estimate_basis
 from partita.planners.pipeline import main_devices_of
 from partita.requests import fields_of
 
@@ -70,6 +72,22 @@ def origin_of(
         granularity=Granularity(request.granularity),
         mode=CaptureMode.EVAL if infers else CaptureMode.TRAINING,
     )
+
+
+def estimate_origin(
+    text: str, request: ShapeFields, mode: str | None, graph: Graph, *, seed: int = 0
+) -> "ModelOrigin":
+    """Return what an estimated graph remembers of its model: the sizes that it was estimated at.
+
+    A configuration has its own dtype and length where it is estimated and others where it is
+    measured; a run of the plan must have those that were planned for.
+    """
+    from partita.capture.sources import is_configuration  # noqa: PLC0415 (imports torch)
+
+    basis = estimate_basis(graph)
+    if basis is not None and is_configuration(text):
+        request = replace(request, dtype=basis["dtype"], sequence_length=basis["tokens_per_sample"])
+    return origin_of(text, request, mode, batch_size=graph.batch_size, seed=seed)
 
 
 def estimator_of(
@@ -145,7 +163,7 @@ def estimated_graphs(
     def graph_at(size: int) -> Graph:
         if size not in sizes:
             graph = estimated(known, batch_size=size, catalogue=catalogue)
-            origin = origin_of(text, plain, mode, batch_size=graph.batch_size)
+            origin = estimate_origin(text, plain, mode, graph)
             sizes[size] = sizes[graph.batch_size] = origin.recorded_in(graph)
         return sizes[size]
 

@@ -58,10 +58,10 @@ class Explanation:
     critical_path: dict[str, float]
     what_if: tuple[WhatIf, ...]
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values under stable keys."""
         return {
-            **self.summary.figures(),
+            **self.summary.to_json(),
             "stages": list(self.stages),
             "devices": list(self.devices),
             "critical_path": self.critical_path,

@@ -15,6 +15,8 @@ Model: TypeAlias = str | Graph | Problem | Solution
 
 GRANULARITIES = ("op", "module", "block")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+GPU_RESERVE = 0.08
+"""Share of a GPU's memory that no plan can use: context, NCCL's buffers, fragmentation."""
 OPTIMIZER_BYTES = {"sgd": 0.0, "momentum": 4.0, "adam": 8.0}
 """Bytes of state that an optimizer keeps per element of a parameter."""
 
@@ -62,7 +64,9 @@ class EstimateFields(Request):
     """How a model is priced by its shapes alone."""
 
     kernels: str = declare(
-        "fused", choices=("fused", "eager"), help="Kernels of an estimate: today's, or unfused ones."
+        "fused",
+        choices=("fused", "eager"),
+        help="Kernels of an estimate: today's, or unfused ones.",
     )
     arithmetic: str = declare(
         "", usual="the dtype", help="Arithmetic of an estimate, such as tfloat32."
@@ -89,6 +93,13 @@ class StepFields(Request):
     microbatch_size: int | None = declare(None, minimum=1, help="Samples in a microbatch.")
     batch_size: int | None = declare(None, minimum=1, help="Samples in a step: their product.")
     memory_factor: float | None = declare(None, help="Share of each device's memory to use.")
+    reserve: float | None = declare(
+        None,
+        minimum=0,
+        below=1,
+        usual=f"{GPU_RESERVE:g} of GPUs",
+        help="Share of memory to leave free for context, buffers and fragmentation.",
+    )
     optimizer: str | None = declare(
         None,
         choices=list(OPTIMIZER_BYTES),
@@ -129,7 +140,10 @@ class PlannerFields(EffortFields):
     """Which planner, and how it searches."""
 
     planner: str | None = declare(
-        None, flags=("-p",), usual=DEFAULT_PLANNER, help="Planner, such as uniform or custom:0,8,14."
+        None,
+        flags=("-p",),
+        usual=DEFAULT_PLANNER,
+        help="Planner, such as uniform or custom:0,8,14.",
     )
     partition: str | None = declare(None, help="The same as --planner.")
     option: tuple[str, ...] = declare((), flags=("-O",), help="Option of the planner, k=v.")

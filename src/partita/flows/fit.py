@@ -89,7 +89,7 @@ class Change:
     samples: int
     trial: Trial
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the change as JSON values."""
         return {
             "change": list(self.words),
@@ -98,7 +98,7 @@ class Change:
             "shard": self.setting.shard.value,
             "num_devices": len(self.trial.problem.cluster),
             "batch_size": self.samples,
-            "trial": self.trial.figures(),
+            "trial": self.trial.to_json(),
         }
 
 
@@ -128,7 +128,7 @@ class FitReport:
         """Whether any plan fits."""
         return self.best.fits
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values under stable keys."""
         return {
             "model": self.problem.graph.name,
@@ -137,10 +137,10 @@ class FitReport:
             "estimated": estimate_basis(self.problem.graph),
             "memory_factor": self.problem.objective.memory_factor,
             "batch_size": self.problem.microbatches * self.problem.microbatch_size,
-            "best": self.best.figures(),
-            "trials": [trial.figures() for trial in self.trials],
+            "best": self.best.to_json(),
+            "trials": [trial.to_json() for trial in self.trials],
             "refusals": list(self.refusals),
-            "changes": [change.figures() for change in self.changes],
+            "changes": [change.to_json() for change in self.changes],
         }
 
 

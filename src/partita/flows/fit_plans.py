@@ -103,7 +103,7 @@ class Trial:
         """Samples a second; NaN where it was not simulated."""
         return self.plan.samples / self.step_s if self.step_s > 0 else float("nan")
 
-    def figures(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """Return the trial as JSON values."""
         return {
             "plan": self.shape.title,

@@ -6,17 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.documents import read_text
 from partita.errors import FormatError, InvalidInputError
 from partita.flows.fields import EffortFields, PlannerFields
 from partita.planners.table import DEFAULT_PLANNER, find_planner, get_planner
+from partita.yaml_nodes import guess_value, parse_yaml, read_table
+from partita.yaml_nodes import read_text as read_yaml_text
 
 EFFORT = ("time_limit", "iterations", "as_released", "seed")
 """Fields of a request that only some planners take."""
+_MAX_ASSIGNMENT = 2**27
+"""Characters of a file that places the ops of a graph one by one."""
 TRIAL_LIMIT_S = 0.5
 """Seconds that a planner with a time limit may search for each change that is tried."""
 
@@ -131,11 +133,7 @@ def _pairs(options: tuple[str, ...]) -> dict[str, Any]:
 def _value(text: str) -> Any:  # noqa: ANN401 (as YAML reads it)
     if re.fullmatch(r"-?\d+(,-?\d+)+", text):
         return [int(part) for part in text.split(",")]
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-    return value if isinstance(value, bool | int | float | str | list) else text
+    return guess_value(text)
 
 
 def _argument(name: str, argument: str) -> dict[str, Any]:
@@ -158,14 +156,9 @@ def _argument(name: str, argument: str) -> dict[str, Any]:
 
 def _read_assignment(path: str) -> dict[str, str]:
     """Return a map from ops to devices, a YAML or JSON object."""
-    text = read_text(path)
     try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as exc:
-        line = getattr(getattr(exc, "problem_mark", None), "line", -1) + 1
-        raise FormatError("not valid YAML", path=path, line=line) from exc
-    if not isinstance(found, dict) or not all(
-        isinstance(key, str) and isinstance(value, str) for key, value in found.items()
-    ):
-        raise FormatError("expected a map from ops (or modules) to devices", path=path)
-    return found
+        root = parse_yaml(read_text(path), max_text=_MAX_ASSIGNMENT)
+        entries = read_table(root, "the map from ops (or modules) to devices").entries
+        return {op: read_yaml_text(device, f"device of {op}") for op, device in entries.items()}
+    except FormatError as exc:
+        raise (exc if exc.path else exc.at(path)) from exc

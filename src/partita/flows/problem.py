@@ -13,7 +13,7 @@ from partita.catalogue.parse import parse_cluster
 from partita.catalogue.shorthand import local_cluster
 from partita.catalogue.what_if import what_if
 from partita.core.cluster import Cluster
-from partita.core.graph import Graph
+from partita.core.graph import DeviceKind, Graph
 from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
 from partita.core.rules import Rule, parse_rule
 from partita.core.solution import Solution
@@ -21,6 +21,7 @@ from partita.documents import OpenedFile, load, open_file, read_text
 from partita.errors import FormatError, InvalidInputError
 from partita.flows.estimated import estimated_graphs, is_path, refuse_source_options
 from partita.flows.fields import (
+    GPU_RESERVE,
     OPTIMIZER_BYTES,
     ChangeFields,
     ClusterFields,
@@ -34,12 +35,11 @@ from partita.profiler.estimate.recompute import with_recomputation
 from partita.requests import declare, make
 
 DEFAULT_CLUSTER = "4xa100"
+_OWN_METRICS = (Metric.THROUGHPUT, Metric.LATENCY, Metric.ENERGY)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProblemRequest(
-    ClusterFields, ChangeFields, ObjectiveFields, RuleFields, SourceFields
-):
+class ProblemRequest(ClusterFields, ChangeFields, ObjectiveFields, RuleFields, SourceFields):
     """A model, the devices it is for, and what is asked of a step."""
 
     model: Model | None = declare(None, is_argument=True, help="Name of a model, or a file.")
@@ -52,13 +52,11 @@ class PosedProblem:
     Attributes:
         problem: The problem.
         graph_at: Returns the model as it is for a microbatch size.
-        is_estimated: Whether its costs were estimated for this request.
         remarks: What was done other than asked, a sentence each.
     """
 
     problem: Problem
     graph_at: Callable[[int], Graph]
-    is_estimated: bool = False
     remarks: tuple[str, ...] = ()
 
 
@@ -80,12 +78,17 @@ def problem(model: Model | None = None, /, **options: Any) -> Problem:  # noqa: 
     return pose(make(ProblemRequest, model=model, **options)).problem
 
 
-def pose(request: ProblemRequest) -> PosedProblem:
+def pose(request: ProblemRequest, *, reserves: bool = True) -> PosedProblem:
     """Return the problem that a request describes.
 
     A file that holds a whole problem (or a cluster file that names its profiles) gives what the
     request leaves open. A model without costs is estimated for the devices of the cluster, on a
     microbatch as it is asked for.
+
+    Args:
+        request: The request.
+        reserves: Whether plans leave some memory of GPUs free where nothing says how much; a plan
+            that is there already was made by other rules.
 
     Raises:
         InvalidInputError: There is no such model or cluster, or options that exclude each other.
@@ -102,6 +105,8 @@ def pose(request: ProblemRequest) -> PosedProblem:
     graph = graph_at(request.microbatch_size or 0)
     start = whole.objective if whole else Objective()
     objective = objective_of(graph, start, request)
+    if reserves and named is None and not brings_limits(base, request):
+        objective = with_usual_reserve(objective, cluster, request)
     if objective.microbatch_size is not None:
         graph = graph_at(objective.microbatch_size)
     posed = Problem(
@@ -113,7 +118,6 @@ def pose(request: ProblemRequest) -> PosedProblem:
     return PosedProblem(
         problem=posed,
         graph_at=graph_at,
-        is_estimated=base is None,
         remarks=objective_remarks(request),
     )
 
@@ -248,11 +252,35 @@ def changed_objective(start: Objective, request: StepFields) -> Objective:
         changes["schedule"] = Schedule(request.schedule)
         if changes["schedule"] is Schedule.INFERENCE:
             changes.setdefault("mode", Mode.INFERENCE)
+    if request.reserve is not None:
+        if request.memory_factor is not None:
+            raise InvalidInputError("--reserve R is --memory-factor 1 - R; give one of them")
+        changes["memory_factor"] = 1.0 - request.reserve
     if request.memory_factor is not None:
         changes["memory_factor"] = min(request.memory_factor, 1.0)
     if request.optimizer is not None:
         changes["optimizer_bytes_per_element"] = OPTIMIZER_BYTES[request.optimizer]
     return dataclasses.replace(start, **changes)
+
+
+def brings_limits(base: Graph | Problem | None, request: ProblemRequest) -> bool:
+    """Return whether the devices are those of a file, whose limits are taken at their word."""
+    named = request.cluster is not None or request.devices is not None
+    return isinstance(base, Problem) and request.model not in EXAMPLES and not named
+
+
+def with_usual_reserve(objective: Objective, cluster: Cluster, request: StepFields) -> Objective:
+    """Return an objective that leaves some memory of GPUs free, unless something says how much.
+
+    Published metrics have memory rules of their own, and CPUs no context.
+    """
+    is_said = request.memory_factor is not None or request.reserve is not None
+    is_said |= objective.memory_factor != 1
+    if is_said or objective.metric not in _OWN_METRICS:
+        return objective
+    if all(device.kind is DeviceKind.CPU for device in cluster.devices):
+        return objective
+    return dataclasses.replace(objective, memory_factor=1.0 - GPU_RESERVE)
 
 
 def objective_remarks(request: StepFields) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ class Relaxation:
     without: tuple[Rule, ...] = ()
     solution: Solution
 
-    def figures(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """Return the change as JSON values."""
         return {
             "change": self.words,

@@ -40,7 +40,9 @@ def html_table(rows: list[Mapping[str, object]]) -> str:
     columns = list(rows[0])
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_cell(row.get(name)))}</td>" for name in columns) + "</tr>"
+        "<tr>"
+        + "".join(f"<td>{html.escape(_cell(row.get(name)))}</td>" for name in columns)
+        + "</tr>"
         for row in rows
     )
     return f"<table><tr>{head}</tr>{body}</table>"

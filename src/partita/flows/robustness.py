@@ -90,7 +90,7 @@ class Contender:
         nominal = self.nominal if self.nominal > 0 else 1.0
         return self.values / nominal
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON values."""
         return {
             "name": self.name,
@@ -120,7 +120,7 @@ class Robustness:
     regret: Array
     rivals_regret: Array
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values under stable keys."""
         return {
             "model": self.solution.problem.graph.name,
@@ -131,7 +131,7 @@ class Robustness:
             "perturb": self.doubt.perturb,
             "samples": self.doubt.samples,
             "seed": self.doubt.seed,
-            "plans": [contender.figures() for contender in self.contenders],
+            "plans": [contender.to_json() for contender in self.contenders],
             "beaten_by_others": quantiles(self.rivals_regret),
             "replanned": len(self.regret),
             "regret": quantiles(self.regret) if len(self.regret) else None,

@@ -13,7 +13,6 @@ from partita.cost.judge import measure
 from partita.documents import OpenedFile, open_file
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.fields import (
-    ChangeFields,
     ClusterFields,
     EstimateFields,
     ObjectiveFields,
@@ -76,7 +75,7 @@ def _bare_problem(graph: str, request: StepFields) -> Problem:
     values = {f.name: getattr(request, f.name) for f in fields_of(type(request)) if f.name in known}
     read = read_graph(graph)
     assert read is not None
-    return pose(ProblemRequest(**{**values, "model": read})).problem
+    return pose(ProblemRequest(**{**values, "model": read}), reserves=False).problem
 
 
 def changed_solution(

@@ -53,7 +53,7 @@ class Summary:
         """The plan in a few words, such as ``"4 stages x 2, 1f1b"``."""
         return describe_plan(self.solution.plan)
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON values under stable keys; unknown ones are null."""
         solution, evaluation = self.solution, self.evaluation
         timeline = evaluation.timeline

@@ -98,14 +98,14 @@ class Outcome:
     def _check_figures(self) -> dict[str, Any] | None:
         if self.verdict is None:
             return None
-        found, module = self.verdict.figures(), self.module_verdict
+        found, module = self.verdict.to_json(), self.module_verdict
         if isinstance(module, Verdict):
-            found["module"] = module.figures()
+            found["module"] = module.to_json()
         elif module is not None:
             found["module"] = {"against": UNTOUCHED_MODULE, "equal": None, "reason": module}
         return found
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         plan, problem = self.solution.plan, self.solution.problem
         return {
@@ -127,7 +127,7 @@ class Outcome:
             "predicted_step_s": self.predicted.makespan_s,
             "prediction_error": self.error,
             "check": self._check_figures(),
-            "report": None if self.report is None else self.report.figures(),
+            "report": None if self.report is None else self.report.to_json(),
             "memory": {name: asdict(use) for name, use in self.run.memory.items()},
             "energy": energy_figures(self.run),
             "machine": machine(),

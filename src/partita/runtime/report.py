@@ -78,7 +78,7 @@ class RunReport:
         """The prediction relative to what was measured."""
         return self.step_s[0] / self.step_s[1] - 1
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
 
         def pair(values: tuple[float, float]) -> dict[str, float | None]:

@@ -80,7 +80,7 @@ class Verdict:
         """Return how many tensors of a kind were compared in the first step."""
         return sum(d.what == what and d.step == 0 for d in self.differences)
 
-    def figures(self, shown: int = 10) -> dict[str, Any]:
+    def to_json(self, shown: int = 10) -> dict[str, Any]:
         """Return it as JSON values, with the worst differences."""
         return {
             "against": self.against,

@@ -51,7 +51,7 @@ def test_the_plan_of_least_energy_within_two_percent_is_not_the_fastest() -> Non
     assert solution.value == pytest.approx(measure(asked, solution.plan).value)
     assert solution.value == pytest.approx(best.frontier.all_max_j / solution.plan.samples)
     assert solution.stats["energy"]["j_per_sample"] == pytest.approx(best.joules_per_sample)
-    figures = answer.figures()
+    figures = answer.to_json()
     assert figures["origin"] == "modelled"
     assert figures["simulated_j_per_sample"] == pytest.approx(figures["best"]["j_per_sample"])
 
@@ -78,7 +78,7 @@ def test_the_columns_of_a_comparison() -> None:
     columns = energy_columns(solve(asked, "uniform"), points=3)
     assert columns.fastest_s < columns.best_s
     assert columns.best_j < columns.fastest_j < columns.all_max_j
-    assert columns.figures()["origin"] == "modelled"
+    assert columns.to_json()["origin"] == "modelled"
 
 
 def test_a_part_of_a_cluster_keeps_its_links() -> None:

@@ -189,7 +189,7 @@ def test_what_is_called_hopeless_does_not_fit(seed: int) -> None:
 
 def test_the_report_is_json_and_the_best_plan_a_solution() -> None:
     report = fit(question(layered(WEIGHTY), 500, devices=2))
-    figures = json.loads(json.dumps(report.figures(), allow_nan=False))
+    figures = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert figures["fits"] is False
     assert {"change", "batch_size", "trial", "num_devices"} <= set(figures["changes"][0])
     solution = solution_of(fit(question(layered(ACTIVE), 1e9)).best)

@@ -217,7 +217,7 @@ def test_every_kind_of_change_is_found_and_helps() -> None:
     assert changes[-1].arguments[1].startswith("+")
     for change in changes:
         assert not is_infeasible(applied(problem, change), plan_uniform)
-        assert change.figures()["arguments"] == list(change.arguments)
+        assert change.to_json()["arguments"] == list(change.arguments)
 
 
 def test_where_neither_smaller_microbatches_nor_recomputation_do_both_may() -> None:
@@ -253,7 +253,7 @@ def test_a_rule_that_is_in_the_way_is_named() -> None:
     assert change is not None
     assert change.without == (rules[0],)
     assert change.words == "without pin op5=d0"
-    assert change.figures()["without"] == ["pin op5=d0"]
+    assert change.to_json()["without"] == ["pin op5=d0"]
     assert not is_infeasible(applied(problem, change), plan_uniform)
 
 

@@ -67,9 +67,9 @@ def test_the_same_seed_draws_the_same() -> None:
     solution = plan_uniform(problem_of())
     doubt = Doubt(samples=4, replans=2, seed=3)
     once, again = (robustness(solution, doubt, planner=plan_uniform) for _ in range(2))
-    assert once.figures() == again.figures()
+    assert once.to_json() == again.to_json()
     other = robustness(solution, replace(doubt, seed=4), planner=plan_uniform)
-    assert other.figures() != once.figures()
+    assert other.to_json() != once.to_json()
 
 
 @pytest.mark.parametrize("metric", [Metric.THROUGHPUT, Metric.MAX_LOAD, Metric.LATENCY])
@@ -82,7 +82,7 @@ def test_values_are_those_of_the_cost_model(metric: Metric) -> None:
     assert found.contenders[0].values.tolist() == values
     assert found.contenders[0].nominal == solution.value
     assert len(found.regret) == 0
-    assert found.figures()["regret"] is None
+    assert found.to_json()["regret"] is None
 
 
 def test_regret_is_what_knowing_the_costs_would_have_saved() -> None:
@@ -126,7 +126,7 @@ def test_alternatives_that_break_a_limit_are_left_out_and_others_ranked() -> Non
     found = alternatives_of(replace(quick, alternatives=(slow.plan, two.plan)))
     assert [each.value for each in found] == sorted([two.value, slow.value])
     assert found[0].ratio == pytest.approx(found[0].value / quick.value)
-    assert all(each.figures()["ratio"] == each.ratio for each in found)
+    assert all(each.to_json()["ratio"] == each.ratio for each in found)
     tight = replace(problem, cluster=flat_cluster(3, memory_bytes=250, bandwidth_bytes_per_s=100))
     fits = plan_uniform(tight)
     with pytest.raises(InfeasibleError):

@@ -22,13 +22,13 @@ def test_a_plan_that_overfills_a_device_is_named():
     overfull = summarise(replace(roomy, problem=tight))
     assert summarise(roomy).overfull == ""
     assert "'d0' needs" in overfull.overfull
-    assert overfull.figures()["overfull"] == overfull.overfull
+    assert overfull.to_json()["overfull"] == overfull.overfull
 
 
 def test_devices_that_run_nothing_do_not_count_as_idle():
     names = {"op*": "d0"}
     summary = summarise(solve(problem_with(1e6), "manual", assignment=names))
-    assert summary.figures()["utilisation"] == 1.0
+    assert summary.to_json()["utilisation"] == 1.0
 
 
 def test_plans_are_ranked_by_what_the_cost_model_says(monkeypatch):

@@ -87,7 +87,7 @@ def test_a_model_that_drops_equals_its_untouched_module(granularity: Granularity
     assert verdict.is_equal, verdict.line()
     assert verdict.count("gradient") == 8
     assert "equal the untouched module" in verdict.line()
-    assert verdict.figures()["against"] == "the untouched module"
+    assert verdict.to_json()["against"] == "the untouched module"
     after = subject.source.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 

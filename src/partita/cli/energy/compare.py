@@ -243,6 +243,6 @@ def _figures(each: Compared, gains: tuple[Savings, Savings]) -> dict[str, Any]:
         "best_s": frontier.best_s,
         "best_j": float(frontier.energy_j.min()),
         "gap": float(frontier.gap.max()) if each.is_bounded else None,
-        "savings": [gain.figures() for gain in gains],
+        "savings": [gain.to_json() for gain in gains],
         "assumed": list(each.assumed),
     }

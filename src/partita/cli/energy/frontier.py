@@ -113,7 +113,7 @@ def command(source: str, **rest: Any) -> None:
                 "source": found.name,
                 "plan": describe_plan(found.solution.plan),
                 **frontier_figures(frontier),
-                "savings": [gain.figures() for gain in gains],
+                "savings": [gain.to_json() for gain in gains],
                 "assumed": list(found.assumed),
                 "written": written,
             }

@@ -114,7 +114,7 @@ def _log_figures(model: EnergyModel, folder: Path, clock: float | None) -> dict[
         "counters": "modelled" if any(log.is_modelled for log in logs.values()) else "measured",
         "all_max_s": all_max_s,
         "all_max_j": all_max_j,
-        "steps": [step.figures() for step in steps],
+        "steps": [step.to_json() for step in steps],
     }
 
 

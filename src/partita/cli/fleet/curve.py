@@ -99,7 +99,7 @@ def command(model: str, **rest: Any) -> None:
         print_json(
             {
                 "name": found.sensitivity.name,
-                "points": found.figures(),
+                "points": found.to_json(),
                 "frontier": "modelled" if found.has_frontier else None,
                 "written": rest["output"],
             }

@@ -73,7 +73,7 @@ def study_figures(found: Study) -> dict[str, Any]:
     question, servers = found.question, found.question.servers
     rules = question.rules
     return {
-        "trace": summary_of(question.trace).figures(),
+        "trace": summary_of(question.trace).to_json(),
         "cluster": {
             "servers": len(servers),
             "gpus": servers.num_gpus,
@@ -85,8 +85,8 @@ def study_figures(found: Study) -> dict[str, Any]:
         "restart_s": rules.restart_s,
         "window": list(question.window) if question.window else None,
         "seed": question.seed,
-        "runs": [run.figures() for run in found.runs],
-        "power_cap": [each.figures() for each in found.capped],
+        "runs": [run.to_json() for run in found.runs],
+        "power_cap": [each.to_json() for each in found.capped],
         "differences": list(DIFFERENCES) if len(question.released) > 1 else [],
     }
 
@@ -341,7 +341,7 @@ def _csv(runs: Sequence[Run]) -> str:
     """Return every run, and every class of its jobs, as a row; times in seconds."""
     rows = []
     for run in runs:
-        figures = run.figures()
+        figures = run.to_json()
         kinds, use = figures.pop("classes"), figures.pop("use")
         shared = {f"use_{name}": value for name, value in use.items()}
         rows.append({**figures, "class": "all", **shared})

@@ -74,7 +74,7 @@ def command(source: str | None, **rest: Any) -> None:
         assert isinstance(text, str)
         write_text(rest["output"], text)
     if rest["as_json"]:
-        print_json({**found.figures(), "written": rest["output"]})
+        print_json({**found.to_json(), "written": rest["output"]})
     elif rest["output"] != "-":
         _show(found, rest["output"])
 

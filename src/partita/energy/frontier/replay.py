@@ -44,7 +44,7 @@ class ReplayedStep:
     time_s: float
     energy_j: float
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the step as JSON values; unknown energy is null."""
         known = not math.isnan(self.measured_j)
         return {

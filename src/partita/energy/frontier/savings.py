@@ -308,7 +308,7 @@ class Savings:
         """Share of the energy that is saved."""
         return 1 - self.energy_j / self.all_max_j if self.all_max_j > 0 else 0.0
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON values."""
         return {
             "straggler": self.straggler,

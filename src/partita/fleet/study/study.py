@@ -99,7 +99,7 @@ class Run:
         """The policy, with the rules where they are not ours."""
         return f"{self.policy} as released" if self.released else self.policy
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the run as JSON values; what is not known is null."""
         return {
             "policy": self.policy,
@@ -147,7 +147,7 @@ class Capped:
     mean_s: tuple[float, float, float]
     energy_j: tuple[float, float, float]
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""
         return {
             **{name: _value(value) for name, value in asdict(self).items() if name != "load"},

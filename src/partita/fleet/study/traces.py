@@ -236,7 +236,7 @@ class TraceSummary:
     elastic: int
     models: tuple[ModelRow, ...]
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the summary as JSON values."""
         known = {"per_hour": self.per_hour, "busy_gpus": self.busy_gpus}
         return {

@@ -38,7 +38,7 @@ def test_a_log_of_what_the_profile_says_is_what_is_simulated() -> None:
         for step in steps:
             assert step.time_s == pytest.approx(step.measured_s)
             assert step.measured_j == pytest.approx(30.0 * step.measured_s)
-            assert step.figures()["measured_j"] == step.measured_j
+            assert step.to_json()["measured_j"] == step.measured_j
 
 
 def test_energy_without_a_counter_for_the_whole_step_is_unknown() -> None:
@@ -46,7 +46,7 @@ def test_energy_without_a_counter_for_the_whole_step_is_unknown() -> None:
     for readings in (None, short):
         (step,) = replay_log(model(), [RankLog(log(1), readings)])
         assert math.isnan(step.measured_j)
-        assert step.figures()["measured_j"] is None
+        assert step.to_json()["measured_j"] is None
 
 
 def test_logs_that_are_not_of_the_plan_are_refused() -> None:

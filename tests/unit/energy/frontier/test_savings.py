@@ -169,7 +169,7 @@ def test_savings_with_a_straggler_by_hand() -> None:
     late = savings(found, straggler=2.0, pipelines=4, waiting=80.0)
     assert late.point == 1
     assert late.energy_j == pytest.approx(900 * 2 + 3 * (810 + 80 * 0.6))
-    assert late.figures()["saving"] == pytest.approx(late.saving)
+    assert late.to_json()["saving"] == pytest.approx(late.saving)
 
 
 def test_stragglers_that_make_no_sense_are_refused() -> None:

@@ -45,7 +45,7 @@ def test_runs_are_ranked_by_mean_completion_time(trace, servers):
     means = [run.metrics.mean_s for run in found.runs]
     assert means == sorted(means)
     assert {run.policy for run in found.runs} == {"fifo:fair", "fifo:tune", "srtf:joint"}
-    assert found.runs[0].figures()["load_per_hour"] is None
+    assert found.runs[0].to_json()["load_per_hour"] is None
     assert sum(each.jobs for each in found.runs[0].kinds.values()) == 40
 
 
@@ -70,7 +70,7 @@ def test_both_rules_leave_out_what_the_released_code_lacks(trace, servers):
     titles = sorted(run.title for run in found.runs)
     assert titles == ["fifo:joint", "fifo:tune", "fifo:tune as released"]
     released = next(run for run in found.runs if run.released)
-    assert released.figures()["preemptions"] is None
+    assert released.to_json()["preemptions"] is None
 
 
 def test_the_power_cap_holds_and_loses_less_than_one_limit_for_all(trace, servers):
