@@ -32,6 +32,14 @@ CONCEPTS: Mapping[str, Concept] = {
     "reading YAML": Concept(r"\b(import|from) yaml\b", ("yaml_nodes.py",)),
     "built-in graphs": Concept(r"EXAMPLES: Mapping\b", ("catalogue/examples.py",)),
     "numbers that JSON has no word for": Concept(r"def number_or_none\b", ("core/json_values.py",)),
+    "bytes held by a parameter": Concept(
+        r"\.optimizer_bytes_per_element\b", ("core/problem.py", "cost/tables.py")
+    ),
+    "devices that are alike": Concept(r"peaks = tuple\(sorted\(", ("cost/tables.py",)),
+    "ops that must stay together": Concept(
+        r"np\.where\((label|colou?r|colocation) >= 0, \1", ("cost/tables.py",)
+    ),
+    "backward ops folded into backward": Concept(r"np\.where\(explicit\b", ("cost/tables.py",)),
     "proving a Program": Concept(r"def prove\b", ("program/check/",)),
 }
 

@@ -1,4 +1,4 @@
-"""What all bounds look at: classes of like devices, seconds of ops there, samples of a step.
+"""What all bounds look at: seconds of ops on classes of devices, samples of a step.
 
 An op may run in several *ways*: the tensor-parallel degrees of the graph's variants (1 where there
 are none), recomputing or not. What one way costs follows ``cost/durations.py``.
@@ -15,51 +15,7 @@ from partita.core.columns import Array, derived
 from partita.core.graph import Graph
 from partita.core.problem import Metric, Mode, Problem
 from partita.cost.durations import OpSeconds, op_seconds
-
-
-class Classes(NamedTuple):
-    """Devices that no plan tells apart by speed, memory or rules.
-
-    Attributes:
-        of: The class of each device of the cluster.
-        members: One device of each class.
-        sizes: Devices in each class.
-        limit_bytes: Memory that a plan may use on a device, by class.
-        allowed: ``[classes, ops]``: whether an op may run there.
-    """
-
-    of: Array
-    members: tuple[int, ...]
-    sizes: Array
-    limit_bytes: Array
-    allowed: Array
-
-
-def device_classes(problem: Problem) -> Classes:
-    """Return the classes of a problem's devices, in the order of their first devices."""
-    return derived(problem, "device classes", lambda: _device_classes(problem))
-
-
-def _device_classes(problem: Problem) -> Classes:
-    row_of, matrix = problem.allowed
-    index: dict[object, int] = {}
-    of, members = [], []
-    for number, device in enumerate(problem.cluster.devices):
-        rates = (tuple(sorted(device.peak_flop_per_s.items())), device.memory_bytes_per_s)
-        what = (device.type, device.kind, device.speed, device.memory_bytes)
-        key = (*what, *rates, matrix[:, number].tobytes())
-        if key not in index:
-            index[key] = len(index)
-            members.append(number)
-        of.append(index[key])
-    limit = problem.cluster.memory_bytes[members] * problem.objective.memory_factor
-    return Classes(
-        of=np.array(of, dtype=np.int64),
-        members=tuple(members),
-        sizes=np.bincount(of).astype(np.float64),
-        limit_bytes=limit,
-        allowed=matrix[:, members].T[:, row_of],
-    )
+from partita.cost.tables import device_classes, fold_backward
 
 
 class Way(NamedTuple):
@@ -87,8 +43,7 @@ def ways(problem: Problem) -> tuple[Way, ...]:
 
 def _ways(problem: Problem) -> Iterator[Way]:
     graph, classes = problem.graph, device_classes(problem)
-    devices = [problem.cluster.devices[member] for member in classes.members]
-    tables = [op_seconds(graph, device) for device in devices]
+    tables = [op_seconds(graph, device) for device in classes.devices(problem)]
     degrees = sorted({1, *graph.variants.tp.tolist()})
     for degree in degrees:
         if degree > len(problem.cluster):
@@ -115,9 +70,7 @@ def _way(
         backward[ops] = variants.backward_s[rows] * scale
         if recompute:
             backward[ops] = np.maximum(backward[ops] - forward[ops], 0.0)
-    explicit = ~graph.is_forward
-    backward = np.where(explicit, forward + backward, backward)
-    forward = np.where(explicit, 0.0, forward)
+    forward, backward = fold_backward(graph, forward, backward)
     return forward, backward, backward * seconds.input_share, forward * recompute
 
 
@@ -204,57 +157,6 @@ def best_link(cluster: Cluster) -> Links:
         max(float(level.bandwidth_bytes_per_s.max()) for level in cluster.levels),
         min(float(level.latency_s.min()) for level in cluster.levels),
     )
-
-
-class Units(NamedTuple):
-    """Ops that must stay together, as one.
-
-    Attributes:
-        of: The unit of each op.
-        num_units: Number of units.
-    """
-
-    of: Array
-    num_units: int
-
-    def total(self, values: Array) -> Array:
-        """Return the sums of values over the ops of each unit; the last axis is that of ops."""
-        if self.num_units == values.shape[-1]:
-            return values
-        flat = values.reshape(-1, values.shape[-1])
-        rows = [np.bincount(self.of, weights=row, minlength=self.num_units) for row in flat]
-        return np.stack(rows).reshape(*values.shape[:-1], self.num_units)
-
-
-def units(graph: Graph) -> Units:
-    """Return the colocation classes and the free ops of a graph."""
-    return derived(graph, "bound units", lambda: _units(graph))
-
-
-def _units(graph: Graph) -> Units:
-    colour = graph.ops.colocation.astype(np.int64)
-    if not bool((colour >= 0).any()):
-        return Units(np.arange(len(graph)), len(graph))
-    alone = int(colour.max()) + 1 + np.arange(len(graph))
-    _, of = np.unique(np.where(colour >= 0, colour, alone), return_inverse=True)
-    return Units(of.ravel(), int(of.max()) + 1)
-
-
-def first_users(graph: Graph, counted: Array | None = None) -> Array:
-    """Return for each parameter the first op that uses it; -1 = none (of those counted)."""
-    table = graph.parameters
-    use = np.ones(len(table.use_op), dtype=bool) if counted is None else counted[table.use_op]
-    first = np.full(len(table), len(graph), dtype=np.int64)
-    np.minimum.at(first, table.use_parameter[use], table.use_op[use])
-    return np.where(first < len(graph), first, -1)
-
-
-def at_first_user(graph: Graph, values: Array, counted: Array | None = None) -> Array:
-    """Return for each op the sum of values of the parameters that it is the first to use."""
-    first = first_users(graph, counted)
-    held = first >= 0
-    result: Array = np.bincount(first[held], weights=values[held], minlength=len(graph))
-    return result
 
 
 def trains(problem: Problem) -> bool:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.bounds.figures import Units, units
 from partita.bounds.paths import steps
 from partita.core.columns import Array
 from partita.core.graph import Graph
+from partita.cost.tables import Units, units
 from partita.kernels import Column, run_kernel
 
 QUANTILES = (0.5, 0.2, 0.0)

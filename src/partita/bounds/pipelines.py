@@ -27,10 +27,11 @@ from partita.bounds.assignment import (
     work_over_speed,
 )
 from partita.bounds.bound import Bound, Effort
-from partita.bounds.figures import at_first_user, batch_of, device_classes, units
+from partita.bounds.figures import batch_of
 from partita.bounds.parts import parts
 from partita.core.columns import Array
 from partita.core.problem import Metric, Mode, Problem
+from partita.cost.tables import at_first_user, device_classes, held_bytes, units
 from partita.objectives.cuts import counted_ops
 from partita.objectives.placed import seconds_on
 
@@ -92,22 +93,20 @@ def pipedream_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
         return
     graph, classes = problem.graph, device_classes(problem)
     counted = counted_ops(graph)
-    members = [problem.cluster.devices[member] for member in classes.members]
-    of, table = seconds_on(graph, members, Mode.TRAINING)
+    of, table = seconds_on(graph, classes.devices(problem), Mode.TRAINING)
     seconds = np.where(classes.allowed, np.where(counted, table[of], 0.0), np.inf)
     repaired = problem.objective.metric is Metric.PIPEDREAM_REPAIRED
     if repaired:
-        parameters = graph.parameters
-        trained = np.where(parameters.trainable, parameters.bytes, 0.0)
-        reduced = at_first_user(graph, trained, counted)
+        held = held_bytes(graph.parameters, problem.objective)
+        reduced = at_first_user(graph, held.gradients, counted)
     else:
         reduced = np.where(counted, graph.parameter_bytes, 0.0)
     stages = _Stages(seconds, reduced, _sync_s(problem, servers, released=not repaired))
     cost = units(graph).total(seconds)
     yield Bound(work_over_speed(cost, classes.sizes), "work over speed")
-    held = units(graph).total(_stage_bytes(problem, counted) if repaired else _weights(problem))
+    least = _stage_bytes(problem, counted) if repaired else _weights(problem)
     room = Room(classes.sizes, classes.sizes * classes.limit_bytes)
-    dual = assignment_dual(Need(cost, held), room, effort)
+    dual = assignment_dual(Need(cost, units(graph).total(least)), room, effort)
     yield Bound(dual.value, "assignment LP")
     yield Bound(_with_reductions(problem, stages, dual.weights), "indivisible op")
     if repaired:
@@ -211,9 +210,8 @@ def _live_bytes(problem: Problem, counted: Array) -> Array:
 
 def _stage_bytes(problem: Problem, counted: Array) -> Array:
     """Return what each op holds in a stage at least: one version, gradients, state, saved bytes."""
-    graph, table = problem.graph, problem.graph.parameters
-    state = table.elements * problem.objective.optimizer_bytes_per_element
-    held = table.bytes + np.where(table.trainable, table.bytes + state, 0.0)
+    graph = problem.graph
+    held = held_bytes(graph.parameters, problem.objective).total
     return at_first_user(graph, held, counted) + np.where(counted, graph.ops.saved_bytes, 0.0)
 
 

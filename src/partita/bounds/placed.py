@@ -16,17 +16,7 @@ from partita.bounds.assignment import (
     work_over_speed,
 )
 from partita.bounds.bound import Bound, Effort
-from partita.bounds.figures import (
-    Classes,
-    at_first_user,
-    batch_of,
-    best_link,
-    device_classes,
-    trains,
-    turn_factor,
-    units,
-    ways,
-)
+from partita.bounds.figures import batch_of, best_link, trains, turn_factor, ways
 from partita.bounds.parts import parts
 from partita.bounds.paths import (
     Steps,
@@ -42,6 +32,14 @@ from partita.core.cluster import Cluster
 from partita.core.columns import Array
 from partita.core.graph import DeviceKind
 from partita.core.problem import Mode, Problem
+from partita.cost.tables import (
+    DeviceClasses,
+    at_first_user,
+    device_classes,
+    held_bytes,
+    units,
+)
+from partita.objectives.footprint import baechi_needs
 from partita.objectives.placed import seconds_on
 from partita.objectives.tarnawski import transfer_seconds
 
@@ -73,7 +71,7 @@ class _Pass(NamedTuple):
     first_s: Array
 
 
-def _class_links(cluster: Cluster, classes: Classes) -> _ClassLinks:
+def _class_links(cluster: Cluster, classes: DeviceClasses) -> _ClassLinks:
     """Return the best bandwidth and latency between different devices of every two classes."""
     size = len(classes.sizes)
     rate, wait = np.zeros((size, size)), np.full((size, size), np.inf)
@@ -100,12 +98,9 @@ def _class_links(cluster: Cluster, classes: Classes) -> _ClassLinks:
 def makespan_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
     """Yield bounds of Baechi's makespans: one forward pass, memory by Baechi's rule."""
     graph, classes = problem.graph, device_classes(problem)
-    members = [problem.cluster.devices[member] for member in classes.members]
-    of, table = seconds_on(graph, members, Mode.INFERENCE)
+    of, table = seconds_on(graph, classes.devices(problem), Mode.INFERENCE)
     seconds = np.where(graph.is_forward, table[of], 0.0)
-    held = graph.parameter_bytes
-    if trains(problem):
-        held = 2 * held + graph.ops.saved_bytes
+    held = baechi_needs(graph, problem.objective.mode).permanent
     one = _Pass(
         np.where(classes.allowed, seconds, np.inf),
         _class_links(problem.cluster, classes),
@@ -137,11 +132,8 @@ def latency_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
 
 def _state_bytes(problem: Problem) -> Array:
     """Return the memory of an op's parameters on its device at least, sharded where that can be."""
-    graph, table = problem.graph, problem.graph.parameters
-    held = table.bytes.copy()
-    if trains(problem):
-        state = table.elements * problem.objective.optimizer_bytes_per_element
-        held += np.where(table.trainable, table.bytes + state, 0.0)
+    graph = problem.graph
+    held = held_bytes(graph.parameters, problem.objective).total
     replicas = min(len(problem.cluster), batch_of(problem).most_turns) if trains(problem) else 1
     degree = int(graph.variants.tp.max()) if len(graph.variants) else 1
     return at_first_user(graph, held) / (replicas * degree)
@@ -271,7 +263,7 @@ def single_sample_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
         return
     seconds = _published_seconds(problem, Mode.INFERENCE)
     way, out = steps(graph), transfer_seconds(problem)[steps(graph).source]
-    kinds = [problem.cluster.devices[member].kind for member in classes.members]
+    kinds = [device.kind for device in classes.devices(problem)]
     calls = np.array([kind is not DeviceKind.CPU for kind in kinds])
     times = calls[:, None].astype(np.float64) + calls[None, :]
     np.fill_diagonal(times, 0.0)
@@ -282,8 +274,7 @@ def single_sample_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
 def _published_seconds(problem: Problem, mode: Mode) -> Array:
     """Return seconds by class and op; inf = barred."""
     classes = device_classes(problem)
-    members = [problem.cluster.devices[member] for member in classes.members]
-    of, table = seconds_on(problem.graph, members, mode)
+    of, table = seconds_on(problem.graph, classes.devices(problem), mode)
     return np.where(classes.allowed, table[of], np.inf)
 
 
@@ -293,7 +284,7 @@ def max_load_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
     seconds = _published_seconds(problem, problem.objective.mode)
     cost = units(graph).total(seconds)
     yield Bound(work_over_speed(cost, classes.sizes), "work over speed")
-    kinds = [problem.cluster.devices[member].kind for member in classes.members]
+    kinds = [device.kind for device in classes.devices(problem)]
     pays = np.array([kind is not DeviceKind.CPU for kind in kinds])
     held = _published_bytes(problem)
     limit = np.where(pays, classes.limit_bytes, np.inf)
@@ -307,11 +298,8 @@ def max_load_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
 
 def _published_bytes(problem: Problem) -> Array:
     """Return what each op holds by the rule of max-load, parameters with their first user."""
-    graph, table = problem.graph, problem.graph.parameters
-    held = table.bytes.copy()
-    if trains(problem):
-        state = table.elements * problem.objective.optimizer_bytes_per_element
-        held += np.where(table.trainable, table.bytes + state, 0.0)
+    graph = problem.graph
+    held = held_bytes(graph.parameters, problem.objective).total
     return graph.ops.saved_bytes + at_first_user(graph, held)
 
 
@@ -357,7 +345,7 @@ def _pays_twice(problem: Problem) -> bool:
     """Return whether gradients travel like activations: some op has backward seconds everywhere."""
     if not trains(problem):
         return False
-    members = [problem.cluster.devices[m] for m in device_classes(problem).members]
+    members = device_classes(problem).devices(problem)
     both = seconds_on(problem.graph, members, Mode.TRAINING)[1]
     forward = seconds_on(problem.graph, members, Mode.INFERENCE)[1]
     return bool((both > forward).all(axis=0).any())

@@ -21,11 +21,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from partita.bounds.bound import Bound, Effort
-from partita.bounds.figures import trains, units
+from partita.bounds.figures import trains
 from partita.core.cluster import Cluster
 from partita.core.columns import Array
 from partita.core.graph import Graph
 from partita.core.problem import Problem
+from partita.cost.tables import units
 
 _DECIMALS = 9
 _MAX_MULTIPLES = 2**52

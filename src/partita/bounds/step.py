@@ -22,14 +22,11 @@ from partita.bounds.assignment import (
 )
 from partita.bounds.bound import Bound, Effort
 from partita.bounds.figures import (
-    at_first_user,
     batch_of,
     best_link,
-    device_classes,
     step_factor,
     trains,
     turn_factor,
-    units,
     ways,
 )
 from partita.bounds.paths import Steps, num_paths, path_ends, steps
@@ -37,6 +34,7 @@ from partita.bounds.traffic import traffic_bounds
 from partita.bounds.windows import Pieces, window_bound
 from partita.core.columns import Array
 from partita.core.problem import Problem, Schedule
+from partita.cost.tables import at_first_user, device_classes, held_bytes, units
 
 
 class _Work(NamedTuple):
@@ -103,10 +101,9 @@ def _once_a_step(problem: Problem) -> Array:
     loads = _loads(problem) * batch_of(problem).batches
     if not trains(problem):
         return np.tile(loads, (len(classes.sizes), 1))
-    table = graph.parameters
-    state = table.elements * problem.objective.optimizer_bytes_per_element
-    touched = at_first_user(graph, np.where(table.trainable, 3 * table.bytes + 2 * state, 0.0))
-    rates = [problem.cluster.devices[member].memory_bytes_per_s for member in classes.members]
+    held = held_bytes(graph.parameters, problem.objective)
+    touched = at_first_user(graph, held.update_traffic)
+    rates = [device.memory_bytes_per_s for device in classes.devices(problem)]
     return np.stack([loads + (touched / rate if rate else 0.0) for rate in rates])
 
 
@@ -122,9 +119,9 @@ def _loads(problem: Problem) -> Array:
 
 def _held_bytes(problem: Problem) -> Array:
     """Return the memory of weights and gradients; optimizer state may be with other replicas."""
-    table = problem.graph.parameters
-    held = table.bytes * np.where(table.trainable & trains(problem), 2.0, 1.0)
-    return units(problem.graph).total(at_first_user(problem.graph, held))
+    held = held_bytes(problem.graph.parameters, problem.objective)
+    least = at_first_user(problem.graph, held.weights + held.gradients)
+    return units(problem.graph).total(least)
 
 
 def _one_turn(problem: Problem, work: _Work) -> float:

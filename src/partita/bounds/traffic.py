@@ -22,11 +22,12 @@ import numpy as np
 
 from partita.bounds.assignment import speed_weights
 from partita.bounds.bound import Bound
-from partita.bounds.figures import at_first_user, batch_of, device_classes, trains
+from partita.bounds.figures import batch_of, trains
 from partita.bounds.parts import parts
 from partita.core.cluster import Cluster
 from partita.core.columns import Array
 from partita.core.problem import Problem
+from partita.cost.tables import at_first_user, device_classes, held_bytes
 
 
 class Groups(NamedTuple):
@@ -92,8 +93,8 @@ def traffic_bounds(problem: Problem, total: Array) -> Iterator[Bound]:
     """
     if not trains(problem) or len(problem.graph.variants):
         return
-    table = problem.graph.parameters
-    trained = at_first_user(problem.graph, np.where(table.trainable, table.bytes, 0.0))
+    held = held_bytes(problem.graph.parameters, problem.objective)
+    trained = at_first_user(problem.graph, held.gradients)
     weights = speed_weights(total)
     for groups in groups_of(problem.cluster):
         if not np.isfinite(groups.fastest_bytes_per_s) and not _timed(problem):

@@ -7,17 +7,18 @@ modelled. A tensor-parallel op takes its variant's time where the graph has one,
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from partita.core.cluster import Device
 from partita.core.columns import Array, derived
 from partita.core.graph import Graph, OpCosts
-from partita.core.plan import Plan
+from partita.core.plan import Plan, Shard
 from partita.core.problem import Mode, Problem
 from partita.core.program import FIRST_COLLECTIVE, Kind, Program
 from partita.cost.links import collective_s, transfer_s
+from partita.cost.tables import cluster_classes, fold_backward, held_bytes
 from partita.errors import UnsupportedError
 
 
@@ -119,23 +120,18 @@ class StageSeconds(NamedTuple):
 
 def stage_seconds(problem: Problem, plan: Plan) -> StageSeconds:
     """Return the times of every stage on every class of device that the plan uses."""
-    devices = [problem.cluster.devices[problem.cluster.index_of[name]] for name in plan.devices]
-    classes: dict[tuple[Any, ...], int] = {}
-    representative: list[Device] = []
-    class_of = []
-    for device in devices:
-        rates = (device.type, device.speed, _peak(problem.graph, device), device.memory_bytes_per_s)
-        if rates not in classes:
-            classes[rates] = len(classes)
-            representative.append(device)
-        class_of.append(classes[rates])
+    alike = cluster_classes(problem.cluster)
+    used, class_of = np.unique(
+        alike.of[cluster_devices(problem, plan.devices)], return_inverse=True
+    )
+    representative = [problem.cluster.devices[alike.first[index]] for index in used.tolist()]
     tables = [_class_seconds(problem, plan, device) for device in representative]
     pairs = [
         (np.stack([t[part][0] for t in tables]), np.stack([t[part][1] for t in tables]))
         for part in range(4)
     ]
     return StageSeconds(
-        np.array(class_of, dtype=np.int32),
+        class_of.ravel().astype(np.int32),
         pairs[0],
         pairs[1],
         pairs[2],
@@ -150,10 +146,7 @@ def _class_seconds(problem: Problem, plan: Plan, device: Device) -> list[tuple[A
     graph = problem.graph
     seconds = op_seconds(graph, device)
     forward, backward = _with_variants(graph, plan, seconds)
-    # Explicit backward ops hold their whole cost as "forward"; they run in their stage's backward.
-    explicit = ~graph.is_forward
-    backward = np.where(explicit, forward + backward, backward)
-    forward = np.where(explicit, 0.0, forward)
+    forward, backward = fold_backward(graph, forward, backward)
     recompute = np.where(plan.recompute, forward, 0.0)
     fixed = graph.ops.fixed_share
     count = len(plan.stages)
@@ -198,17 +191,12 @@ def _update_s(problem: Problem, plan: Plan, device: Device) -> Array:
     stage = plan.stage_of[table.use_op][trained]
     parameter = table.use_parameter[trained]
     once = np.unique(np.stack([stage, parameter]), axis=1) if len(stage) else np.zeros((2, 0), int)
-    state = table.elements * problem.objective.optimizer_bytes_per_element
-    touched = 3 * table.bytes + 2 * state
+    touched = held_bytes(table, problem.objective).update_traffic
     total = np.bincount(once[0], weights=touched[once[1]], minlength=len(plan.stages))
-    split = np.array([_update_parts(stage) for stage in plan.stages])
+    shards = [1 if stage.shard is Shard.NONE else stage.num_replicas for stage in plan.stages]
+    split = np.array([stage.tp for stage in plan.stages]) * np.array(shards)
     result: Array = total / split / device.memory_bytes_per_s
     return result
-
-
-def _update_parts(stage: Any) -> int:  # noqa: ANN401 (a Stage)
-    shards = 1 if stage.shard == "none" else stage.num_replicas
-    return int(stage.tp * shards)
 
 
 def instruction_seconds(problem: Problem, plan: Plan, program: Program) -> Array:

@@ -20,10 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
-from partita.core.plan import Plan, Shard
+from partita.core.plan import Plan
 from partita.core.problem import Mode, Problem
 from partita.core.program import Kind, Program
 from partita.core.timeline import Timeline
+from partita.cost.tables import SHARD_LEVEL, held_bytes
 from partita.program.layout import crossings, owners, tensor_bytes
 from partita.program.matching import Matching, forward_rows, match
 
@@ -36,7 +37,7 @@ class StaticMemory(NamedTuple):
     Attributes:
         weights: Parameters and buffers, all versions.
         gradients: Gradients of trainable parameters.
-        optimizer: Optimizer state.
+        optimizer: Optimizer state, and the master copy that it steps.
         workspace: Largest scratch memory of an op, less what the ops after it save.
     """
 
@@ -67,32 +68,26 @@ class MemoryEvents(NamedTuple):
 
 def static_memory(problem: Problem, plan: Plan, program: Program) -> StaticMemory:
     """Return what each device holds all the time."""
-    table = problem.graph.parameters
     device, parameter, stage, tied = _held(problem, plan)
-    tp, replicas, shard = _stage_columns(plan)
-    state = table.elements * problem.objective.optimizer_bytes_per_element
-    trained = table.trainable[parameter] & (problem.objective.mode is Mode.TRAINING)
-    rank = np.where(tied, 0, shard[stage])
-    parts = replicas[stage]
-    weights = table.bytes[parameter] / tp[stage]
-    # Only what is reduced is divided: frozen parameters and buffers are whole everywhere.
-    versions = weights * _versions(program, plan)[stage] / np.where((rank >= 3) & trained, parts, 1)
-    gradients = weights * trained / np.where(rank >= 2, parts, 1)
-    optimizer = state[parameter] / tp[stage] * trained / np.where(rank >= 1, parts, 1)
+    tp, replicas, level = _stage_columns(plan)
+    held = held_bytes(problem.graph.parameters, problem.objective).at(parameter)
+    held = held.on_device(
+        level=np.where(tied, 0, level[stage]), replicas=replicas[stage], tp=tp[stage]
+    )
+    versions = _versions(program, plan)[stage]
     size = len(plan.devices)
     extra, workspace = _stage_memory(problem, plan, program)
     return StaticMemory(
-        np.bincount(device, weights=versions, minlength=size) + extra,
-        np.bincount(device, weights=gradients, minlength=size),
-        np.bincount(device, weights=optimizer, minlength=size),
+        np.bincount(device, weights=held.weights * versions, minlength=size) + extra,
+        np.bincount(device, weights=held.gradients, minlength=size),
+        np.bincount(device, weights=held.stepped, minlength=size),
         workspace,
     )
 
 
 def _stage_columns(plan: Plan) -> tuple[Array, Array, Array]:
-    """Return tensor-parallel degree, replicas and rank of the shard of each stage."""
-    rank = list(Shard)
-    rows = [(stage.tp, stage.num_replicas, rank.index(stage.shard)) for stage in plan.stages]
+    """Return tensor-parallel degree, replicas and level of sharding of each stage."""
+    rows = [(stage.tp, stage.num_replicas, SHARD_LEVEL[stage.shard]) for stage in plan.stages]
     tp, replicas, shard = np.array(rows, dtype=np.int64).T
     return tp, replicas, shard
 

@@ -20,6 +20,7 @@ from partita.core.problem import DEFAULT_MICROBATCHES, Mode, Objective, Problem
 from partita.core.rules import Rule
 from partita.core.solution import Solution
 from partita.cost.predict import simulate
+from partita.cost.tables import held_bytes
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.fit_plans import SHARDED, Trial, is_hopeless, shapes, try_shape
 from partita.flows.least import least_number
@@ -340,11 +341,7 @@ class _Search:
         if cluster is None:
             return True
         table, objective = self.problem.graph.parameters, self.question.objective
-        held = float(table.bytes.sum())
-        if objective.mode is Mode.TRAINING:
-            trained = table.trainable
-            held += float(table.bytes[trained].sum())
-            held += float(table.elements[trained].sum()) * objective.optimizer_bytes_per_element
+        held = float(held_bytes(table, objective).total.sum())
         memory = cluster.memory_bytes[main_devices_of(cluster)] * objective.memory_factor
         return held <= float(memory.sum())
 

@@ -11,6 +11,7 @@ from partita.core.plan import Plan, Shard, Stage, equal_microbatches
 from partita.core.problem import Mode, Problem, Schedule
 from partita.cost.durations import cluster_devices
 from partita.cost.memory import peak_memory, static_memory
+from partita.cost.tables import SHARD_LEVEL, held_bytes
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.objectives.placed import placement_errors
 from partita.planners.pipeline import (
@@ -169,12 +170,8 @@ def is_hopeless(problem: Problem, shape: Shape) -> bool:
     boundaries = uniform_boundaries(graph, shape.stages)
     stage_of, count = cut_layers(graph, boundaries), len(boundaries) - 1
     trains = objective.mode is Mode.TRAINING
-    table, level = graph.parameters, list(Shard).index(shape.shard)
-    parts = [shape.replicas if level >= least else 1 for least in (3, 2, 1)]
-    trained = table.trainable & trains
-    each = table.bytes / np.where(trained, parts[0], 1) + trained * (
-        table.bytes / parts[1] + table.elements * objective.optimizer_bytes_per_element / parts[2]
-    )
+    table, whole = graph.parameters, held_bytes(graph.parameters, objective)
+    each = whole.on_device(level=SHARD_LEVEL[shape.shard], replicas=shape.replicas).total
     used = np.unique(np.stack([table.use_parameter, stage_of[table.use_op]]), axis=1)
     held: Floats = np.zeros(count) + np.bincount(used[1], weights=each[used[0]], minlength=count)
     if trains:

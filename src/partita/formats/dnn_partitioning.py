@@ -39,6 +39,7 @@ from partita.core.graph import (
     TensorTable,
 )
 from partita.core.problem import Metric, Mode, Objective, Problem
+from partita.cost.tables import held_bytes
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.annotations import kept_notes
 from partita.formats.edge_list import labels, unlimited_level
@@ -309,10 +310,7 @@ def _latency_s(problem: Problem, device: Device | None, default: str) -> Any:  #
 
 def _sizes(problem: Problem) -> Any:  # noqa: ANN401 (a column)
     graph, table = problem.graph, problem.graph.parameters
-    held = table.bytes.copy()
-    if problem.objective.mode is Mode.TRAINING:
-        state = table.elements * problem.objective.optimizer_bytes_per_element
-        held += np.where(table.trainable, table.bytes + state, 0.0)
+    held = held_bytes(table, problem.objective).total
     total = graph.ops.saved_bytes.copy()
     np.add.at(total, table.use_op, held[table.use_parameter])
     return total

@@ -28,7 +28,8 @@ import numpy as np
 from partita.core.cluster import MAX_DEVICES, Cluster, Device, Level
 from partita.core.columns import MAX_BYTES, MAX_SECONDS, frozen_array
 from partita.core.graph import Graph, OpCosts, OpTable, SampleUnit, VariantTable
-from partita.core.problem import Metric, Mode, Objective, Problem
+from partita.core.problem import Metric, Objective, Problem
+from partita.cost.tables import at_each_user, held_bytes
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.annotations import kept_notes
 from partita.formats.dnn_partitioning import op_ids
@@ -350,12 +351,8 @@ def _written_edges(
 
 
 def _plain_variants(problem: Problem) -> VariantTable:
-    graph, table = problem.graph, problem.graph.parameters
-    held = table.bytes.copy()
-    if problem.objective.mode is Mode.TRAINING:
-        state = table.elements * problem.objective.optimizer_bytes_per_element
-        held += np.where(table.trainable, table.bytes + state, 0.0)
-    fixed = np.bincount(table.use_op, weights=held[table.use_parameter], minlength=len(graph))
+    graph = problem.graph
+    fixed = at_each_user(graph, held_bytes(graph.parameters, problem.objective).total)
     return VariantTable(
         op=frozen_array(range(len(graph)), np.int32),
         forward_s=graph.forward_s,

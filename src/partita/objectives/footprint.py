@@ -47,7 +47,7 @@ def footprint(problem: Problem, plan: Plan, order: Longs, copied_bytes: Floats) 
         copied_bytes: Bytes that each op fetches from other devices.
     """
     graph = problem.graph
-    permanent, temporary, held = _needs(graph, problem.objective.mode)
+    permanent, temporary, held = baechi_needs(graph, problem.objective.mode)
     limit = [d.memory_bytes * problem.objective.memory_factor for d in plan_devices(problem, plan)]
     device_of = plan.device_of.tolist()
     rows = [values.tolist() for values in (permanent, temporary, held, copied_bytes)]
@@ -73,9 +73,23 @@ def footprint(problem: Problem, plan: Plan, order: Longs, copied_bytes: Floats) 
     )
 
 
-def _needs(graph: Graph, mode: Mode) -> tuple[Floats, Floats, Floats]:
-    """Return permanent and temporary bytes of each op, and those of parameters and gradients."""
+class Needs(NamedTuple):
+    """Bytes of each op by Baechi's rule; every parameter counts as trained, without an optimizer.
+
+    Attributes:
+        permanent: What stays from forward on: parameters, their gradients, what forward saves.
+        temporary: Workspace.
+        parameters: Parameters and their gradients alone.
+    """
+
+    permanent: Floats
+    temporary: Floats
+    parameters: Floats
+
+
+def baechi_needs(graph: Graph, mode: Mode) -> Needs:
+    """Return what each op needs by Baechi's rule."""
     if mode is Mode.INFERENCE:
-        return graph.parameter_bytes, graph.ops.workspace_bytes, graph.parameter_bytes
+        return Needs(graph.parameter_bytes, graph.ops.workspace_bytes, graph.parameter_bytes)
     held = 2 * graph.parameter_bytes
-    return graph.ops.saved_bytes + held, graph.ops.workspace_bytes, held
+    return Needs(graph.ops.saved_bytes + held, graph.ops.workspace_bytes, held)

@@ -13,6 +13,7 @@ from partita.core.plan import Plan
 from partita.core.problem import Mode, Problem
 from partita.core.rules import broken_rules
 from partita.cost.durations import op_seconds
+from partita.cost.tables import alike_in_time
 
 MAX_NAMED = 5
 
@@ -151,16 +152,9 @@ def seconds_on(graph: Graph, devices: Sequence[Device], mode: Mode) -> tuple[Int
 
     Forward and backward together in training, forward alone in inference.
     """
-    classes: dict[tuple[object, ...], int] = {}
+    alike = alike_in_time(devices)
     rows: list[Floats] = []
-    class_of = np.empty(len(devices), dtype=np.int32)
-    for index, device in enumerate(devices):
-        peaks = tuple(sorted(device.peak_flop_per_s.items()))
-        key = (device.type, device.speed, device.memory_bytes_per_s, peaks)
-        if key not in classes:
-            classes[key] = len(rows)
-            seconds = op_seconds(graph, device)
-            backward = seconds.backward_s if mode is Mode.TRAINING else 0.0
-            rows.append(seconds.forward_s + backward)
-        class_of[index] = classes[key]
-    return class_of, np.stack(rows)
+    for first in alike.first:
+        seconds = op_seconds(graph, devices[first])
+        rows.append(seconds.forward_s + (seconds.backward_s if mode is Mode.TRAINING else 0.0))
+    return alike.of.astype(np.int32), np.stack(rows)

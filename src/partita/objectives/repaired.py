@@ -27,6 +27,7 @@ import numpy as np
 from partita.core.columns import Floats
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
+from partita.cost.tables import held_bytes
 from partita.errors import InvalidInputError
 from partita.objectives.cuts import counted_ops, live_cut_bytes
 from partita.objectives.pipedream import stage_seconds, why_not_pipeline
@@ -116,12 +117,12 @@ def _sizes(problem: Problem, plan: Plan) -> _Sizes:
     def total(values: Floats) -> Floats:
         return sum_by(stage, values[parameter], count)
 
-    elements = np.where(table.trainable, table.elements, 0.0)
+    held = held_bytes(table, problem.objective)
     saved = sum_by(plan.stage_of[counted], graph.ops.saved_bytes[counted], count)
     return _Sizes(
-        total(np.where(table.trainable, table.bytes, 0.0)),
-        total(table.bytes),
-        total(elements * problem.objective.optimizer_bytes_per_element),
+        total(held.gradients),
+        total(held.weights),
+        total(held.stepped),
         saved,
         _model_input_bytes(problem, plan),
         live_cut_bytes(graph, plan.stage_of, count, counted),

@@ -29,6 +29,7 @@ from partita.core.graph import DeviceKind, Graph
 from partita.core.order import is_acyclic, topological_order
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Mode, Problem
+from partita.cost.tables import held_bytes
 from partita.objectives.placed import (
     memory_errors,
     placement_errors,
@@ -206,10 +207,7 @@ def _device_bytes(problem: Problem, plan: Plan) -> Floats:
     parameters are added, each once a device, in training with gradients and optimizer state.
     """
     table, count = problem.graph.parameters, len(plan.devices)
-    held = table.bytes.copy()
-    if problem.objective.mode is Mode.TRAINING:
-        state = table.elements * problem.objective.optimizer_bytes_per_element
-        held += np.where(table.trainable, table.bytes + state, 0.0)
+    held = held_bytes(table, problem.objective).total
     users = plan.device_of[table.use_op].astype(np.int64)
     pairs = np.unique(table.use_parameter.astype(np.int64) * count + users)
     saved = sum_by(plan.device_of, problem.graph.ops.saved_bytes, count)

@@ -31,6 +31,7 @@ from partita.core.placement import placement_plan
 from partita.core.plan import Plan, Shard, Stage
 from partita.core.problem import Metric, Mode, Problem, Schedule
 from partita.core.solution import Proof, Solution
+from partita.cost.tables import device_classes
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.planners.pipeline import solution_of
 
@@ -271,16 +272,11 @@ def _stages(problem: Problem, devices: Sequence[int], shards: Sequence[Shard]) -
 
 def _interchangeable(problem: Problem) -> list[tuple[int, int]]:
     """Return pairs of devices, next to each other, that can change places unnoticed."""
-    cluster, (_, matrix) = problem.cluster, problem.allowed
+    cluster, classes = problem.cluster, device_classes(problem)
     pairs = []
     for a in range(len(cluster) - 1):
         b = a + 1
-        one, two = cluster.devices[a], cluster.devices[b]
-        same = (one.kind, one.type, one.speed, one.memory_bytes, one.memory_bytes_per_s) == (
-            *(two.kind, two.type, two.speed, two.memory_bytes, two.memory_bytes_per_s),
-        )
-        same = same and dict(one.peak_flop_per_s) == dict(two.peak_flop_per_s)
-        same = same and bool((matrix[:, a] == matrix[:, b]).all())
+        same = classes.of[a] == classes.of[b]
         same = same and all(level.group_of[a] == level.group_of[b] for level in cluster.levels)
         if same and _same_links(problem, a, b):
             pairs.append((a, b))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from partita.bounds.sharding import link_latencies
 from partita.core.columns import Array
 from partita.core.problem import Mode, Problem
+from partita.cost.tables import joined_ops
 from partita.errors import InfeasibleError
 
 
@@ -105,11 +106,7 @@ def joined(colocation: NDArray[Any]) -> tuple[Array, int]:
 
     Nodes are numbered by their first op.
     """
-    label = np.where(colocation >= 0, colocation, colocation.max(initial=-1) + 1)
-    alone = np.flatnonzero(colocation < 0)
-    label = label.astype(np.int64)
-    label[alone] += np.arange(len(alone))
-    _, first, inverse = np.unique(label, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(joined_ops(colocation), return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     return rank[inverse], len(first)

@@ -15,6 +15,7 @@ from partita.core.graph import EdgeTable, Graph, OpCosts, OpTable, ParameterTabl
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.cost.durations import op_seconds
+from partita.cost.tables import fold_backward
 from partita.planners.auto.units import most_units, units_of
 from partita.planners.lattice.quotient import Quotient
 
@@ -119,15 +120,13 @@ def _workspace(graph: Graph, units: Quotient) -> Array:
 def _costs(problem: Problem, units: Quotient) -> tuple[OpCosts, ...]:
     """Return the seconds of units on every type of device of the cluster."""
     graph = problem.graph
-    explicit = ~graph.is_forward
     result = {}
     for device in problem.cluster.devices:
         if device.type in result:
             continue
         seconds = op_seconds(graph, device)
-        forward = np.where(explicit, 0.0, seconds.forward_s) * device.speed
-        backward = np.where(explicit, seconds.forward_s + seconds.backward_s, seconds.backward_s)
-        backward = backward * device.speed
+        folded = fold_backward(graph, seconds.forward_s, seconds.backward_s)
+        forward, backward = (part * device.speed for part in folded)
         whole = _sums(units, backward)
         result[device.type] = OpCosts(
             device_type=device.type,

@@ -13,6 +13,7 @@ import numpy as np
 from partita.core.columns import Array
 from partita.core.problem import SINGLE_MICROBATCH, Mode, Problem, Schedule
 from partita.cost.durations import op_seconds
+from partita.cost.tables import device_classes, fold_backward, held_bytes
 from partita.planners.auto.units import units_of
 from partita.planners.lattice.quotient import Quotient
 
@@ -175,7 +176,7 @@ def batch_choices(problem: Problem) -> tuple[Batch, ...]:
 def frame_of(problem: Problem) -> Frame:
     """Return the tables of a problem."""
     units = units_of(problem)
-    class_of, representatives = _classes(problem)
+    class_of, representatives = device_classes(problem)[:2]
     row_of, matrix = problem.allowed
     forward, backward, allowed, limits = [], [], [], []
     for device in representatives:
@@ -210,30 +211,12 @@ def _stacked(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     return np.stack([part[0] for part in parts]), np.stack([part[1] for part in parts])
 
 
-def _classes(problem: Problem) -> tuple[Array, list[int]]:
-    """Return the class of each device, and a device of each class."""
-    _, matrix = problem.allowed
-    number: dict[object, int] = {}
-    class_of, first = [], []
-    for index, device in enumerate(problem.cluster.devices):
-        peaks = tuple(sorted(device.peak_flop_per_s.items()))
-        rates = (device.type, device.speed, device.memory_bytes_per_s, peaks)
-        key = (rates, device.kind, device.memory_bytes, matrix[:, index].tobytes())
-        if key not in number:
-            number[key] = len(number)
-            first.append(index)
-        class_of.append(number[key])
-    return np.array(class_of, dtype=np.int64), first
-
-
 def _unit_seconds(
     problem: Problem, units: Quotient, device: int
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     graph = problem.graph
     seconds = op_seconds(graph, problem.cluster.devices[device])
-    explicit = ~graph.is_forward
-    ahead = np.where(explicit, 0.0, seconds.forward_s)
-    back = np.where(explicit, seconds.forward_s + seconds.backward_s, seconds.backward_s)
+    ahead, back = fold_backward(graph, seconds.forward_s, seconds.backward_s)
     if problem.objective.mode is Mode.INFERENCE:
         back = np.zeros(len(graph))
     return _parts(problem, units, ahead), _parts(problem, units, back)
@@ -274,12 +257,9 @@ def _parameter_bytes(problem: Problem, units: Quotient) -> tuple[Array, Array, A
         units.node_of[table.use_op] * np.int64(max(1, len(table))) + table.use_parameter
     )
     unit, parameter = pairs // max(1, len(table)), pairs % max(1, len(table))
-    trained = table.trainable & (problem.objective.mode is Mode.TRAINING)
-    state = table.elements * problem.objective.optimizer_bytes_per_element
-    whole = table.bytes + np.where(trained, table.bytes + state, 0.0)
-    reduced = np.where(trained, table.bytes, 0.0)
+    held = held_bytes(table, problem.objective)
     weight, static, gradient = (
         np.bincount(unit, weights=values[parameter], minlength=count)
-        for values in (table.bytes, whole, reduced)
+        for values in (held.weights, held.total, held.gradients)
     )
     return weight, static, gradient

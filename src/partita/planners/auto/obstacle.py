@@ -5,6 +5,7 @@ import numpy as np
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.cost.judge import check_memory
+from partita.cost.tables import held_bytes
 from partita.errors import InfeasibleError, PartitaError
 from partita.planners.auto.frame import Frame
 from partita.planners.pipeline import OWN_MEMORY_RULE
@@ -60,10 +61,7 @@ def _too_small(frame: Frame) -> str:
     """Return by how much the weights exceed all devices together; empty if they do not."""
     problem = frame.problem
     table = problem.graph.parameters
-    state = table.elements * problem.objective.optimizer_bytes_per_element
-    whole = table.bytes + (
-        np.where(table.trainable, table.bytes + state, 0.0) if frame.trains else 0
-    )
+    whole = held_bytes(table, problem.objective).total
     used = np.zeros(len(table), dtype=bool)
     used[table.use_parameter] = True
     need, room = float(whole[used].sum()), float(frame.limit_bytes[frame.class_of].sum())

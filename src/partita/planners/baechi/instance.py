@@ -12,7 +12,9 @@ import numpy as np
 from partita.core.columns import Array, derived, group_rows
 from partita.core.graph import Graph
 from partita.core.problem import Metric, Mode, Problem
+from partita.cost.tables import at_each_user, held_bytes, joined_ops
 from partita.errors import InfeasibleError
+from partita.objectives.footprint import baechi_needs
 from partita.objectives.placed import seconds_on
 from partita.objectives.sums import sum_by
 
@@ -194,14 +196,10 @@ def _needs(problem: Problem, memory: MemoryRule) -> tuple[Array, Array, Array]:
     """Return the bytes that each op keeps, those it needs to run, and those held from the start."""
     graph, objective = problem.graph, problem.objective
     trains = objective.mode is Mode.TRAINING
-    weights = graph.parameter_bytes
     if memory is MemoryRule.BAECHI:
-        held = 2 * weights if trains else weights
-        return held + graph.ops.saved_bytes * trains, graph.ops.workspace_bytes, held
-    table = graph.parameters
-    state = table.bytes + table.elements * objective.optimizer_bytes_per_element
-    trained = sum_by(table.use_op, (state * table.trainable)[table.use_parameter], len(graph))
-    held = weights + trained * trains
+        return baechi_needs(graph, objective.mode)
+    state = held_bytes(graph.parameters, objective).trained_state
+    held = graph.parameter_bytes + at_each_user(graph, state)
     share = problem.microbatch_size / graph.batch_size
     fixed = graph.ops.saved_fixed_bytes
     saved = fixed + (graph.ops.saved_bytes - fixed) * share
@@ -214,9 +212,7 @@ def _needs(problem: Problem, memory: MemoryRule) -> tuple[Array, Array, Array]:
 
 def _groups(graph: Graph, ops: Array) -> Array:
     """Return a group for each forward op: its colocation class, else one of its own."""
-    color = graph.ops.colocation[ops].astype(np.int64)
-    alone = np.arange(len(ops)) + int(color.max(initial=-1)) + 1
-    return np.unique(np.where(color >= 0, color, alone), return_inverse=True)[1].astype(np.int64)
+    return joined_ops(graph.ops.colocation[ops])
 
 
 def _may(problem: Problem, ops: Array) -> Array:

@@ -16,6 +16,7 @@ import numpy as np
 from partita.core.columns import Array, Longs, frozen_array, group_rows
 from partita.core.graph import Graph
 from partita.core.order import is_acyclic, topological_order
+from partita.cost.tables import joined_ops
 from partita.objectives.sums import sum_by
 from partita.planners.lattice.nets import Nets, joined_nets, nets_of
 
@@ -118,9 +119,7 @@ def collapse(q: Quotient, label: Array) -> Quotient:
         q: The quotient.
         label: A label for each node; -1 = the node stays alone.
     """
-    label = np.asarray(label)
-    alone = np.arange(q.num_nodes) + int(label.max(initial=-1)) + 1
-    _, group = np.unique(np.where(label >= 0, label, alone), return_inverse=True)
+    group = joined_ops(np.asarray(label))
     before, after = q.edges
     node_of_group, source, target = _settled(int(group.max()) + 1, group[before], group[after])
     node_of_old = node_of_group[group]
@@ -157,9 +156,7 @@ def _quotient(node_of: Array, count: int, edges: tuple[Array, Array], nets: Nets
 
 def _groups(graph: Graph, merge: Array | None) -> Array:
     """Return a small number for each set of ops that colocation and ``merge`` tie together."""
-    color = graph.ops.colocation.astype(np.int64)
-    free = np.arange(len(graph)) + int(color.max(initial=-1)) + 1
-    _, group = np.unique(np.where(color >= 0, color, free), return_inverse=True)
+    group = joined_ops(graph.ops.colocation)
     if merge is None:
         return group
     label = np.asarray(merge)

@@ -19,7 +19,8 @@ import numpy as np
 
 from partita.core.columns import Array, Flags
 from partita.core.graph import Graph
-from partita.core.problem import Problem
+from partita.core.problem import Mode, Problem
+from partita.cost.tables import held_bytes
 from partita.objectives.cuts import counted_ops
 from partita.objectives.placed import seconds_on
 from partita.planners.lattice.nets import Nets
@@ -105,9 +106,9 @@ def _columns(problem: Problem, seconds: Array, *, once: bool) -> Array:
     def total(values: Array) -> Array:
         return np.bincount(use_op, values[used], minlength=len(graph))
 
-    trained = total(np.where(table.trainable, table.bytes, 0.0))
-    elements = total(np.where(table.trainable, table.elements, 0.0))
-    state = trained + elements * problem.objective.optimizer_bytes_per_element
+    held = held_bytes(table, problem.objective, mode=Mode.TRAINING)
+    trained = total(held.gradients)
+    state = trained + total(held.stepped)
     inputs = np.bincount(reader, graph.tensors.bytes[read], minlength=len(graph))
     version = total(table.bytes) + graph.ops.saved_bytes + inputs
     return np.vstack([seconds, trained, state, version])

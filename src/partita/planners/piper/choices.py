@@ -16,6 +16,7 @@ from partita.core.columns import Array
 from partita.core.graph import Graph
 from partita.core.problem import Mode, Problem
 from partita.cost.durations import op_seconds
+from partita.cost.tables import at_each_user, held_bytes
 from partita.errors import InfeasibleError
 from partita.objectives.piper import sync_bytes
 from partita.planners.pipeline import main_devices
@@ -217,19 +218,10 @@ def _from_costs(problem: Problem, allowed: Allowed) -> Choices:
 
 def _held_bytes(problem: Problem) -> Array:
     """Return parameters, gradients and optimizer state of each op, shared ones for each."""
-    table = problem.graph.parameters
-    held = table.bytes.copy()
-    if problem.objective.mode is Mode.TRAINING:
-        state = table.elements * problem.objective.optimizer_bytes_per_element
-        held += np.where(table.trainable, table.bytes + state, 0.0)
-    return _by_op(problem.graph, held)
+    held = held_bytes(problem.graph.parameters, problem.objective)
+    return at_each_user(problem.graph, held.total)
 
 
 def _trainable_bytes(graph: Graph) -> Array:
-    return _by_op(graph, np.where(graph.parameters.trainable, graph.parameters.bytes, 0.0))
-
-
-def _by_op(graph: Graph, values: Array) -> Array:
-    """Return the sum over the parameters that each op uses."""
-    uses = graph.parameters
-    return np.bincount(uses.use_op, weights=values[uses.use_parameter], minlength=len(graph))
+    table = graph.parameters
+    return at_each_user(graph, np.where(table.trainable, table.bytes, 0.0))

@@ -15,6 +15,7 @@ from partita.core.columns import Array, Flags, Floats
 from partita.core.graph import DeviceKind
 from partita.core.problem import Mode, Problem
 from partita.cost.durations import op_seconds
+from partita.cost.tables import device_classes, held_bytes
 from partita.objectives.placed import seconds_on
 from partita.objectives.sums import sum_by
 from partita.objectives.tarnawski import transfer_seconds
@@ -80,7 +81,7 @@ def split_model(
     """
     graph = problem.graph
     mode = problem.objective.mode if mode is None else mode
-    classes = device_classes(problem)
+    classes = split_classes(problem)
     firsts = [problem.cluster.devices[members[0]] for members in classes]
     row_of, table = seconds_on(graph, firsts, mode)
     seconds = np.stack([node_sums(q, table[row]) for row in row_of.tolist()])
@@ -110,18 +111,12 @@ def split_model(
     )
 
 
-def device_classes(problem: Problem) -> tuple[tuple[int, ...], ...]:
+def split_classes(problem: Problem) -> tuple[tuple[int, ...], ...]:
     """Return the devices that no plan can tell apart, accelerators first."""
-    _, allowed = problem.allowed
-    classes: dict[object, list[int]] = {}
-    for index, device in enumerate(problem.cluster.devices):
-        is_cpu = device.kind is DeviceKind.CPU
-        rates = (tuple(sorted(device.peak_flop_per_s.items())), device.memory_bytes_per_s)
-        rights = allowed[:, index].tobytes()
-        key = (is_cpu, device.type, device.speed, rates, device.memory_bytes, rights)
-        classes.setdefault(key, []).append(index)
-    ordered = sorted(classes.items(), key=lambda item: (item[0][0], item[1]))  # type: ignore[index]
-    return tuple(tuple(members) for _, members in ordered)
+    classes, devices = device_classes(problem), problem.cluster.devices
+    members = [np.flatnonzero(classes.of == number) for number in range(len(classes.first))]
+    ordered = sorted(members, key=lambda rows: devices[rows[0]].kind is DeviceKind.CPU)
+    return tuple(tuple(rows.tolist()) for rows in ordered)
 
 
 def _barred(problem: Problem, q: Quotient, device: int) -> Flags:
@@ -134,10 +129,7 @@ def _barred(problem: Problem, q: Quotient, device: int) -> Flags:
 def _memory(problem: Problem, q: Quotient, mode: Mode) -> tuple[Floats, Nets, Floats]:
     """Return bytes of nodes, and the parameters that several nodes share with their bytes."""
     graph, table = problem.graph, problem.graph.parameters
-    held = table.bytes.copy()
-    if mode is Mode.TRAINING:
-        state = table.elements * problem.objective.optimizer_bytes_per_element
-        held += np.where(table.trainable, table.bytes + state, 0.0)
+    held = held_bytes(table, problem.objective, mode=mode).total
     user = q.node_of[table.use_op]
     first = np.full(len(table), q.num_nodes, dtype=np.int64)
     np.minimum.at(first, table.use_parameter, user)
