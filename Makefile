@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-EXTRAS ?= torch,models,serve,energy,dev,bench
+EXTRAS ?= torch,models,serve,energy,plot,dev,bench
 
 # Debian packages that the tests need besides Python: network namespaces for the emulated link.
 APT_PACKAGES ?= iproute2

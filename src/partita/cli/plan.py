@@ -25,9 +25,9 @@ from partita.cli.console import (
 )
 from partita.cli.from_request import takes
 from partita.cli.options import output_options
-from partita.documents import save, unused_path, write_text
+from partita.documents import save, unused_path, write_bytes, write_text
 from partita.flows.plan import NothingFitsError, PlanRequest, PlanResult, plan_request
-from partita.report.search_trace import search_csv, search_svg
+from partita.report.charts import ENDINGS, render, search_chart, search_csv
 
 
 @click.command(
@@ -82,17 +82,16 @@ def _write_trace(result: PlanResult, file: str | None) -> list[str]:
     """Write what the search found over time, if it was recorded; return the names of the files."""
     if result.trace is None or file is None:
         return []
-    stem = Path(file).with_suffix("") if Path(file).suffix in (".csv", ".svg") else Path(file)
+    ending = Path(file).suffix
+    stem = Path(file).with_suffix("") if ending in (".csv", *ENDINGS) else Path(file)
+    picture = f"{stem}{ending if ending in ENDINGS else '.svg'}"
     solution, points = result.searched, result.trace.points
     title = f"{solution.problem.graph.name} by {solution.planner}"
     unit = f"{solution.metric.value}, {solution.unit}"
-    contents = {
-        f"{stem}.csv": search_csv(points),
-        f"{stem}.svg": search_svg(points, title=title, unit=unit),
-    }
-    for name, text in contents.items():
-        write_text(name, text)
-    return list(contents)
+    drawn = render(lambda: search_chart(points, title=title, unit=unit), picture)
+    write_text(f"{stem}.csv", search_csv(points))
+    write_bytes(picture, drawn)
+    return [f"{stem}.csv", picture]
 
 
 def _show(result: PlanResult, target: str) -> None:

@@ -26,10 +26,11 @@ from partita.core.solution import Solution
 from partita.core.timeline import Timeline
 from partita.cost.judge import check
 from partita.cost.predict import Disturbance, simulate
-from partita.documents import save, write_text
+from partita.documents import save, write_bytes, write_text
 from partita.errors import InvalidInputError
 from partita.flows.summary import describe_plan
 from partita.program.lower import lower
+from partita.report.charts import memory_chart, render
 from partita.report.picture import pipeline_picture
 from partita.report.svg import timeline_svg
 from partita.report.trace import chrome_trace
@@ -55,6 +56,7 @@ from partita.units import format_bytes, format_seconds
 @click.option("--period", is_flag=True, help="Find the steady period of steps, too.")
 @click.option("--trace", help="Write a Chrome trace that Perfetto opens.")
 @click.option("--picture", help="Write the pipeline as an SVG file.")
+@click.option("--memory-picture", help="Write memory over the step: .svg, .png, .pdf.")
 @click.option("--width", type=click.IntRange(40, 400), help="Columns of the picture.")
 @click.option("-o", "--output", help="Write the timeline as a Partita document.")
 @output_options
@@ -155,6 +157,11 @@ def _write(solution: Solution, timeline: Timeline, rest: dict[str, Any]) -> list
             raise InvalidInputError(f"--picture {str(target)!r}: only .svg files can be written")
         write_text(target, timeline_svg(timeline))
         written.append(str(target))
+    if rest["memory_picture"]:
+        title = f"{solution.problem.graph.name}: memory of a step (simulated)"
+        drawn = render(lambda: memory_chart(timeline, title=title), rest["memory_picture"])
+        write_bytes(rest["memory_picture"], drawn)
+        written.append(rest["memory_picture"])
     if rest["output"]:
         save(timeline, rest["output"])
         written.append(rest["output"])

@@ -47,7 +47,8 @@ class PlanRequest(ProblemRequest, PlannerFields):
         help="With --objective energy: slower than the fastest plan by at most that share.",
     )
     trace_search: str | None = declare(
-        None, help="File stem for the best value over time: FILE.csv and FILE.svg."
+        None,
+        help="File for the best value over time, as CSV and as .svg, .png or .pdf.",
     )
 
 

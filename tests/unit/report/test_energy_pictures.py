@@ -6,11 +6,9 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from partita.core.energy import EnergyOrigin
 from partita.core.program import Kind
 from partita.report.clock_svg import clock_svg, colour_of
 from partita.report.frontier_picture import frontier_picture
-from partita.report.frontier_svg import frontier_svg
 from partita.testing.builders import small_frontier
 
 NS = "{http://www.w3.org/2000/svg}"
@@ -20,30 +18,7 @@ def texts(svg):
     return [element.text for element in ET.fromstring(svg).iter(f"{NS}text")]
 
 
-def test_a_frontier_shows_its_points_all_max_the_bound_and_both_ends():
-    svg = frontier_svg(small_frontier(), title="gpt <small>", chosen=1)
-    root = ET.fromstring(svg)
-    circles = [circle.get("class") for circle in root.iter(f"{NS}circle")]
-    # One more of each stands in the legend.
-    assert circles.count("point") == 3
-    assert circles.count("allmax") == 2
-    assert circles.count("chosen") == 2
-    assert [path.get("class") for path in root.iter(f"{NS}path")] == ["bound", "bound", "curve"]
-    shown = texts(svg)
-    assert shown[0] == "gpt <small> (measured)"
-    assert "T_min" in shown
-    assert "T*" in shown
-    assert any("gap to the bound at most 1.12%" in text for text in shown)
-    tips = [circle.findtext(f"{NS}title") for circle in root.iter(f"{NS}circle")]
-    assert "point 1: 5.40 s, 810.0 J" in tips
-
-
-def test_a_modelled_frontier_says_so():
-    modelled = dataclasses.replace(small_frontier(), origin=EnergyOrigin.MODELLED)
-    assert texts(frontier_svg(modelled))[0].endswith("(modelled, not measured)")
-
-
-def test_a_frontier_of_one_point_has_axes():
+def test_a_frontier_of_one_point_is_drawn():
     one = dataclasses.replace(
         small_frontier(),
         time_s=np.array([3.0]),
@@ -52,7 +27,6 @@ def test_a_frontier_of_one_point_has_axes():
         clock_mhz=np.array([1400.0, 1400.0]),
         best_s=3.0,
     )
-    assert any(text.endswith(" s") for text in texts(frontier_svg(one)))
     assert "●" in frontier_picture(one, 60)
 
 

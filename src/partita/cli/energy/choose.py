@@ -15,8 +15,8 @@ from partita.energy.frontier.savings import model_of, played, sources_of, waitin
 from partita.errors import InvalidInputError
 from partita.flows.summary import describe_plan
 from partita.formats.perseus import write_clock_plan
+from partita.report.charts import ORIGINS
 from partita.report.clock_svg import clock_svg
-from partita.report.frontier_svg import ORIGINS
 from partita.units import format_joules
 
 

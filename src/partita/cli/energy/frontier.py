@@ -25,7 +25,7 @@ from partita.cli.energy.inputs import (
 )
 from partita.cli.options import FiniteRange, output_options
 from partita.core.energy import Frontier
-from partita.documents import save, write_text
+from partita.documents import save, write_bytes, write_text
 from partita.energy.frontier.savings import (
     Savings,
     frontier_figures,
@@ -36,8 +36,8 @@ from partita.energy.frontier.savings import (
 from partita.errors import InvalidInputError
 from partita.flows.summary import describe_plan
 from partita.formats.perseus import write_clock_plan, write_frontier_csv
+from partita.report.charts import frontier_chart, render
 from partita.report.frontier_picture import frontier_picture
-from partita.report.frontier_svg import frontier_svg
 from partita.units import format_joules
 
 MOST_ROWS = 12
@@ -74,7 +74,7 @@ MOST_ROWS = 12
     show_default=True,
     help="Of the savings with a straggler: pipelines that wait for each other.",
 )
-@click.option("--picture", help="Write the curve as an SVG file.")
+@click.option("--picture", help="Write the curve as a picture, .svg, .png or .pdf.")
 @click.option("--plans", help="Write the clocks of every point: DIR/freqs_pipeline_%05d.py.")
 @click.option("-o", "--output", help="Write the frontier: FILE.json, or its points as FILE.csv.")
 @output_options
@@ -209,7 +209,8 @@ def _show(
 def _write(frontier: Frontier, found: EnergySource, rest: dict[str, Any]) -> list[str]:
     written = []
     if rest["picture"]:
-        write_picture(rest["picture"], frontier_svg(frontier, title=found.name))
+        drawn = render(lambda: frontier_chart(frontier, title=found.name), rest["picture"])
+        write_bytes(rest["picture"], drawn)
         written.append(rest["picture"])
     if rest["plans"]:
         written.append(_write_plans(frontier, found, Path(rest["plans"])))
@@ -226,7 +227,7 @@ def write_picture(path: str, text: str) -> None:
     """Write a picture.
 
     Raises:
-        InvalidInputError: The name does not end in .svg.
+        InvalidInputError: The name does not end in .svg, which is all that pipelines are drawn as.
     """
     if Path(path).suffix.lower() != ".svg":
         raise InvalidInputError(f"--picture {path!r}: only .svg files can be written")

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from partita.cli.options import output_options
 from partita.documents import write_text
-from partita.errors import InvalidInputError, PartitaError, WorkerError
+from partita.errors import InvalidInputError, PartitaError, UnsupportedError, WorkerError
 from partita.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _profile(request: "ProfileRequest", rest: dict[str, Any]) -> "Shown":
     from partita.fleet.profiler.profile import profile_script  # noqa: PLC0415 (likewise)
     from partita.formats.synergy_profile import write_synergy_profile  # noqa: PLC0415 (likewise)
     from partita.processes import ended_by_signals  # noqa: PLC0415 (only for runs)
-    from partita.report.sensitivity_svg import sensitivity_svg  # noqa: PLC0415 (numpy)
+    from partita.report.charts import render, sensitivity_chart  # noqa: PLC0415 (numpy)
 
     silent = rest["quiet"] or rest["as_json"]
     with progress(f"fleet profile {request.name}", quiet=silent) as tell, ended_by_signals():
@@ -236,10 +236,12 @@ def _profile(request: "ProfileRequest", rest: dict[str, Any]) -> "Shown":
     written: dict[str, str] = {"runs": str(profile.directory / "runs.json")}
     sensitivity = profile.sensitivity
     if sensitivity is not None:
-        texts = {
-            "sensitivity.json": write_json(sensitivity),
-            "curve.svg": sensitivity_svg(sensitivity),
-        }
+        texts = {"sensitivity.json": write_json(sensitivity)}
+        try:
+            drawn = render(lambda: sensitivity_chart(sensitivity), "curve.svg")
+            texts["curve.svg"] = drawn.decode("utf-8")
+        except UnsupportedError as exc:  # the figures are worth more than their picture
+            click.echo(f"no curve.svg: {exc}", err=True)
         if sensitivity.storage_bandwidth_bytes_per_s > 0:
             texts["profile.json"] = write_synergy_profile(sensitivity)
         for name, text in texts.items():

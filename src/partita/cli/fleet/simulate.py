@@ -81,7 +81,7 @@ DEFAULT_POLICIES = "fifo:fair,fifo:tune,fifo:joint"
 )
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of arrivals.")
 @profile_options
-@click.option("--picture", help="Write FILE.svg with all diagrams, or a folder of them.")
+@click.option("--picture", help="File for all diagrams (.svg, .png or .pdf), or a folder of them.")
 @click.option("--csv", "csv_file", help="Write the figures of every run as a table.")
 @click.option("--results", "results", help="Write every job's end, in Synergy's columns: FILE.csv.")
 @click.option("-o", "--output", help="Write the history: FILE.json; of several runs one a run.")

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from partita.cli.console import percent, table, terminal_width
 from partita.cli.fleet.trace import trace_line
 from partita.core.fleet import SensitivityOrigin
-from partita.documents import save, write_text
+from partita.documents import save, write_bytes, write_text
 from partita.errors import InvalidInputError
 from partita.fleet.policies.metrics import Metrics
 from partita.fleet.policies.resources import Servers
@@ -23,7 +24,7 @@ from partita.fleet.study.panels import MOST_LINES, panels_of
 from partita.fleet.study.study import Capped, Run, Study
 from partita.fleet.study.traces import summary_of
 from partita.formats.synergy import write_results
-from partita.report.fleet_svg import fleet_svg
+from partita.report.charts import ENDINGS, panels_chart, render
 from partita.units import format_joules
 
 _UNITS = ((2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
@@ -323,18 +324,21 @@ def _write_pictures(found: Study, picture: str) -> list[str]:
     if len(titles) > MOST_LINES:
         name += f": the best {MOST_LINES} of {len(titles)} policies"
     path = Path(picture)
-    if path.suffix.lower() == ".svg":
-        write_text(path, fleet_svg(panels, title=name))
+    if path.suffix.lower() in ENDINGS:
+        write_bytes(path, render(lambda: panels_chart(panels, title=name), picture))
         return [picture]
     if path.suffix:
-        raise InvalidInputError(f"--picture {picture!r}: name a .svg file or a folder")
+        raise InvalidInputError(
+            f"--picture {picture!r}: name a file that ends in {', '.join(ENDINGS)}, or a folder"
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise InvalidInputError(f"--picture {picture} cannot be made: {exc.strerror}") from exc
-    for panel in panels:
-        write_text(path / f"{panel.key}.svg", fleet_svg([panel], title=name))
-    return [str(path / f"{panel.key}.svg") for panel in panels]
+    files = [path / f"{panel.key}.svg" for panel in panels]
+    for file, panel in zip(files, panels, strict=True):
+        write_bytes(file, render(partial(panels_chart, [panel], title=name), str(file)))
+    return [str(file) for file in files]
 
 
 def _csv(runs: Sequence[Run]) -> str:
