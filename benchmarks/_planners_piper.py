@@ -19,8 +19,7 @@ from _planners_common import Group, timed
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InfeasibleError
-from partita.formats.piper import read_piper
-from partita.formats.piper_plan import write_piper_plan
+from partita.formats.piper import read_piper, write_piper_plan
 from partita.planners.piper.planner import plan_piper
 
 GIB = 2**30

@@ -19,8 +19,7 @@ from _planners_common import Group, timed
 
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
-from partita.formats.dnn_partitioning import read_dnn_partitioning
-from partita.formats.split_plan import write_split
+from partita.formats.dnn_partitioning import read_dnn_partitioning, write_split
 from partita.planners.optimal_split import plan_optimal_split
 from partita.testing.builders import flat_cluster, random_dag
 

@@ -22,15 +22,11 @@ from partita.core.cluster import Cluster, Device, Host, Level
 from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
-from partita.formats.baechi import read_baechi
-from partita.formats.baechi_plan import read_placement
-from partita.formats.dnn_partitioning import read_dnn_partitioning
+from partita.formats.baechi import read_baechi, read_placement
+from partita.formats.dnn_partitioning import read_dnn_partitioning, read_split
 from partita.formats.dynamicml import read_assignment, read_dynamicml
-from partita.formats.pipedream import read_pipedream
-from partita.formats.pipedream_plan import read_pipedream_plan
-from partita.formats.piper import read_piper
-from partita.formats.piper_plan import read_piper_plan
-from partita.formats.split_plan import read_split
+from partita.formats.pipedream import read_pipedream, read_pipedream_plan
+from partita.formats.piper import read_piper, read_piper_plan
 from partita.objectives.makespan import makespan_parallel, makespan_sequential
 from partita.objectives.pipedream import pipedream_time
 from partita.objectives.piper import piper_time

@@ -30,6 +30,8 @@ CONCEPTS: Mapping[str, Concept] = {
     "near names": Concept(r"get_close_matches\(", ("names.py",)),
     "loading plug-ins": Concept(r"\bentry_points\(", ("plugins.py",)),
     "reading YAML": Concept(r"\b(import|from) yaml\b", ("yaml_nodes.py",)),
+    "formats": Concept(r": Mapping\[str, Format\] = {", ("formats/table.py", "documents.py")),
+    "recognising a file": Concept(r"\.sniff\(", ("formats/detect.py",)),
     "built-in graphs": Concept(r"EXAMPLES: Mapping\b", ("catalogue/examples.py",)),
     "numbers that JSON has no word for": Concept(r"def number_or_none\b", ("core/json_values.py",)),
     "bytes held by a parameter": Concept(

@@ -3,23 +3,53 @@
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
+from partita.catalogue.cluster_yaml.writer import write_cluster_yaml
 from partita.core.codec import write_json
 from partita.core.problem import Problem
 from partita.errors import FormatError, InvalidInputError
-from partita.formats.detect import read_any
+from partita.formats import table
+from partita.formats.detect import detect, looks_like_yaml, read_any, unpacked
+from partita.formats.format import Document, Format, Holds, Source
 from partita.formats.server_file import open_beside
 
 MAX_FILE_BYTES = 2**31
 _PART_BYTES = 2**24
 
 
-@dataclass(frozen=True, slots=True)
+def _write_yaml(value: Document) -> str:
+    try:
+        cluster = table.cluster_of(value)
+    except InvalidInputError:
+        kind = type(value).__name__.lower()
+        problem = f"YAML holds a cluster, got a {kind}; name another format with --to"
+        raise InvalidInputError(problem) from None
+    return write_cluster_yaml(cluster)
+
+
+FORMATS: Mapping[str, Format] = {
+    **table.FORMATS,
+    "cluster-yaml": Format(
+        title="a cluster (YAML)",
+        holds=Holds.CLUSTER,
+        sniff=looks_like_yaml,
+        read=lambda source: read_cluster_yaml(source.text, load_catalogue()),
+        write=_write_yaml,
+        endings=(".yaml", ".yml"),
+        is_fallback=True,
+    ),
+}
+"""What files are read and written as: foreign formats, and clusters, which need the catalogue."""
+
+
+@dataclass(frozen=True)
 class OpenedFile:
     """A file whose bytes were read, once: standard input cannot be read again.
 
@@ -37,29 +67,57 @@ class OpenedFile:
         Raises:
             FormatError: It holds nothing that is known.
         """
-        name = self.name
         try:
             return read_any(
-                self.data,
-                name=_title(name),
-                open_text=open_beside("" if name == "-" else name, _open_named),
+                self.unpacked,
+                name=_title(self.name),
+                open_text=open_beside("" if self.name == "-" else self.name, _open_named),
                 problem=problem,
-                read_yaml=lambda text: read_cluster_yaml(text, load_catalogue()),
+                formats=FORMATS,
             )
         except FormatError as exc:
-            raise (exc if exc.path else exc.at("standard input" if name == "-" else name)) from exc
+            raise self._placed(exc) from exc
+
+    @property
+    def format(self) -> str:
+        """The name of the format it is in, by content.
+
+        Raises:
+            FormatError: It is in none.
+        """
+        try:
+            return detect(Source(data=self.unpacked), FORMATS)[0]
+        except FormatError as exc:
+            raise self._placed(exc) from exc
+
+    @cached_property
+    def unpacked(self) -> bytes:
+        """Its bytes without gzip packing.
+
+        Raises:
+            FormatError: The packing is broken.
+        """
+        try:
+            return unpacked(self.data)
+        except FormatError as exc:
+            raise self._placed(exc) from exc
 
     @property
     def text(self) -> str:
-        """Its text in UTF-8, without a byte order mark.
+        """Its text in UTF-8, unpacked, without a byte order mark.
 
         Raises:
             FormatError: It is not text.
         """
         try:
-            return self.data.decode("utf-8-sig")
+            return self.unpacked.decode("utf-8-sig")
         except UnicodeDecodeError as exc:
             raise FormatError(f"is not UTF-8 text (byte {exc.start})", path=self.name) from exc
+
+    def _placed(self, error: FormatError) -> FormatError:
+        if error.path:
+            return error
+        return error.at("standard input" if self.name == "-" else self.name)
 
 
 def open_file(path: str | Path) -> OpenedFile:

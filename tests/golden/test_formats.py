@@ -12,27 +12,34 @@ import pytest
 
 from partita.core.codec import read_json, write_json
 from partita.core.problem import Metric
-from partita.formats.baechi import read_baechi, write_baechi
-from partita.formats.baechi_plan import read_placement, write_placement
+from partita.formats.baechi import read_baechi, read_placement, write_baechi, write_placement
 from partita.formats.detect import FORMATS, detect_format, read_any, unpacked
-from partita.formats.dnn_partitioning import read_dnn_partitioning, write_dnn_partitioning
+from partita.formats.dnn_partitioning import (
+    read_dnn_partitioning,
+    read_split,
+    write_dnn_partitioning,
+    write_split,
+)
 from partita.formats.dynamicml import (
     read_assignment,
     read_dynamicml,
     write_assignment,
     write_dynamicml,
 )
-from partita.formats.pipedream import read_pipedream, stage_ids, write_pipedream
-from partita.formats.pipedream_plan import read_pipedream_plan, write_pipedream_plan
-from partita.formats.piper import read_piper, write_piper
-from partita.formats.piper_plan import read_piper_plan, write_piper_plan
+from partita.formats.pipedream import (
+    read_pipedream,
+    read_pipedream_plan,
+    stage_ids,
+    write_pipedream,
+    write_pipedream_plan,
+)
+from partita.formats.piper import read_piper, read_piper_plan, write_piper, write_piper_plan
 from partita.formats.server_file import (
     open_beside,
     read_server_file,
     server_profiles,
     write_server_file,
 )
-from partita.formats.split_plan import read_split, write_split
 
 GIB = 2.0**30
 

@@ -10,8 +10,7 @@ import random
 import pytest
 
 from partita.core.problem import Metric
-from partita.formats.dnn_partitioning import read_dnn_partitioning
-from partita.formats.split_plan import write_split
+from partita.formats.dnn_partitioning import read_dnn_partitioning, write_split
 from partita.planners.optimal_split import plan_optimal_split
 
 LOADS = (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from partita.documents import load
-from partita.formats.synergy_profile import read_synergy_profile
+from partita.formats.synergy import read_synergy_profile
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "fleet_train.py"

@@ -1,30 +1,26 @@
 """``partita convert``: between Partita's documents and foreign formats."""
 
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import click
 
-from partita.catalogue.cluster_yaml.writer import write_cluster_yaml
 from partita.catalogue.examples import EXAMPLES
 from partita.cli.inputs import read_problem, take_problem_options
 from partita.cli.options import cluster_options, output_options, problem_options
-from partita.core.cluster import Cluster
 from partita.core.codec import format_of
 from partita.core.plan import Plan
-from partita.core.problem import Problem
-from partita.core.solution import Solution
-from partita.documents import load, write_bytes, write_text
+from partita.documents import FORMATS, load, write_bytes, write_text
 from partita.errors import InvalidInputError
-from partita.formats.detect import ENERGY_FORMATS, FORMATS, format_for, problem_of, write_as
-from partita.formats.fleet_formats import FLEET_FORMATS
+from partita.formats.detect import format_for, write_as
 from partita.formats.server_file import server_profiles
+from partita.formats.table import problem_of
 from partita.planners.pipeline import solution_of
 
 
 @click.command(
     epilog="Example: partita convert gpt-small.plan.json gpus=4.txt\n\n"
-    f"Formats: {', '.join((*FORMATS, *ENERGY_FORMATS, *FLEET_FORMATS))}, cluster-yaml"
+    f"Formats: {', '.join(FORMATS)}"
 )
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT")
@@ -47,7 +43,8 @@ def command(source: str, target: str, to: str | None, graph: str | None, **rest:
     found = EXAMPLES[source]() if source in EXAMPLES else load(source, problem=problem)
     if isinstance(found, Plan) and problem is not None:
         found = solution_of(problem, found, "", {})
-    text, name = _written(found, target, to)
+    name = to or format_for(target, found, FORMATS)
+    text = write_as(found, name, FORMATS)
     if isinstance(text, bytes):
         if target == "-":
             raise InvalidInputError("a binary file cannot go to stdout; name a file")
@@ -71,18 +68,3 @@ def _write_profiles(found: Any, target: str) -> None:
         place = Path(target).parent / path
         place.parent.mkdir(parents=True, exist_ok=True)
         write_text(place, text)
-
-
-def _written(found: Any, target: str, to: str | None) -> tuple[str | bytes, str]:
-    name = to or format_for(target, found)
-    yaml = PurePath(target).suffix.lower() in (".yaml", ".yml")
-    if name == "cluster-yaml" or (to is None and yaml):
-        if isinstance(found, Solution | Problem):
-            found = found.cluster if isinstance(found, Problem) else found.problem.cluster
-        if not isinstance(found, Cluster):
-            kind = type(found).__name__.lower()
-            raise InvalidInputError(
-                f"YAML holds a cluster, got a {kind}; name another format with --to"
-            )
-        return write_cluster_yaml(found), "cluster-yaml"
-    return write_as(found, name), name

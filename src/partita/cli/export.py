@@ -18,8 +18,7 @@ from partita.documents import open_file, unused_path, write_bytes, write_text
 from partita.errors import InvalidInputError
 from partita.exporters.pipedream_conf import num_ranks_of, read_num_ranks, runtime_configurations
 from partita.flows.extras import torch_needed
-from partita.formats.pipedream import stage_ids
-from partita.formats.pipedream_plan import read_pipedream_plan, write_pipedream_plan
+from partita.formats.pipedream import read_pipedream_plan, stage_ids, write_pipedream_plan
 
 if TYPE_CHECKING:
     from partita.capture.origin import ModelOrigin

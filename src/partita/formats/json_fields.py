@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from partita.core.codec import parse_json
+from partita.core.json_values import thawed
 from partita.errors import FormatError, InvalidInputError
 
 MAX_ID = 2**53
@@ -248,12 +249,3 @@ def _value(value: Any) -> str:  # noqa: ANN401 (JSON is any value)
 def plain(value: float) -> float | int:
     """Return a number as people write it in JSON: a whole one without ``.0``."""
     return int(value) if float(value).is_integer() and abs(value) < MAX_ID else float(value)
-
-
-def thawed(value: Any) -> Any:  # noqa: ANN401 (JSON is any value)
-    """Return a value of an annotation with lists for tuples and dicts for mappings."""
-    if isinstance(value, Mapping):
-        return {key: thawed(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [thawed(part) for part in value]
-    return value

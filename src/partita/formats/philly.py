@@ -1,20 +1,124 @@
-"""The job log of Microsoft's Philly clusters (``cluster_job_log``, JSON).
+"""Logs of submissions: Philly's own (JSON), and tables of submissions (CSV with a header).
 
-A list of ``{status, vc, jobid, submitted_time, user, attempts: [{start_time, end_time, detail:
-[{ip, gpus: [...]}]}]}``. A job's duration is the sum of its attempts, its GPUs those of the last.
-Jobs without a finished attempt or without a GPU are left out and counted. Rows are ``(submitted_s,
-duration_s, gpus)``, times from the first submission on.
+The job log of Microsoft's Philly clusters (``cluster_job_log``) is a list of ``{status, vc, jobid,
+submitted_time, user, attempts: [{start_time, end_time, detail: [{ip, gpus: [...]}]}]}``. A job's
+duration is the sum of its attempts, its GPUs those of the last. Jobs without a finished attempt or
+without a GPU are left out and counted.
+
+A table, such as lists derived from that log, needs a time of submission, a duration in seconds and
+a number of GPUs; each column is known by several names, other columns are skipped. Times are
+seconds, or stamps such as ``2017-10-03 07:29:14``.
+
+Both give rows ``(submitted_s, duration_s, gpus)``, times from the first submission on. Nothing goes
+silently: what cannot be a job (no GPU, a negative duration) is left out and counted, and so are
+values that are not taken as they stand.
 """
 
+import csv
+import io
+import math
 from collections import Counter
-from datetime import datetime
-from typing import Any
+from collections.abc import Set as AbstractSet
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 from partita.core.codec import parse_json
 from partita.errors import FormatError
-from partita.formats.philly_csv import SubmissionLog, submission_log
 
 _TIME = "%Y-%m-%d %H:%M:%S"
+SUBMITTED = (
+    "timestamp",
+    "submitted_time",
+    "submit_time",
+    "submission_time",
+    "arrival_s",
+    "arrival",
+)
+DURATION = ("duration", "duration_s", "run_time", "runtime")
+GPUS = ("num_gpus", "gpus", "gpu_num", "num_gpu")
+
+
+class SubmissionLog(NamedTuple):
+    """The jobs of a log.
+
+    Attributes:
+        rows: Submission, duration and GPUs of each, in the log's order; times from the first on.
+        notes: What was left out or changed, and how many; a phrase each.
+    """
+
+    rows: list[tuple[float, float, int]]
+    notes: tuple[str, ...]
+
+
+def submission_log(rows: list[tuple[float, float, int]], notes: Counter[str]) -> SubmissionLog:
+    """Return a log with times from its first submission on.
+
+    Args:
+        rows: The jobs that can be.
+        notes: How many jobs what happened to.
+
+    Raises:
+        FormatError: No job is left.
+    """
+    words = tuple(f"{count:,} {what}" for what, count in notes.items())
+    if not rows:
+        raise FormatError("; ".join(["the log holds no job that ran", *words]))
+    first = min(row[0] for row in rows)
+    return SubmissionLog([(at - first, duration, gpus) for at, duration, gpus in rows], words)
+
+
+def is_submission_head(cells: AbstractSet[str]) -> bool:
+    """Return whether the cells of a first line name all columns of a log."""
+    return all(cells & set(names) for names in (SUBMITTED, DURATION, GPUS))
+
+
+def read_submissions(text: str) -> SubmissionLog:
+    """Return the jobs of a table; a part of a GPU counts as a whole one.
+
+    Raises:
+        FormatError: A column is missing, or a cell is no number; knows the line.
+    """
+    rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    head = [name.strip() for name in rows.fieldnames or ()]
+    rows.fieldnames = head
+    columns = [_column(head, names) for names in (SUBMITTED, DURATION, GPUS)]
+    found, notes = [], Counter[str]()
+    for row in rows:
+        try:
+            submitted, duration = _seconds(row[columns[0]]), float(row[columns[1]])
+            told = float(row[columns[2]])
+            gpus = math.ceil(told)
+        except (TypeError, ValueError, OverflowError) as exc:
+            raise FormatError(
+                f"{exc}; expected a time, seconds and GPUs", line=rows.line_num
+            ) from exc
+        if not (math.isfinite(submitted) and math.isfinite(duration)):
+            raise FormatError("a time is not finite", line=rows.line_num)
+        if gpus <= 0:
+            notes["without a GPU left out"] += 1
+        elif duration < 0:
+            notes["with a negative duration left out"] += 1
+        else:
+            found.append((submitted, duration, gpus))
+            notes.update({"with parts of GPUs taken as whole ones": 1} if gpus != told else {})
+            notes.update({"without a duration taken as one iteration": 1} if duration == 0 else {})
+    return submission_log(found, notes)
+
+
+def _column(head: list[str], names: tuple[str, ...]) -> str:
+    chosen = next((name for name in names if name in head), None)
+    if chosen is None:
+        raise FormatError(f"no column is one of {', '.join(names)}", line=1)
+    return chosen
+
+
+def _seconds(cell: str) -> float:
+    """Return a time: seconds, or those of a stamp."""
+    try:
+        return float(cell)
+    except ValueError:
+        stamp = datetime.fromisoformat(cell.strip())
+        return stamp.replace(tzinfo=stamp.tzinfo or UTC).timestamp()
 
 
 def read_philly(text: str) -> SubmissionLog:
@@ -43,10 +147,10 @@ def _job(entry: Any) -> tuple[float, float, int] | str:  # noqa: ANN401 (JSON is
     """Return submission, duration and GPUs of a job, or why it is left out."""
     spans = []
     for attempt in entry["attempts"]:
-        begin, end = _seconds(attempt["start_time"]), _seconds(attempt["end_time"])
+        begin, end = _stamp_seconds(attempt["start_time"]), _stamp_seconds(attempt["end_time"])
         if begin is not None and end is not None:
             spans.append(max(end - begin, 0.0))
-    submitted = _seconds(entry["submitted_time"])
+    submitted = _stamp_seconds(entry["submitted_time"])
     if submitted is None:
         return "without a time of submission left out"
     if not sum(spans) > 0:
@@ -55,7 +159,7 @@ def _job(entry: Any) -> tuple[float, float, int] | str:  # noqa: ANN401 (JSON is
     return (submitted, sum(spans), gpus) if gpus else "without a GPU left out"
 
 
-def _seconds(value: str | None) -> float | None:
+def _stamp_seconds(value: str | None) -> float | None:
     """Return a time stamp in seconds; ``None`` = it is not told."""
     if not value or value == "None":
         return None

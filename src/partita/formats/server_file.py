@@ -16,7 +16,7 @@ indentation does not matter. How a Problem holds it:
   first type, and those of the others are in ``graph.annotations["server_file"]``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from partita.core.graph import Graph, OpCosts
 from partita.core.problem import Metric, Objective, Problem
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.edge_list import weights
+from partita.formats.format import OpenText
 from partita.formats.json_fields import format_errors
 from partita.formats.pipedream import FORMAT as PROFILE_FORMAT
 from partita.formats.pipedream import read_pipedream, write_pipedream
@@ -36,8 +37,6 @@ from partita.formats.pipedream import read_pipedream, write_pipedream
 FORMAT = "server_file"
 DEFAULT_BYTES_PER_S = 1e8
 KEYWORD = "Server"
-
-OpenText = Callable[[str], str]
 
 
 class _GpuLine(NamedTuple):

@@ -1,14 +1,24 @@
-"""Synergy's files: traces (CSV), clusters (INI), matrices of its models (JSON), results (CSV).
+"""Synergy's files: traces, clusters (INI), matrices of models, profiles (JSON), results (CSV).
 
 A trace has no header: ``job_id,model,arrival_s,iterations,gpus``. A matrix holds speeds relative to
 the GPU-proportional share by CPUs (rows) and GB (columns) a GPU. The released reader takes an
 unknown model for alexnet; here it is refused. Arrivals of ``0.001 * row`` or ``0.001 * job_id``
 mark a static trace: its first round starts at 1 s.
+
+``profile.json`` of Synergy's offline profiler: read and written.
+
+A list of three objects: seconds of an iteration by CPUs; seconds of an epoch by CPUs and percent of
+the dataset in memory; storage bandwidth in MB/s, likewise. CPUs are those of the whole job, a MB
+has 2^20 bytes. The file names neither the job, nor its GPUs, its batch size or its dataset. Its
+size follows from what an epoch with nothing cached reads; the rest the reader must be told.
+
+A cluster is an INI file, known by its section ``[CLUSTER]``; all its servers are alike.
 """
 
 import configparser
 import csv
 import io
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -20,6 +30,7 @@ from partita.core.codec import parse_json
 from partita.core.columns import MAX_SECONDS, Floats
 from partita.core.fleet import FleetHistory, Sensitivity, SensitivityOrigin, Trace
 from partita.errors import FormatError, InvalidInputError
+from partita.formats.json_fields import as_number, format_errors, refuse
 
 KIND_OF: Mapping[str, str] = {
     **dict.fromkeys(("alexnet", "res18", "res50", "mobilenet", "shufflenet"), "image"),
@@ -284,4 +295,178 @@ def write_results(history: FleetHistory, trace: Trace) -> str:
             f"{float(history.arrival_s[row])},{trace.iterations[row]},{iteration_s[model]},"
             f"{_number(float(history.finish_s[row]))},{float(history.completion_s[row])}"
         )
+    return "\n".join(lines) + "\n"
+
+
+_BYTES_PER_MIB = 2**20
+_PARTS = ("seconds of an iteration", "seconds of an epoch", "storage bandwidth")
+
+
+def is_synergy_profile(value: object) -> bool:
+    """Return whether a JSON value looks like a profile."""
+    return isinstance(value, list) and len(value) == 3 and all(isinstance(v, dict) for v in value)
+
+
+def read_synergy_profile(
+    text: str, *, name: str, gpus: int = 1, batch_size: int = 0
+) -> Sensitivity:
+    """Return the sensitivity in a profile.
+
+    Speed 1 is that with the most CPUs and all data cached.
+
+    Args:
+        text: The file.
+        name: Of the job.
+        gpus: GPUs of the job.
+        batch_size: Samples an iteration and GPU; 0 = not known.
+
+    Raises:
+        FormatError: It is not a profile.
+    """
+    value = parse_json(text)
+    if not is_synergy_profile(value):
+        raise FormatError("expected Synergy's profile, a list of three objects by CPU count")
+    iteration = {cpus: as_number(s, f"[0].{key}", low=1e-9) for key, cpus, s in _keys(value[0], 0)}
+    epoch, storage = (_table(value[part], part) for part in (1, 2))
+    for part, table in enumerate((epoch, storage), 1):
+        if table.keys() != iteration.keys():
+            raise FormatError(f"[{part}] has other CPU counts than [0]")
+    top = max(iteration)
+    for cpus in iteration:
+        if epoch[cpus].keys() != storage[cpus].keys() or not epoch[cpus].keys() >= {0.0, 100.0}:
+            raise FormatError(
+                f"{cpus:g} CPUs: expected the same percents twice, 0 and 100 among them"
+            )
+    rows = [(cpus, percent) for cpus in sorted(iteration) for percent in sorted(epoch[cpus])]
+    dataset_bytes = _BYTES_PER_MIB * storage[top][0.0] * epoch[top][0.0]
+    whole = round(epoch[top][100.0] / iteration[top])
+    with format_errors():
+        return Sensitivity(
+            name=name,
+            origin=SensitivityOrigin.MEASURED,
+            iteration_s=iteration[top],
+            batch_size=batch_size,
+            dataset_samples=whole * gpus * max(1, batch_size),
+            dataset_bytes=dataset_bytes,
+            gpus=np.full(len(rows), gpus),
+            cpus=np.array([cpus / gpus for cpus, _ in rows]),
+            memory_bytes=np.array([percent / 100 * dataset_bytes / gpus for _, percent in rows]),
+            speed=np.array([epoch[top][100.0] / epoch[cpus][percent] for cpus, percent in rows]),
+            measured=np.array([percent == 100 for _, percent in rows]),
+            storage_bytes_per_s=np.array([storage[cpus][m] * _BYTES_PER_MIB for cpus, m in rows]),
+        )
+
+
+def _keys(value: Mapping[str, Any], part: int) -> list[tuple[str, float, Any]]:
+    """Return keys as they stand, as numbers, and their values; ``"12"`` and ``"12.0"`` are one."""
+    found: dict[float, tuple[str, float, Any]] = {}
+    for key, item in value.items():
+        try:
+            count = float(key)
+        except ValueError:
+            count = math.nan
+        if not 0 <= count < math.inf:
+            raise FormatError(f"[{part}]: key {key!r}; expected a number")
+        if count in found:
+            raise FormatError(
+                f"[{part}]: {count:g} stands twice, as {key!r} and {found[count][0]!r}"
+            )
+        found[count] = key, count, item
+    if not found:
+        raise FormatError(f"[{part}], {_PARTS[part]}, is empty")
+    return list(found.values())
+
+
+def _table(value: Mapping[str, Any], part: int) -> dict[float, dict[float, float]]:
+    table: dict[float, dict[float, float]] = {}
+    for key, cpus, row in _keys(value, part):
+        if not isinstance(row, dict):
+            refuse(f"[{part}].{key}", row, "an object by percent")
+        low = 1e-9 if part == 1 else 0.0
+        table[cpus] = {
+            percent: as_number(item, f"[{part}].{key}.{name}", low=low)
+            for name, percent, item in _keys(row, part)
+        }
+    return table
+
+
+def write_synergy_profile(sensitivity: Sensitivity) -> str:
+    """Return a sensitivity as Synergy's profile.
+
+    Raises:
+        InvalidInputError: It does not say the dataset, or speaks of several kinds of GPUs.
+    """
+    where = f"sensitivity {sensitivity.name!r}"
+    if not (sensitivity.dataset_bytes > 0 and sensitivity.dataset_samples > 0):
+        raise InvalidInputError(
+            f"{where} does not know the size of its dataset, so there are no percents of it"
+        )
+    gpus = np.unique(sensitivity.gpus)
+    if len(gpus) > 1 or len(sensitivity.gpu_types) > 1:
+        raise InvalidInputError(f"{where} has several kinds or numbers of GPUs; a profile has one")
+    count = max(1, int(gpus[0]))
+    whole = max(1, sensitivity.dataset_samples // (count * max(1, sensitivity.batch_size)))
+    cached = (
+        (sensitivity.memory_bytes - sensitivity.working_bytes) * count / sensitivity.dataset_bytes
+    )
+    iteration: dict[str, float] = {}
+    epoch: dict[str, dict[str, float]] = {}
+    storage: dict[str, dict[str, float]] = {}
+    order = np.lexsort((cached, -sensitivity.cpus))
+    for row in order.tolist():
+        cpus = f"{sensitivity.cpus[row] * count:.6g}"
+        percent = f"{100 * cached[row]:.4g}"
+        seconds = sensitivity.iteration_s / float(sensitivity.speed[row])
+        needed = float(sensitivity.storage_bytes_per_s[row]) / _BYTES_PER_MIB
+        epoch.setdefault(cpus, {})[percent] = seconds * whole
+        storage.setdefault(cpus, {})[percent] = needed
+        if percent == "100":
+            iteration[cpus] = seconds
+    if iteration.keys() != epoch.keys() or any(
+        math.isnan(value) for row in storage.values() for value in row.values()
+    ):
+        raise InvalidInputError(
+            f"{where} lacks points with all data cached, or the storage that they need"
+        )
+    return json.dumps([iteration, epoch, storage], allow_nan=False) + "\n"
+
+
+SECTION = "[CLUSTER]"
+
+
+def is_synergy_cluster(text: str) -> bool:
+    """Return whether a text looks like such a file."""
+    return any(line.strip().upper() == SECTION for line in text.splitlines())
+
+
+def write_cluster_ini(cluster: Cluster) -> str:
+    """Return a cluster of equal servers as an INI file; types of GPU have no place in it.
+
+    Raises:
+        InvalidInputError: Servers differ, or CPUs and memory are not known.
+    """
+    gpus = np.bincount([device.host for device in cluster.devices], minlength=len(cluster.hosts))
+    rows = {
+        (int(count), host.cpus, host.memory_bytes, host.storage_bytes_per_s)
+        for count, host in zip(gpus, cluster.hosts, strict=True)
+    }
+    if len(rows) != 1:
+        raise InvalidInputError(f"servers of {cluster.name!r} differ; Synergy's are all alike")
+    count, cpus, memory, storage = rows.pop()
+    if not (count and cpus and memory):
+        raise InvalidInputError(f"cluster {cluster.name!r}: GPUs, cpus and memory must be known")
+    lines = [
+        SECTION,
+        "racks = 1",
+        f"servers_per_rack = {len(cluster.hosts)}",
+        f"gpus_per_server = {count}",
+        f"cpus_per_server = {cpus}",
+        f"dram_per_server = {memory / 1e9:g}",
+    ]
+    # What the reader takes for a missing line is not written, so that files come back as they were.
+    if storage and storage != _CLUSTER_DEFAULTS["sspeed_per_server"] * 1e6:
+        lines.append(f"sspeed_per_server = {storage / 1e6:g}")
+    network = cluster.levels[-1].bandwidth_bytes_per_s if cluster.levels else np.zeros(0)
+    if len(network) and np.isfinite(network).all():
+        lines.append(f"net_per_server = {float(network.min()) * 8 / 1e9:g}")
     return "\n".join(lines) + "\n"

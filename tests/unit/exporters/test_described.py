@@ -12,8 +12,7 @@ from partita.errors import InvalidInputError
 from partita.exporters.described import described_blueprint
 from partita.exporters.layers import constructor_of
 from partita.exporters.package import package_files
-from partita.formats.pipedream import read_pipedream
-from partita.formats.pipedream_plan import read_pipedream_plan
+from partita.formats.pipedream import read_pipedream, read_pipedream_plan
 
 COSTS = "forward_compute_time=1.000, backward_compute_time=2.000, activation_size=4.0, "
 

@@ -11,8 +11,7 @@ from partita.capture.setting import Example
 from partita.core.plan import Plan
 from partita.errors import InvalidInputError
 from partita.exporters.matched import matched_plan
-from partita.formats.pipedream import read_pipedream
-from partita.formats.pipedream_plan import read_pipedream_plan, write_pipedream_plan
+from partita.formats.pipedream import read_pipedream, read_pipedream_plan, write_pipedream_plan
 
 COSTS = "forward_compute_time=1.000, backward_compute_time=2.000, activation_size=4.0, "
 

@@ -9,8 +9,7 @@ from partita.catalogue.examples import example
 from partita.core.placement import placement_plan
 from partita.core.plan import Plan, Stage, pipeline_stages
 from partita.errors import FormatError, InvalidInputError
-from partita.formats.baechi import read_baechi, write_baechi
-from partita.formats.baechi_plan import read_placement, write_placement
+from partita.formats.baechi import read_baechi, read_placement, write_baechi, write_placement
 
 
 def placed(plan):

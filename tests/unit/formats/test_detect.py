@@ -1,9 +1,11 @@
+import dataclasses
 import gzip
 import json
 
 import numpy as np
 import pytest
 
+from partita import plugins
 from partita.catalogue.examples import example
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
@@ -11,9 +13,11 @@ from partita.core.placement import placement_plan
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution
-from partita.errors import FormatError, InvalidInputError
+from partita.errors import FormatError, InvalidInputError, UnsupportedError
 from partita.formats import detect
-from partita.formats.detect import FORMATS, detect_format, format_for, read_any, write_as
+from partita.formats.detect import detect_format, format_for, read_any, write_as
+from partita.formats.format import Format, Holds
+from partita.formats.table import FORMATS
 
 PROFILE = (
     "a -- Linear -- forward_compute_time=1.000, backward_compute_time=2.000, "
@@ -145,14 +149,23 @@ def test_a_stage_file_is_a_graph_alone_and_a_plan_with_its_problem():
     assert read_any(text, problem=solved.problem).stage_of.tolist() == [0, 0, 0, 0]
 
 
-def test_yaml_is_left_to_the_caller():
+def test_a_row_of_the_caller_is_asked_last():
     cluster = example("baechi-fig1").cluster
     seen = []
+    row = Format(
+        title="YAML",
+        holds=Holds.CLUSTER,
+        sniff=detect.looks_like_yaml,
+        read=lambda source: seen.append(source.text) or cluster,
+        write=lambda _: "",
+        is_fallback=True,
+    )
+    rows = {"yaml": row, **FORMATS}
     data = b"# a cluster\n---\nname: x\n"
-    assert read_any(data, read_yaml=lambda text: seen.append(text) or cluster) is cluster
+    assert read_any(data, formats=rows) is cluster
     assert seen == [data.decode()]
     profile = PROFILE.replace("a --", "a: --", 1).encode()
-    assert isinstance(read_any(profile, read_yaml=lambda _: cluster), Graph)
+    assert isinstance(read_any(profile, formats=rows), Graph)
 
 
 def test_own_documents_are_read():
@@ -162,8 +175,8 @@ def test_own_documents_are_read():
 
 def test_what_a_format_cannot_hold_is_refused():
     cluster = example("baechi-fig1").cluster
-    for name in FORMATS:
-        if name not in ("partita", "dynamicml-speed"):
+    for name, row in FORMATS.items():
+        if row.holds in (Holds.GRAPH, Holds.PROBLEM, Holds.PLAN):
             with pytest.raises(InvalidInputError, match="this format holds"):
                 write_as(cluster, name)
     with pytest.raises(InvalidInputError, match="'x' is not one of partita"):
@@ -202,3 +215,60 @@ def test_the_metric_of_a_problem_survives_its_own_format():
     problem = read_any(write_as(example("baechi-fig1"), "baechi").encode())
     assert problem.objective.metric is Metric.MAKESPAN_PARALLEL
     assert json.loads(write_as(problem, "baechi"))["name"] == "baechi-fig1"
+
+
+class _Entry:
+    """An entry point, as importlib.metadata gives it."""
+
+    def __init__(self, name, load):
+        self.name, self.value, self.load = name, f"elsewhere:{name}", load
+
+
+def _lines_format(**changes):
+    row = Format(
+        title="a list of ops",
+        holds=Holds.GRAPH,
+        sniff=lambda source: source.first_line == "OPS",
+        read=lambda _: example("baechi-fig1").graph,
+        write=lambda _: "OPS\n",
+    )
+    return dataclasses.replace(row, **changes)
+
+
+def _install(monkeypatch, *entries):
+    monkeypatch.setattr(plugins, "installed", lambda _: {entry.name: entry for entry in entries})
+
+
+def test_a_plug_in_reads_and_writes_its_format(monkeypatch):
+    _install(monkeypatch, _Entry("lines", _lines_format))
+    assert detect_format(b"OPS\na\n") == "lines"
+    assert read_any(b"OPS\na\n") == example("baechi-fig1").graph
+    assert write_as(example("baechi-fig1"), "lines") == "OPS\n"
+
+
+def test_broken_plug_ins_are_a_warning_each_and_nothing_else(monkeypatch, caplog):
+    def fails(*_):
+        raise RuntimeError("oh")
+
+    _install(
+        monkeypatch,
+        _Entry("absent", fails),
+        _Entry("other", lambda: 3),
+        _Entry("sniffs", lambda: _lines_format(sniff=fails)),
+        _Entry("lines", _lines_format),
+    )
+    assert detect_format(b"OPS\n") == "lines"
+    assert detect_format(PROFILE.encode()) == "pipedream"
+    assert [record.getMessage().split(" is a plug-in")[0] for record in caplog.records] == [
+        "format 'absent'",
+        "format 'other'",
+        "format 'sniffs'",
+    ]
+    with pytest.raises(UnsupportedError, match="'absent' is a plug-in"):
+        write_as(example("baechi-fig1"), "absent")
+
+
+def test_a_failing_reader_of_a_plug_in_is_one_line_that_names_it(monkeypatch):
+    _install(monkeypatch, _Entry("lines", lambda: _lines_format(read=lambda _: 1 / 0)))
+    with pytest.raises(UnsupportedError, match="'lines' is a plug-in and failed: ZeroDivision"):
+        read_any(b"OPS\n")

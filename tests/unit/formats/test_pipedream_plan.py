@@ -2,8 +2,7 @@ import pytest
 
 from partita.core.problem import Schedule
 from partita.errors import FormatError, InvalidInputError
-from partita.formats.pipedream import read_pipedream
-from partita.formats.pipedream_plan import read_pipedream_plan, write_pipedream_plan
+from partita.formats.pipedream import read_pipedream, read_pipedream_plan, write_pipedream_plan
 
 
 def node(name, desc="Linear", stage=None):

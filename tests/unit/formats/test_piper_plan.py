@@ -5,8 +5,7 @@ import pytest
 
 from partita.core.plan import Plan, Stage
 from partita.errors import FormatError, InvalidInputError
-from partita.formats.piper import read_piper
-from partita.formats.piper_plan import read_piper_plan, write_piper_plan
+from partita.formats.piper import read_piper, read_piper_plan, write_piper_plan
 
 RECOMPUTE = "activation recomp"
 

@@ -5,8 +5,7 @@ import pytest
 from partita.core.plan import Plan, Stage
 from partita.core.problem import Schedule
 from partita.errors import FormatError, InvalidInputError
-from partita.formats.dnn_partitioning import read_dnn_partitioning
-from partita.formats.split_plan import read_split, write_split
+from partita.formats.dnn_partitioning import read_dnn_partitioning, read_split, write_split
 
 
 def node(name, color, *, backward=False):

@@ -8,7 +8,7 @@ import pytest
 
 from partita.core.fleet import Sensitivity
 from partita.errors import FormatError, InvalidInputError
-from partita.formats.synergy_profile import read_synergy_profile, write_synergy_profile
+from partita.formats.synergy import read_synergy_profile, write_synergy_profile
 
 SMALL = [
     {"2": 0.5, "1.0": 1.0},

@@ -14,7 +14,7 @@ from tests.unit.planners.pipelines import cuts
 from partita.core.cluster import Cluster, Device, Host, Level
 from partita.core.problem import Metric, Objective, Problem
 from partita.errors import InvalidInputError
-from partita.formats.pipedream_plan import read_pipedream_plan, write_pipedream_plan
+from partita.formats.pipedream import read_pipedream_plan, write_pipedream_plan
 from partita.formats.server_file import read_server_file
 from partita.objectives.repaired import pipedream_repaired_time
 from partita.planners.pipedream.build import plan_on

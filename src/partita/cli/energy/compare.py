@@ -31,7 +31,6 @@ from partita.energy.frontier.savings import (
     waiting_w,
 )
 from partita.errors import FormatError
-from partita.formats.detect import detect_format, unpacked
 from partita.formats.perseus import read_frontier_csv
 from partita.units import format_joules
 
@@ -134,7 +133,7 @@ def _is_clock_plan(item: str) -> bool:
 
 def _is_points(file: OpenedFile) -> bool:
     try:
-        return detect_format(unpacked(file.data)) == "perseus-frontier"
+        return file.format == "perseus-frontier"
     except FormatError:
         return False
 
@@ -175,9 +174,8 @@ def _foreign(file: OpenedFile, base: EnergySource, first: Compared) -> Compared:
         times, joules = np.array([step.time_s]), np.array([step.energy_j])
         what = _labelled("clock plan", base.profile.origin)
     else:
-        text = unpacked(file.data).decode("utf-8-sig")
         try:
-            times, joules = read_frontier_csv(text)
+            times, joules = read_frontier_csv(file.text)
         except FormatError as exc:
             raise exc.at(item) from exc
         what = "claimed"

@@ -14,11 +14,8 @@ from partita.errors import FormatError, InvalidInputError
 from partita.fleet.study.traces import TraceWish, changed_trace, drawn_trace, logged_trace
 from partita.flows.fleet_examples import DEFAULT_TYPE, example_sensitivities
 from partita.flows.fleet_power import with_frontiers
-from partita.formats.detect import detect_format, unpacked
-from partita.formats.philly import read_philly
-from partita.formats.philly_csv import read_submissions
-from partita.formats.synergy import read_models, read_trace
-from partita.formats.synergy_profile import read_synergy_profile
+from partita.formats.philly import read_philly, read_submissions
+from partita.formats.synergy import read_models, read_synergy_profile, read_trace
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 GENERATED = "generated"
@@ -96,15 +93,14 @@ def _profile_files(path: Path) -> list[Path]:
 
 def _read_profile(path: str, which: str) -> list[Sensitivity]:
     opened = open_file(path)
-    text = unpacked(opened.data).decode("utf-8-sig", errors="replace")
+    kind = opened.format
     try:
-        kind = detect_format(text.encode())
         if kind == "synergy-models":
-            return list(read_models(text, which).values())
+            return list(read_models(opened.text, which).values())
         if kind == "synergy-profile":
             file = Path(path)
             name = file.resolve().parent.name if file.stem == "profile" else file.stem
-            return [read_synergy_profile(text, name=name)]
+            return [read_synergy_profile(opened.text, name=name)]
     except FormatError as exc:
         raise (exc if exc.path else exc.at(path)) from exc
     found = opened.load()
@@ -148,17 +144,16 @@ def read_fleet_trace(
 
 def _read_file(source: str, models: Mapping[str, Sensitivity], wish: TraceWish) -> Trace:
     opened = open_file(source)
-    data = unpacked(opened.data)
     name = Path(source).name.split(".")[0] or "trace"
     try:
-        kind = detect_format(data)
+        kind = opened.format
         if wish.published_filter and kind not in ("philly", "submissions"):
             raise InvalidInputError(_NO_LOG)
         if kind == "synergy-trace":
-            return changed_trace(_synergy(data.decode("utf-8-sig"), models, name), wish)
+            return changed_trace(_synergy(opened.text, models, name), wish)
         if kind in ("philly", "submissions"):
             read = read_philly if kind == "philly" else read_submissions
-            log = read(data.decode("utf-8-sig"))
+            log = read(opened.text)
             trace, dropped = logged_trace(log.rows, list(models.values()), wish, name=name)
             if dropped:
                 dropped = (f"by --published-filter {', '.join(dropped)}",)

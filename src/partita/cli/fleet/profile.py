@@ -226,7 +226,7 @@ def _profile(request: "ProfileRequest", rest: dict[str, Any]) -> "Shown":
     from partita.cli.fleet.profile_view import Shown  # noqa: PLC0415 (likewise)
     from partita.core.codec import write_json  # noqa: PLC0415 (numpy)
     from partita.fleet.profiler.profile import profile_script  # noqa: PLC0415 (likewise)
-    from partita.formats.synergy_profile import write_synergy_profile  # noqa: PLC0415 (likewise)
+    from partita.formats.synergy import write_synergy_profile  # noqa: PLC0415 (likewise)
     from partita.processes import ended_by_signals  # noqa: PLC0415 (only for runs)
     from partita.report.charts import render, sensitivity_chart  # noqa: PLC0415 (numpy)
 

@@ -8,9 +8,8 @@ from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.shorthand import read_shorthand
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.detect import detect_format, read_any, write_as
-from partita.formats.philly_csv import read_submissions
-from partita.formats.synergy import read_cluster
-from partita.formats.synergy_cluster import write_cluster_ini
+from partita.formats.philly import read_submissions
+from partita.formats.synergy import read_cluster, write_cluster_ini
 
 PROFILE = [{"2": 0.5}, {"2": {"0": 40.0, "100": 20.0}}, {"2": {"0": 100.0, "100": 0.0}}]
 
