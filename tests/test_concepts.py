@@ -42,6 +42,10 @@ CONCEPTS: Mapping[str, Concept] = {
         r"np\.where\((label|colou?r|colocation) >= 0, \1", ("cost/tables.py",)
     ),
     "backward ops folded into backward": Concept(r"np\.where\(explicit\b", ("cost/tables.py",)),
+    "metrics": Concept(r"= MetricRow\(|: MetricRow\(", ("core/metrics.py",)),
+    "pipeline schedules": Concept(r"= ScheduleRow\(|: ScheduleRow\(", ("core/schedules.py",)),
+    "a plan judged": Concept(r"def judge\(problem", ("cost/judge.py",)),
+    "why a plan does not fit": Concept(r"more than its limit of", ("cost/judge.py",)),
     "proving a Program": Concept(r"def prove\b", ("program/check/",)),
 }
 

@@ -50,6 +50,8 @@ class Option:
         help: One sentence that stands alone.
         flags: Other spellings on the command line, such as ``-c``.
         choices: Values that are allowed, or a function that returns them.
+        added: Function that returns what plug-ins add to the choices; asked for only where a value
+            is none of those, since looking for plug-ins takes longer than most commands.
         minimum: Least value of a number.
         maximum: Largest value of a number.
         above: Value that a number must exceed.
@@ -61,12 +63,17 @@ class Option:
     help: str
     flags: tuple[str, ...] = ()
     choices: Choices = ()
+    added: Callable[[], Sequence[str]] | None = None
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
     below: float | None = None
     usual: str = ""
     is_argument: bool = False
+
+    def is_added(self, value: str) -> bool:
+        """Return whether a plug-in adds a value to the choices."""
+        return self.added is not None and value in self.added()
 
     def allowed(self) -> tuple[str, ...]:
         """Return the values that are allowed; empty where any is."""
@@ -185,8 +192,9 @@ def _kind(hint: Any) -> tuple[type, bool]:  # noqa: ANN401 (a type hint)
 def _check(field: Field, value: object) -> None:
     """Check one value against the declaration of its field."""
     allowed = field.option.allowed()
-    if allowed and isinstance(value, str) and value and value not in allowed:
-        raise InvalidInputError(f"there is no {field.name} {value!r}{suggest(value, allowed)}")
+    is_text = isinstance(value, str) and value != ""
+    if allowed and is_text and value not in allowed and not field.option.is_added(str(value)):
+        raise InvalidInputError(f"there is no {field.name} {value!r}{suggest(str(value), allowed)}")
     if field.kind in (int, float) and isinstance(value, int | float):
         _check_number(field, value)
 

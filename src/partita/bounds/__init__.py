@@ -5,36 +5,11 @@ fixed, whatever the user did not give is free, and ops are tensor-parallel in th
 the graph has variants.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterator
 
 from partita.bounds.bound import Bound, Effort
-from partita.bounds.pipelines import pipedream_bounds, piper_bounds
-from partita.bounds.placed import (
-    latency_bounds,
-    makespan_bounds,
-    max_load_bounds,
-    single_sample_bounds,
-)
-from partita.bounds.sharding import sharding_bounds
-from partita.bounds.step import step_bounds
 from partita.core.columns import derived
-from partita.core.problem import Metric, Problem
-
-Terms: TypeAlias = Callable[[Problem, Effort], Iterator[Bound]]
-
-TERMS: Mapping[Metric, Terms] = {
-    Metric.THROUGHPUT: step_bounds,
-    Metric.LATENCY: latency_bounds,
-    Metric.PIPEDREAM: pipedream_bounds,
-    Metric.PIPEDREAM_REPAIRED: pipedream_bounds,
-    Metric.MAX_LOAD: max_load_bounds,
-    Metric.SINGLE_SAMPLE_LATENCY: single_sample_bounds,
-    Metric.PIPER: piper_bounds,
-    Metric.MAKESPAN_PARALLEL: makespan_bounds,
-    Metric.MAKESPAN_SEQUENTIAL: makespan_bounds,
-    Metric.SHARDING_COST: sharding_bounds,
-}
+from partita.core.problem import Problem
 
 NOTHING = Bound(0.0, "nothing is known")
 CLEARLY = 1 + 1e-6
@@ -58,7 +33,8 @@ def bound(problem: Problem, *, effort: Effort = Effort.QUICK) -> Bound:
 
 def bounds(problem: Problem, *, effort: Effort = Effort.QUICK) -> list[Bound]:
     """Return the bounds of all terms that apply, plain ones first."""
-    terms = TERMS.get(problem.objective.metric)
+    terms: Callable[[Problem, Effort], Iterator[Bound]] | None
+    terms = problem.objective.metric.row.load("bound")
     return list(terms(problem, effort)) if terms is not None else []
 
 

@@ -34,6 +34,7 @@ from partita.core.problem import Metric, Mode, Problem
 from partita.cost.tables import at_first_user, device_classes, held_bytes, units
 from partita.objectives.cuts import counted_ops
 from partita.objectives.placed import seconds_on
+from partita.objectives.table import least_held_bytes
 
 ALLREDUCE_FACTOR = 4.0
 SEARCH_STEPS = 50
@@ -104,13 +105,14 @@ def pipedream_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
     stages = _Stages(seconds, reduced, _sync_s(problem, servers, released=not repaired))
     cost = units(graph).total(seconds)
     yield Bound(work_over_speed(cost, classes.sizes), "work over speed")
-    least = _stage_bytes(problem, counted) if repaired else _weights(problem)
+    least = least_held_bytes(problem)
+    assert least is not None
     room = Room(classes.sizes, classes.sizes * classes.limit_bytes)
     dual = assignment_dual(Need(cost, units(graph).total(least)), room, effort)
     yield Bound(dual.value, "assignment LP")
     yield Bound(_with_reductions(problem, stages, dual.weights), "indivisible op")
     if repaired:
-        yield from _stage_or_cut(problem, stages, servers, counted)
+        yield from _stage_or_cut(problem, stages, servers, least)
 
 
 def _sync_s(problem: Problem, servers: _Servers, *, released: bool) -> Array:
@@ -130,11 +132,6 @@ def _sync_s(problem: Problem, servers: _Servers, *, released: bool) -> Array:
             best[replicas] = min(best[replicas], ALLREDUCE_FACTOR * sync)
     least = np.minimum.accumulate(best[::-1])[::-1]
     return np.where(np.isfinite(least), least, 0.0)
-
-
-def _weights(problem: Problem) -> Array:
-    """Return the bytes of the parameters that each op is the first to use."""
-    return at_first_user(problem.graph, problem.graph.parameters.bytes)
 
 
 def _with_reductions(problem: Problem, stages: _Stages, weights: Array) -> float:
@@ -171,7 +168,7 @@ def _smallest(lacks_room: Callable[[float], bool], low: float) -> float:
 
 
 def _stage_or_cut(
-    problem: Problem, stages: _Stages, servers: _Servers, counted: Array
+    problem: Problem, stages: _Stages, servers: _Servers, state: Array
 ) -> Iterator[Bound]:
     """Yield what parts of the graph cost: in one stage, or cut.
 
@@ -186,9 +183,9 @@ def _stage_or_cut(
     half = max(1, devices // 2)
     ports = servers.between * servers.num_servers / 2 if servers.num_servers > 1 else 0.0
     carried = 2.0 / (servers.inside * half + ports)
-    state = _stage_bytes(problem, counted)
     limit = float(classes.limit_bytes.max())
-    for part in parts(graph, _live_bytes(problem, counted), stages.seconds.min(axis=0)):
+    live = _live_bytes(problem, counted_ops(graph))
+    for part in parts(graph, live, stages.seconds.min(axis=0)):
         fits = float(state[part.holds].sum()) <= limit
         work = float(least_cost(stages.seconds[:, part.holds], weights).sum())
         sync = stages.sync_s[replicas] * float(stages.reduced[part.holds].sum()) * weights.min()
@@ -206,13 +203,6 @@ def _live_bytes(problem: Problem, counted: Array) -> Array:
     read[graph.edges.tensor[counted[graph.edges.reader]]] = True
     made = (graph.tensors.producer >= 0) & read
     return np.where(made, graph.tensors.bytes, 0.0)
-
-
-def _stage_bytes(problem: Problem, counted: Array) -> Array:
-    """Return what each op holds in a stage at least: one version, gradients, state, saved bytes."""
-    graph = problem.graph
-    held = held_bytes(graph.parameters, problem.objective).total
-    return at_first_user(graph, held, counted) + np.where(counted, graph.ops.saved_bytes, 0.0)
 
 
 class _Choices(NamedTuple):

@@ -39,8 +39,8 @@ from partita.cost.tables import (
     held_bytes,
     units,
 )
-from partita.objectives.footprint import baechi_needs
 from partita.objectives.placed import seconds_on
+from partita.objectives.table import least_held_bytes
 from partita.objectives.tarnawski import transfer_seconds
 
 
@@ -100,13 +100,14 @@ def makespan_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
     graph, classes = problem.graph, device_classes(problem)
     of, table = seconds_on(graph, classes.devices(problem), Mode.INFERENCE)
     seconds = np.where(graph.is_forward, table[of], 0.0)
-    held = baechi_needs(graph, problem.objective.mode).permanent
+    held = least_held_bytes(problem)
+    assert held is not None
     one = _Pass(
         np.where(classes.allowed, seconds, np.inf),
         _class_links(problem.cluster, classes),
         graph.tensors.transfer_s,
         graph.tensors.bytes,
-        np.where(graph.is_forward, held, 0.0),
+        held,
         np.zeros(len(graph)),
     )
     yield from _pass_bounds(problem, one, effort)
@@ -286,7 +287,8 @@ def max_load_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
     yield Bound(work_over_speed(cost, classes.sizes), "work over speed")
     kinds = [device.kind for device in classes.devices(problem)]
     pays = np.array([kind is not DeviceKind.CPU for kind in kinds])
-    held = _published_bytes(problem)
+    held = least_held_bytes(problem)
+    assert held is not None
     limit = np.where(pays, classes.limit_bytes, np.inf)
     need = Need(cost, units(graph).total(held))
     room = Room(classes.sizes, classes.sizes * limit)
@@ -294,13 +296,6 @@ def max_load_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
     yield Bound(dual.value, "assignment LP")
     yield Bound(largest_units(cost, classes.sizes, dual.weights), "indivisible op")
     yield from _load_cuts(problem, seconds, pays, held, limit)
-
-
-def _published_bytes(problem: Problem) -> Array:
-    """Return what each op holds by the rule of max-load, parameters with their first user."""
-    graph = problem.graph
-    held = held_bytes(graph.parameters, problem.objective).total
-    return graph.ops.saved_bytes + at_first_user(graph, held)
 
 
 def _load_cuts(

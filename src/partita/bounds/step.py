@@ -33,7 +33,7 @@ from partita.bounds.paths import Steps, num_paths, path_ends, steps
 from partita.bounds.traffic import traffic_bounds
 from partita.bounds.windows import Pieces, window_bound
 from partita.core.columns import Array
-from partita.core.problem import Problem, Schedule
+from partita.core.problem import Problem
 from partita.cost.tables import at_first_user, device_classes, held_bytes, units
 
 
@@ -79,7 +79,8 @@ def _by_sample(problem: Problem, work: _Work) -> Array:
 
 def _flushes(problem: Problem) -> bool:
     """Return whether every plan begins a step from idle and ends it so."""
-    return not trains(problem) or problem.objective.schedule not in (None, Schedule.PIPEDREAM)
+    schedule = problem.objective.schedule
+    return not trains(problem) or (schedule is not None and schedule.row.flushes)
 
 
 def _work(problem: Problem) -> _Work:
@@ -151,7 +152,8 @@ def _one_turn(problem: Problem, work: _Work) -> float:
 def _flush_bounds(problem: Problem, work: _Work, weights: Array) -> Iterator[Bound]:
     """Yield what holds for steps that begin and end idle."""
     classes = device_classes(problem)
-    split = problem.objective.schedule is Schedule.ZERO_BUBBLE
+    schedule = problem.objective.schedule
+    split = schedule is not None and schedule.row.splits_backward
     if not len(problem.graph.variants) and not split:
         way = steps(problem.graph, gradients=trains(problem))
         total = work.shared * step_factor(problem)

@@ -1,6 +1,6 @@
 """Options of a command, generated from the fields of its request."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -9,6 +9,20 @@ import click
 from partita.requests import Field, Request, fields_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class OpenChoice(click.Choice[str]):
+    """A choice of names to which plug-ins add theirs, looked for where none of ours is given."""
+
+    def __init__(self, choices: Sequence[str], added: Callable[[], Sequence[str]]) -> None:
+        super().__init__(choices)
+        self._added = added
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name, or fail."""
+        if value not in self.choices and value in self._added():
+            return str(value)
+        return super().convert(value, param, ctx)
 
 
 def takes(request: type[Request], *, without: tuple[str, ...] = ()) -> Callable[[_F], _F]:
@@ -65,6 +79,8 @@ def _settings(field: Field) -> dict[str, Any]:
 def _type(field: Field) -> Any:
     option = field.option
     if allowed := option.allowed():
+        if option.added is not None:
+            return OpenChoice(list(allowed), option.added)
         return click.Choice(list(allowed))
     if field.kind is int:
         limited = option.minimum is not None or option.maximum is not None

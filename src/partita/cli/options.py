@@ -6,6 +6,9 @@ from typing import Any, TypeVar
 
 import click
 
+from partita.cli.from_request import OpenChoice
+from partita.core.metrics import Metric, metric_names
+from partita.core.schedules import Schedule, schedule_names
 from partita.planners.table import DEFAULT_PLANNER
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -27,31 +30,11 @@ class FiniteRange(click.FloatRange):
         return found
 
 
+METRIC = OpenChoice(metric_names(), Metric.plugins().names)
+SCHEDULE = OpenChoice(schedule_names(), Schedule.plugins().names)
 MODES = ("training", "inference")
 GRANULARITIES = ("op", "module", "block")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-METRICS = (
-    "throughput",
-    "latency",
-    "energy",
-    "pipedream",
-    "pipedream-repaired",
-    "max-load",
-    "single-sample-latency",
-    "piper",
-    "makespan-parallel",
-    "makespan-sequential",
-    "sharding-cost",
-)
-SCHEDULES = (
-    "gpipe",
-    "1f1b",
-    "interleaved-1f1b",
-    "zero-bubble",
-    "early-recompute-1f1b",
-    "pipedream",
-    "inference",
-)
 GPU_RESERVE = 0.08
 """Share of a GPU's memory that no plan can use: context, NCCL's buffers, fragmentation."""
 OPTIMIZER_BYTES = {"sgd": 0.0, "momentum": 4.0, "adam": 8.0}
@@ -120,9 +103,7 @@ estimate_options = _all(
 
 step_options = _all(
     click.option("--mode", type=click.Choice(MODES), default=None, help="Default: training."),
-    click.option(
-        "--schedule", type=click.Choice(SCHEDULES), default=None, help="Pipeline schedule."
-    ),
+    click.option("--schedule", type=SCHEDULE, default=None, help="Pipeline schedule."),
     click.option("--microbatches", type=click.IntRange(1), help="Microbatches in a step."),
     click.option("--microbatch-size", type=click.IntRange(1), help="Samples in a microbatch."),
     click.option("--batch-size", type=click.IntRange(1), help="Samples in a step: their product."),
@@ -142,9 +123,7 @@ step_options = _all(
 )
 
 problem_options = _all(
-    click.option(
-        "--objective", "metric", type=click.Choice(METRICS), default=None, help="What to minimise."
-    ),
+    click.option("--objective", "metric", type=METRIC, default=None, help="What to minimise."),
     step_options,
 )
 

@@ -467,10 +467,10 @@ def _decode_mapping(
 
 
 def _decode_choice(value: object, kind: type[StrEnum], path: str) -> StrEnum:
-    choices = [choice.value for choice in kind]
-    if not isinstance(value, str) or value not in choices:
-        _refuse(path, value, f"one of {', '.join(choices)}")
-    return kind(value)
+    try:
+        return kind(value)  # also names that a plug-in has added
+    except ValueError:
+        _refuse(path, value, f"one of {', '.join(choice.value for choice in kind)}")
 
 
 def _decode_int(value: object, path: str) -> int:

@@ -209,7 +209,7 @@ class Plan(Columns):
     @property
     def stashes_weights(self) -> bool:
         """Whether backward uses the weights that forward saw, while later updates go on."""
-        return self.schedule is Schedule.PIPEDREAM
+        return self.schedule.row.stashes_weights
 
     @cached_property
     def stage_index(self) -> Mapping[Stage, int]:

@@ -11,8 +11,13 @@ from numpy.typing import NDArray
 from partita.core.cluster import Cluster
 from partita.core.columns import Columns, Ints
 from partita.core.graph import Graph
+from partita.core.metrics import Metric
+from partita.core.open_names import named
 from partita.core.rules import Rule, allowed_places
+from partita.core.schedules import Schedule
 from partita.errors import InvalidInputError
+
+__all__ = ["DEFAULT_MICROBATCHES", "Metric", "Mode", "Objective", "Problem", "Schedule"]
 
 DEFAULT_MICROBATCHES = 8
 """Microbatches in a step where nobody says how many."""
@@ -22,44 +27,6 @@ class Mode(StrEnum):
     """What the devices do with the model."""
 
     TRAINING = "training"
-    INFERENCE = "inference"
-
-
-class Metric(StrEnum):
-    """What a plan is measured by; all are minimised."""
-
-    THROUGHPUT = "throughput"
-    LATENCY = "latency"
-    ENERGY = "energy"
-    PIPEDREAM = "pipedream"
-    PIPEDREAM_REPAIRED = "pipedream-repaired"
-    MAX_LOAD = "max-load"
-    SINGLE_SAMPLE_LATENCY = "single-sample-latency"
-    PIPER = "piper"
-    MAKESPAN_PARALLEL = "makespan-parallel"
-    MAKESPAN_SEQUENTIAL = "makespan-sequential"
-    SHARDING_COST = "sharding-cost"
-
-
-SINGLE_MICROBATCH = (
-    Metric.LATENCY,
-    Metric.SINGLE_SAMPLE_LATENCY,
-    Metric.MAKESPAN_PARALLEL,
-    Metric.MAKESPAN_SEQUENTIAL,
-    Metric.SHARDING_COST,
-)
-"""Metrics that look at one microbatch alone."""
-
-
-class Schedule(StrEnum):
-    """The order in which a pipeline runs its microbatches."""
-
-    GPIPE = "gpipe"
-    ONE_F_ONE_B = "1f1b"
-    INTERLEAVED = "interleaved-1f1b"
-    ZERO_BUBBLE = "zero-bubble"
-    EARLY_RECOMPUTE = "early-recompute-1f1b"
-    PIPEDREAM = "pipedream"
     INFERENCE = "inference"
 
 
@@ -102,8 +69,11 @@ class Objective:
             raise InvalidInputError(
                 f"optimizer_bytes_per_element is {self.optimizer_bytes_per_element}; expected >= 0"
             )
+        object.__setattr__(self, "metric", named(Metric, self.metric))
+        if self.schedule is not None:
+            object.__setattr__(self, "schedule", named(Schedule, self.schedule))
         infers = self.mode is Mode.INFERENCE
-        if self.schedule is not None and infers != (self.schedule is Schedule.INFERENCE):
+        if self.schedule is not None and infers != self.schedule.row.infers:
             raise InvalidInputError(
                 f"schedule {self.schedule.value!r} is not one for {self.mode.value}"
             )
@@ -137,7 +107,7 @@ class Problem(Columns):
     @property
     def microbatches(self) -> int:
         """Microbatches in a step: as asked, else 8, or 1 where the metric is about a single one."""
-        single = self.objective.metric in SINGLE_MICROBATCH
+        single = self.objective.metric.row.one_microbatch
         return self.objective.microbatches or (1 if single else DEFAULT_MICROBATCHES)
 
     @property

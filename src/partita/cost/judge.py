@@ -1,12 +1,19 @@
-"""Everything the cost model says of a plan, in one place."""
+"""A plan, judged once: its value, the limits that it keeps or breaks, and why.
 
-from collections.abc import Mapping
+``measure`` gives the value by the problem's metric, ``judge`` the value with the limits, ``check``
+a proof of the Program with its memory, ``evaluate`` all figures that people ask for.
+"""
+
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 
 from partita.core.columns import Array, Columns, Floats
 from partita.core.graph import CostOrigin, Graph, SampleUnit
+from partita.core.metrics import MemoryRule
 from partita.core.plan import Plan, equal_microbatches
 from partita.core.problem import Metric, Mode, Problem, Schedule
 from partita.core.program import LAST_COMPUTE, Kind, Program
@@ -16,7 +23,8 @@ from partita.cost.memory import memory_events, peak_memory, static_memory
 from partita.cost.power import step_joules
 from partita.cost.predict import simulate
 from partita.errors import InfeasibleError
-from partita.objectives import OBJECTIVES, evaluate_published
+from partita.objectives.placed import placement_errors
+from partita.objectives.table import evaluate_published, value_of
 from partita.objectives.value import Value
 from partita.program.check import prove
 from partita.program.lower import lower
@@ -63,9 +71,9 @@ def evaluate(problem: Problem, plan: Plan) -> Evaluation:
     Raises:
         InvalidInputError: The plan is not one for the problem, or cannot run.
     """
-    timeline = simulate(problem, plan, period=plan.stashes_weights)
-    step_s = timeline.period_s if plan.stashes_weights else timeline.makespan_s
-    values = {Metric.THROUGHPUT: _step_value(timeline, step_s), **evaluate_published(problem, plan)}
+    timeline = _step(problem, plan)
+    step_s, own = _seconds(plan, timeline), _step_time(problem, plan, timeline)
+    values = {Metric.THROUGHPUT: own, **evaluate_published(problem, plan)}
     known = problem.graph.sample_unit is SampleUnit.SAMPLE and step_s > 0
     rate = plan.samples / step_s if known else float("nan")
     return Evaluation(
@@ -87,17 +95,90 @@ def measure(problem: Problem, plan: Plan) -> Value:
     Raises:
         UnsupportedError: The metric is energy, and the power of a device is not known.
     """
+    return value_of(problem.objective.metric, problem, plan)
+
+
+class Limit(StrEnum):
+    """What a plan can break: a limit of its metric, a rule of the problem, or memory."""
+
+    METRIC = "metric"
+    RULE = "rule"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The value of a plan, and whether it keeps its limits.
+
+    Attributes:
+        value: Value by the problem's metric, with unit and bottleneck.
+        limit: The first limit that is broken; ``None`` = all are kept.
+        reason: What is broken, in words; empty = nothing.
+        over_bytes: Bytes that the fullest device needs beyond its limit; 0 where memory is kept,
+            ``inf`` where another limit is broken first.
+        headroom_bytes: Memory left on each device of the plan at its peak; ``None`` where the
+            metric counts memory by its own rule, or another limit is broken first.
+    """
+
+    value: Value
+    limit: Limit | None = None
+    reason: str = ""
+    over_bytes: float = 0.0
+    headroom_bytes: Array | None = None
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the plan keeps all limits."""
+        return self.limit is None
+
+
+def judge(problem: Problem, plan: Plan) -> Judgement:
+    """Return the value of a plan by the problem's metric, and whether it keeps its limits.
+
+    The limits are those of the metric (``Value.errors``) and, unless the metric counts memory by
+    its own rule alone, the problem's rules and the peak of the plan's Program.
+
+    Raises:
+        InvalidInputError: The plan cannot run, or the metric cannot measure it.
+        UnsupportedError: The metric is energy, and the power of a device is not known.
+    """
     metric = problem.objective.metric
-    if metric in OBJECTIVES:
-        return OBJECTIVES[metric](problem, plan)
-    if metric is Metric.LATENCY:
-        return _latency_value(problem, plan)
-    timeline = simulate(problem, plan, period=plan.stashes_weights)
-    step_s = timeline.period_s if plan.stashes_weights else timeline.makespan_s
-    if metric is Metric.ENERGY:
-        joules = step_joules(problem, plan, timeline, step_s) / plan.samples
-        return Value(metric=metric, value=joules, unit="J/sample", bottleneck=_bottleneck(timeline))
-    return _step_value(timeline, step_s)
+    timeline = None
+    if metric in _OF_TIMELINE:
+        # The simulation that gives the value gives the memory, too.
+        timeline = _step(problem, plan)
+        value = _OF_TIMELINE[metric](problem, plan, timeline)
+    else:
+        value = measure(problem, plan)
+    if value.errors:
+        return _broken(value, Limit.METRIC, value.errors[0])
+    if metric.row.memory is MemoryRule.METRIC:
+        return Judgement(value=value)
+    errors = placement_errors(problem, plan)
+    if errors:
+        return _broken(value, Limit.RULE, errors[0])
+    if timeline is None:
+        limit = memory_limits(problem, plan)
+        if bool(np.isinf(limit).all()):
+            return Judgement(value=value, headroom_bytes=limit)
+        left = limit - peak_memory(problem, plan, lower(problem, plan))
+    else:
+        left = timeline.limit_bytes - timeline.peak_bytes
+    over = max(0.0, -float(left.min()))
+    if not over:
+        return Judgement(value=value, headroom_bytes=left)
+    return Judgement(
+        value=value,
+        limit=Limit.MEMORY,
+        reason=f"device {plan.devices[int(left.argmin())]!r} needs {format_bytes(over)} more than "
+        "its limit",
+        over_bytes=over,
+        headroom_bytes=left,
+    )
+
+
+def _broken(value: Value, limit: Limit, reason: str) -> Judgement:
+    return Judgement(value=value, limit=limit, reason=reason, over_bytes=math.inf)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -147,64 +228,42 @@ def check(problem: Problem, plan: Plan, program: Program | None = None) -> Check
     return CheckReport(devices=plan.devices, **proved._asdict(), peak_bytes=peak, limit_bytes=limit)
 
 
-def _check_peaks(problem: Problem, plan: Plan, program: Program) -> tuple[Array, Array]:
-    """Check the peak of every device against its limit, and return both.
-
-    The limit is the device's memory times the objective's memory factor.
-
-    Raises:
-        InfeasibleError: A device needs more than it may use; says how much, where, and what
-            would do.
-    """
-    cluster, factor = problem.cluster, problem.objective.memory_factor
-    index = np.array([cluster.index_of[name] for name in plan.devices])
-    limit = cluster.memory_bytes[index] * factor
-    peak = peak_memory(problem, plan, program)
-    over = peak - limit
-    if not (over > 0).any():
-        return peak, limit
-    device = int(np.argmax(over))
-    raise InfeasibleError(
-        f"device {plan.devices[device]!r} needs {format_bytes(peak[device])} at "
-        f"{_peak_place(problem, plan, program, device)}, {format_bytes(over[device])} above the "
-        f"{format_bytes(limit[device])} it may use; recompute activations, make microbatches "
-        "smaller, shard its stages over replicas, or move ops to a device with more room"
-    )
-
-
-def _peak_place(problem: Problem, plan: Plan, program: Program, device: int) -> str:
-    """Return the instruction at which a device holds most."""
-    events = memory_events(problem, plan, program)
-    mine = np.flatnonzero(program.device[events.row] == device)
-    row, at_end, delta = (part[mine] for part in events)
-    order = np.lexsort((delta > 0, 2 * row + at_end))
-    used = np.cumsum(delta[order])
-    if not len(used) or used.max() <= 0:
-        total = static_memory(problem, plan, program).total[device]
-        return f"rest (weights, gradients, optimizer state and workspace are {format_bytes(total)})"
-    return program.describe(int(row[order[np.argmax(used)]]))
-
-
 def check_memory(problem: Problem, plan: Plan) -> None:
     """Check that a plan keeps within the memory of its devices.
 
     Raises:
         InfeasibleError: It does not; names the device, by how much, and what would do.
     """
-    limit = problem.cluster.memory_bytes[cluster_devices(problem, plan.devices)]
-    limit = limit * problem.objective.memory_factor
-    if bool(np.isinf(limit).all()):
-        return
-    peak = peak_memory(problem, plan, lower(problem, plan))
+    if not bool(np.isinf(memory_limits(problem, plan)).all()):
+        _check_peaks(problem, plan, lower(problem, plan))
+
+
+def memory_limits(problem: Problem, plan: Plan) -> Array:
+    """Return the bytes that a plan may use on each of its devices."""
+    memory: Array = problem.cluster.memory_bytes[cluster_devices(problem, plan.devices)]
+    return memory * problem.objective.memory_factor
+
+
+def _check_peaks(problem: Problem, plan: Plan, program: Program) -> tuple[Array, Array]:
+    """Check the peak of every device against its limit, and return both.
+
+    Raises:
+        InfeasibleError: A device needs more than it may use; says how much, what for, when, and
+            what would do.
+    """
+    limit = memory_limits(problem, plan)
+    peak = peak_memory(problem, plan, program)
     over = peak - limit
-    worst = int(np.argmax(over))
-    if over[worst] > 0:
-        raise InfeasibleError(
-            f"device {plan.devices[worst]!r} needs {format_bytes(peak[worst])} for "
-            f"{_held_words(problem, plan, worst)}, {format_bytes(over[worst])} more than its limit "
-            f"of {format_bytes(limit[worst])}; use more devices, smaller microbatches or "
-            "recomputation"
-        )
+    device = int(np.argmax(over))
+    if not over[device] > 0:
+        return peak, limit
+    raise InfeasibleError(
+        f"device {plan.devices[device]!r} needs {format_bytes(peak[device])} for "
+        f"{_held_words(problem, plan, device)} {_peak_place(problem, plan, program, device)}, "
+        f"{format_bytes(over[device])} more than its limit of {format_bytes(limit[device])}; use "
+        "more devices, smaller microbatches, recomputation or sharding, or move ops to a device "
+        "with more room"
+    )
 
 
 def _held_words(problem: Problem, plan: Plan, device: int) -> str:
@@ -225,12 +284,63 @@ def _held_words(problem: Problem, plan: Plan, device: int) -> str:
     )
 
 
-def _step_value(timeline: Timeline, step_s: float) -> Value:
-    return Value(metric=Metric.THROUGHPUT, value=step_s, unit="s", bottleneck=_bottleneck(timeline))
+def _peak_place(problem: Problem, plan: Plan, program: Program, device: int) -> str:
+    """Return when a device holds most: at rest, or at an instruction."""
+    events = memory_events(problem, plan, program)
+    mine = np.flatnonzero(program.device[events.row] == device)
+    row, at_end, delta = (part[mine] for part in events)
+    order = np.lexsort((delta > 0, 2 * row + at_end))
+    used = np.cumsum(delta[order])
+    if not len(used) or used.max() <= 0:
+        total = static_memory(problem, plan, program).total[device]
+        words = f"weights, gradients, optimizer state and workspace are {format_bytes(total)}"
+        return f"at rest ({words})"
+    return f"at {program.describe(int(row[order[np.argmax(used)]]))}"
 
 
-def _latency_value(problem: Problem, plan: Plan) -> Value:
-    """Return the time of one microbatch from input to output."""
+def step_time(problem: Problem, plan: Plan) -> Value:
+    """Return the seconds of a step: of weight stashing, from a step to the next."""
+    return _step_time(problem, plan, _step(problem, plan))
+
+
+def energy(problem: Problem, plan: Plan) -> Value:
+    """Return the modelled joules of a step, all clocks at their highest, over its samples.
+
+    Raises:
+        UnsupportedError: The power of a device is not known.
+    """
+    return _energy(problem, plan, _step(problem, plan))
+
+
+def _step(problem: Problem, plan: Plan) -> Timeline:
+    return simulate(problem, plan, period=plan.stashes_weights)
+
+
+def _seconds(plan: Plan, timeline: Timeline) -> float:
+    return timeline.period_s if plan.stashes_weights else timeline.makespan_s
+
+
+def _step_time(problem: Problem, plan: Plan, timeline: Timeline) -> Value:
+    del problem
+    seconds, bottleneck = _seconds(plan, timeline), _bottleneck(timeline)
+    return Value(metric=Metric.THROUGHPUT, value=seconds, bottleneck=bottleneck)
+
+
+def _energy(problem: Problem, plan: Plan, timeline: Timeline) -> Value:
+    joules = step_joules(problem, plan, timeline, _seconds(plan, timeline)) / plan.samples
+    unit, bottleneck = Metric.ENERGY.row.unit, _bottleneck(timeline)
+    return Value(metric=Metric.ENERGY, value=joules, unit=unit, bottleneck=bottleneck)
+
+
+_OF_TIMELINE: Mapping[Metric, Callable[[Problem, Plan, Timeline], Value]] = {
+    Metric.THROUGHPUT: _step_time,
+    Metric.ENERGY: _energy,
+}
+"""Metrics whose value follows from the simulated step."""
+
+
+def latency(problem: Problem, plan: Plan) -> Value:
+    """Return the seconds of one microbatch from input to output."""
     objective = replace(problem.objective, mode=Mode.INFERENCE, schedule=None, microbatches=1)
     stages = tuple(replace(stage, devices=stage.devices[:1], shares=()) for stage in plan.stages)
     one = replace(
@@ -240,9 +350,8 @@ def _latency_value(problem: Problem, plan: Plan) -> Value:
         microbatch_sizes=equal_microbatches(1, int(plan.microbatch_sizes[0])),
     )
     timeline = simulate(replace(problem, objective=objective), one)
-    latency = timeline.makespan_s
-    bottleneck = _bottleneck(timeline)
-    return Value(metric=Metric.LATENCY, value=latency, unit="s", bottleneck=bottleneck)
+    seconds, bottleneck = timeline.makespan_s, _bottleneck(timeline)
+    return Value(metric=Metric.LATENCY, value=seconds, bottleneck=bottleneck)
 
 
 def _bottleneck(timeline: Timeline) -> str:
@@ -310,7 +419,7 @@ def _assumptions(problem: Problem, plan: Plan) -> tuple[str, ...]:
     if stage_seconds(problem, plan).modelled:
         result.append("op times of some device types are modelled from another type's by roofline")
     split = bool(np.isnan(graph.costs[0].backward_input_s).any())
-    if training and plan.schedule is Schedule.ZERO_BUBBLE and split:
+    if training and plan.schedule.row.splits_backward and split:
         result.append("the split of backward is not known: half for inputs, half for weights")
     if any(stage.tp > 1 for stage in plan.stage_index) and not len(graph.variants):
         result.append("tensor-parallel ops are assumed to split evenly at no extra cost")

@@ -9,11 +9,9 @@ import numpy as np
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.cost.judge import check_memory, measure
+from partita.cost.judge import judge
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.summary import describe_plan
-from partita.objectives.placed import placement_errors
-from partita.planners.pipeline import OWN_MEMORY_RULE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,12 +54,10 @@ def alternatives_of(solution: Solution) -> tuple[Alternative, ...]:
 def value_within_limits(problem: Problem, plan: Plan) -> float | None:
     """Return the value of a plan by the problem's metric; None where it breaks a limit."""
     try:
-        value = measure(problem, plan)
-        if problem.objective.metric not in OWN_MEMORY_RULE:
-            check_memory(problem, plan)
+        found = judge(problem, plan)
     except (InfeasibleError, InvalidInputError):
         return None
-    return None if value.errors or placement_errors(problem, plan) else value.value
+    return found.value.value if found.feasible else None
 
 
 def distinct_words(problem: Problem, plan: Plan, best: Plan) -> str:

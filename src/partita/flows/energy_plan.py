@@ -21,7 +21,7 @@ from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution
 from partita.cost.durations import instruction_seconds
-from partita.cost.judge import check_memory, measure
+from partita.cost.judge import judge
 from partita.energy.frontier.choose import Wish, choose_point
 from partita.energy.frontier.modelled import modelled_profile
 from partita.energy.frontier.savings import frontier_of, model_of, played
@@ -264,10 +264,10 @@ def _seconds(problem: Problem, plan: Plan) -> float:
     if plan.stashes_weights:
         return float("inf")
     try:
-        check_memory(problem, plan)
-        return measure(problem, plan).value
+        found = judge(problem, plan)
     except (InfeasibleError, InvalidInputError):
         return float("inf")
+    return found.value.value if found.feasible else float("inf")
 
 
 def _distinct(ranked: Sequence[tuple[Plan, float]]) -> list[tuple[Plan, float]]:

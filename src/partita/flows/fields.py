@@ -5,7 +5,9 @@ from typing import TypeAlias
 
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
-from partita.core.problem import Metric, Mode, Problem, Schedule
+from partita.core.metrics import Metric, metric_names
+from partita.core.problem import Mode, Problem
+from partita.core.schedules import Schedule, schedule_names
 from partita.core.solution import Solution
 from partita.planners.table import DEFAULT_PLANNER
 from partita.requests import Request, declare
@@ -87,7 +89,10 @@ class StepFields(Request):
         None, choices=[mode.value for mode in Mode], usual="training", help="Training or inference."
     )
     schedule: str | None = declare(
-        None, choices=[schedule.value for schedule in Schedule], help="Pipeline schedule."
+        None,
+        choices=schedule_names,
+        added=Schedule.plugins().names,
+        help="Pipeline schedule.",
     )
     microbatches: int | None = declare(None, minimum=1, help="Microbatches in a step.")
     microbatch_size: int | None = declare(None, minimum=1, help="Samples in a microbatch.")
@@ -113,7 +118,7 @@ class ObjectiveFields(StepFields):
     """What a step is, and what is minimised."""
 
     objective: str | None = declare(
-        None, choices=[metric.value for metric in Metric], help="Metric to minimise."
+        None, choices=metric_names, added=Metric.plugins().names, help="Metric to minimise."
     )
 
 

@@ -21,6 +21,7 @@ from partita.catalogue.catalogue import Catalogue, load_catalogue
 from partita.catalogue.what_if import scale_memory, what_if
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph, SampleUnit
+from partita.core.metrics import MemoryRule
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Mode, Problem
 from partita.core.rules import Rule
@@ -30,7 +31,7 @@ from partita.cost.judge import measure
 from partita.cost.memory import peak_memory
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.least import least_number
-from partita.planners.pipeline import OWN_MEMORY_RULE, main_devices_of
+from partita.planners.pipeline import main_devices_of
 from partita.profiler.estimate.recompute import is_recomputed, with_recomputation
 from partita.program.lower import lower
 from partita.units import format_bytes
@@ -215,7 +216,8 @@ class _Search:
     def can_recompute(self) -> bool:
         """Whether recomputation changes what a plan needs."""
         graph, objective = self.problem.graph, self.problem.objective
-        trains = objective.mode is Mode.TRAINING and objective.metric not in OWN_MEMORY_RULE
+        ours = objective.metric.row.memory is not MemoryRule.METRIC
+        trains = objective.mode is Mode.TRAINING and ours
         return trains and not is_recomputed(graph) and with_recomputation(graph) is not graph
 
     def smaller(self, *, again: bool = False) -> Relaxation | None:
@@ -319,7 +321,7 @@ def needed_memory(problem: Problem, plan: Plan, enough: float) -> float:
         plan: A plan that does not fit, or just so.
         enough: A factor with which it fits.
     """
-    if problem.objective.metric not in OWN_MEMORY_RULE:
+    if problem.objective.metric.row.memory is not MemoryRule.METRIC:
         peak = peak_memory(problem, plan, lower(problem, plan))
         limit = problem.cluster.memory_bytes[cluster_devices(problem, plan.devices)]
         need = float(np.max(peak / (limit * problem.objective.memory_factor)))

@@ -87,6 +87,12 @@ class Needs(NamedTuple):
     parameters: Floats
 
 
+def held_bytes_baechi(problem: Problem) -> Floats:
+    """Return what each forward op holds at least; backward ops hold nothing of their own."""
+    held = baechi_needs(problem.graph, problem.objective.mode).permanent
+    return np.where(problem.graph.is_forward, held, 0.0)
+
+
 def baechi_needs(graph: Graph, mode: Mode) -> Needs:
     """Return what each op needs by Baechi's rule."""
     if mode is Mode.INFERENCE:

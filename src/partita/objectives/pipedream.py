@@ -26,8 +26,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from partita.core.columns import Floats
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
+from partita.cost.tables import at_first_user
 from partita.errors import InvalidInputError
 from partita.objectives.cuts import (
     counted_ops,
@@ -269,3 +271,8 @@ def _memory_errors(
                 errors.append(f"{part.name} needs {need:.0f} bytes, limit {limit:.0f}")
             after += part.replicas
     return errors
+
+
+def held_bytes_released(problem: Problem) -> Floats:
+    """Return what each op holds at least by the released rule and by ours: its parameters."""
+    return at_first_user(problem.graph, problem.graph.parameters.bytes)

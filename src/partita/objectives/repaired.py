@@ -27,7 +27,7 @@ import numpy as np
 from partita.core.columns import Floats
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
-from partita.cost.tables import held_bytes
+from partita.cost.tables import at_first_user, held_bytes
 from partita.errors import InvalidInputError
 from partita.objectives.cuts import counted_ops, live_cut_bytes
 from partita.objectives.pipedream import stage_seconds, why_not_pipeline
@@ -208,3 +208,10 @@ def _memory_errors(problem: Problem, plan: Plan, sizes: _Sizes) -> list[str]:
         need |= {group[0]: float(total) for group in stage.devices}
         after += stage.num_replicas
     return memory_errors(devices, need, problem.objective.memory_factor)
+
+
+def held_bytes_repaired(problem: Problem) -> Floats:
+    """Return what each counted op holds at least: one version, gradients, state, saved bytes."""
+    graph, counted = problem.graph, counted_ops(problem.graph)
+    held = held_bytes(graph.parameters, problem.objective).total
+    return at_first_user(graph, held, counted) + np.where(counted, graph.ops.saved_bytes, 0.0)

@@ -29,7 +29,7 @@ from partita.core.graph import DeviceKind, Graph
 from partita.core.order import is_acyclic, topological_order
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Mode, Problem
-from partita.cost.tables import held_bytes
+from partita.cost.tables import at_first_user, held_bytes
 from partita.objectives.placed import (
     memory_errors,
     placement_errors,
@@ -212,6 +212,13 @@ def _device_bytes(problem: Problem, plan: Plan) -> Floats:
     pairs = np.unique(table.use_parameter.astype(np.int64) * count + users)
     saved = sum_by(plan.device_of, problem.graph.ops.saved_bytes, count)
     return saved + sum_by(pairs % count, held[pairs // count], count)
+
+
+def held_bytes_placed(problem: Problem) -> Floats:
+    """Return what each op holds at least: as ``_device_bytes``, if it stood alone."""
+    graph = problem.graph
+    held = held_bytes(graph.parameters, problem.objective).total
+    return graph.ops.saved_bytes + at_first_user(graph, held)
 
 
 def single_sample_latency(problem: Problem, plan: Plan, *, serial: bool = False) -> Value:

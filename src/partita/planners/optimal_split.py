@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partita.core.columns import Array, frozen_array
+from partita.core.metrics import MemoryRule
 from partita.core.placement import placement_plan
 from partita.core.plan import Plan, equal_microbatches
 from partita.core.problem import Metric, Problem
@@ -40,7 +41,7 @@ from partita.errors import InfeasibleError, InvalidInputError
 from partita.planners.lattice.ideals import count_ideals, window
 from partita.planners.lattice.orders import linear_orders
 from partita.planners.lattice.quotient import Quotient, quotient, unordered_quotient
-from partita.planners.pipeline import OWN_MEMORY_RULE, default_schedule, pipeline_plan, solution_of
+from partita.planners.pipeline import default_schedule, pipeline_plan, solution_of
 from partita.planners.search_trace import SearchTrace
 from partita.planners.split.contiguous import ORDERS, contiguous_split
 from partita.planners.split.effort import Effort
@@ -106,7 +107,7 @@ def plan_optimal_split(
         "seed": seed,
     }
     effort = Effort(iterations=iterations, time_limit=time_limit, seed=seed, trace=trace)
-    own_rule = problem.objective.metric in OWN_MEMORY_RULE
+    own_rule = problem.objective.metric.row.memory is MemoryRule.METRIC
     refusal: InfeasibleError | None = None
     for shrink in SHRINKS[:1] if own_rule else SHRINKS:
         try:

@@ -11,13 +11,11 @@ from partita.core.cluster import Cluster
 from partita.core.columns import Array
 from partita.core.graph import DeviceKind, Graph
 from partita.core.plan import Plan, Stage, equal_microbatches
-from partita.core.problem import Metric, Mode, Problem, Schedule
+from partita.core.problem import Mode, Problem, Schedule
 from partita.core.solution import Proof, Solution
-from partita.cost.judge import check_memory, measure
+from partita.cost.judge import Limit, check_memory, judge
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.objectives.placed import placement_errors
 
-OWN_MEMORY_RULE = frozenset(Metric) - {Metric.THROUGHPUT, Metric.LATENCY, Metric.PIPEDREAM}
 """Metrics whose objective checks memory by its authors' rule; the others keep to ours."""
 
 
@@ -190,13 +188,13 @@ def solution_of(  # noqa: PLR0913 (what a planner knows of its plan)
         InfeasibleError: It breaks a limit of the devices or of the objective.
     """
     plan.check_fits(problem)
-    value = measure(problem, plan)
-    if value.errors:
-        raise InfeasibleError(f"{planner} found no plan that fits: {value.errors[0]}")
-    if problem.objective.metric not in OWN_MEMORY_RULE:
-        errors = placement_errors(problem, plan)
-        if errors:
-            raise InfeasibleError(f"{planner or 'the plan'} breaks a rule: {errors[0]}")
+    found = judge(problem, plan)
+    value = found.value
+    if found.limit is Limit.METRIC:
+        raise InfeasibleError(f"{planner} found no plan that fits: {found.reason}")
+    if found.limit is Limit.RULE:
+        raise InfeasibleError(f"{planner or 'the plan'} breaks a rule: {found.reason}")
+    if found.limit is Limit.MEMORY:
         check_memory(problem, plan)
     return Solution(
         problem=problem,

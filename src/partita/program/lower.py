@@ -13,7 +13,7 @@ import numpy as np
 
 from partita.core.columns import Array, frozen_array
 from partita.core.plan import Plan, Shard
-from partita.core.problem import Mode, Problem, Schedule
+from partita.core.problem import Mode, Problem
 from partita.core.program import Kind, Program
 from partita.errors import InvalidInputError
 from partita.kernels import csr, longest_levels, run_kernel
@@ -21,7 +21,7 @@ from partita.program.layout import Crossings, Layout, crossings, input_readers, 
 from partita.program.listing import Listing
 from partita.program.order import ListOrder, ordered
 from partita.program.reductions import Bucket, Reductions, reductions
-from partita.program.schedules import SCHEDULES, Order, Pipeline, in_flight
+from partita.program.schedules import Order, Pipeline, in_flight
 
 _GRADIENT_KINDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 
@@ -443,13 +443,13 @@ class _Lowering:
 def _order(problem: Problem, pipe: Pipeline) -> Order:
     plan = pipe.plan
     infers = problem.objective.mode is Mode.INFERENCE
-    if infers != (plan.schedule is Schedule.INFERENCE):
+    if infers != plan.schedule.row.infers:
         raise InvalidInputError(
             f"schedule {plan.schedule.value!r} does not do {problem.objective.mode.value}"
         )
     if plan.stashes_weights and any(stage.shard is not Shard.NONE for stage in plan.stages):
         raise InvalidInputError(
-            "schedule 'pipedream' keeps versions of whole weights; shard 'none' only"
+            f"schedule {plan.schedule.value!r} keeps versions of whole weights; shard 'none' only"
         )
     divided = any(
         stage.shard is Shard.PARAMETERS and stage.num_replicas > 1 for stage in plan.stages
@@ -458,7 +458,8 @@ def _order(problem: Problem, pipe: Pipeline) -> Order:
         raise InvalidInputError(
             "inference does not gather sharded parameters; use another shard than 'parameters'"
         )
-    return SCHEDULES[plan.schedule](pipe)
+    order: Order = plan.schedule.row.order_function()(pipe)
+    return order
 
 
 def _by_device(device: Array, key: Array) -> Array:

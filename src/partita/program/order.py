@@ -71,8 +71,8 @@ def _program_order(listed: _Listed) -> Order:
     plan, layout = listed.pipe.plan, listed.pipe.layout
     if plan.stashes_weights:
         raise InvalidInputError(
-            "schedule 'pipedream' cannot be listed in program order: a microbatch would see newer "
-            "weights than in its schedule; use order device or global"
+            f"schedule {plan.schedule.value!r} cannot be listed in program order: a microbatch "
+            "would see newer weights than in its schedule; use order device or global"
         )
     place = _stage_places(listed.crossing, plan)[:, None]
     turn = np.arange(layout.num_microbatches, dtype=np.int64)[None, :]

@@ -108,8 +108,9 @@ def _assemble(
 def _check_tied(plan: Plan, layout: Layout, stages: tuple[int, ...], name: str) -> None:
     if plan.stashes_weights:
         raise InvalidInputError(
-            f"parameter {name!r} is tied over stages {list(stages)}; schedule 'pipedream' keeps "
-            "versions of each stage alone; use a schedule that flushes, or keep them in one stage"
+            f"parameter {name!r} is tied over stages {list(stages)}; schedule "
+            f"{plan.schedule.value!r} keeps versions of each stage alone; use a schedule that "
+            "flushes, or keep them in one stage"
         )
     degrees = sorted({int(layout.tp[stage]) for stage in stages})
     if len(degrees) > 1:

@@ -1,8 +1,8 @@
 """Pipeline schedules: a schedule gives every compute instruction a key, and a device runs by key.
 
-A new schedule is one function ``Order`` from a ``Pipeline`` to keys for each (stage, microbatch),
-entered in ``SCHEDULES``. Keys are compared on one device only. ``W_s``, the microbatches in flight
-on stage s, is its replicas plus the largest W of its successors; with
+A schedule is one function ``Order`` here, from a ``Pipeline`` to keys for each (stage, microbatch),
+and one row in ``core/schedules.py``, which names it. Keys are compared on one device only. ``W_s``,
+the microbatches in flight on stage s, is its replicas plus the largest W of its successors; with
 
     phi(F(s, m)) = 2 m - W_s + 1        phi(B(s, m)) = 2 m + W_s
 
@@ -10,14 +10,13 @@ phi rises along every dependency of any stage graph, so an order by phi cannot d
 chain of single devices it is 1F1B.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from partita.core.columns import Array
 from partita.core.plan import Plan, Shard
-from partita.core.problem import Schedule
 from partita.core.program import Kind
 from partita.kernels import csr, heaviest_suffix, run_kernel
 from partita.program.layout import Crossings, Layout
@@ -155,14 +154,3 @@ def order_early_recompute(pipe: Pipeline) -> Order:
 def order_inference(pipe: Pipeline) -> Order:
     """Forwards only, as soon as they can run."""
     return {Kind.FORWARD: order_1f1b(pipe)[Kind.FORWARD]}
-
-
-SCHEDULES: Mapping[Schedule, Callable[[Pipeline], Order]] = {
-    Schedule.GPIPE: order_gpipe,
-    Schedule.ONE_F_ONE_B: order_1f1b,
-    Schedule.INTERLEAVED: order_interleaved,
-    Schedule.ZERO_BUBBLE: order_zero_bubble,
-    Schedule.EARLY_RECOMPUTE: order_early_recompute,
-    Schedule.PIPEDREAM: order_1f1b,
-    Schedule.INFERENCE: order_inference,
-}

@@ -809,8 +809,9 @@ def test_too_little_memory_says_where_how_much_and_what_would_do():
         Problem(graph=graph, cluster=cluster), replace(plan, schedule=Schedule.ONE_F_ONE_B)
     )
     text = refusal(Problem(graph=graph, cluster=cluster), plan, None, InfeasibleError)
-    assert text.startswith("device 'd0' needs 808 MB at d0: FORWARD(stage 0, microbatch 7)")
-    assert "308 MB above the 500 MB it may use; recompute activations" in text
+    assert text.startswith("device 'd0' needs 808 MB for stage 0 (largest op ")
+    assert "at d0: FORWARD(stage 0, microbatch 7)" in text
+    assert "308 MB more than its limit of 500 MB; use more devices, smaller microbatches" in text
 
 
 def test_weights_that_do_not_fit_are_named_as_such():
@@ -818,7 +819,8 @@ def test_weights_that_do_not_fit_are_named_as_such():
     cluster = flat_cluster(2, memory_bytes=300e6)
     plan = pipeline(graph, cluster, [0, 1])
     text = refusal(Problem(graph=graph, cluster=cluster), plan, None, InfeasibleError)
-    assert text.startswith("device 'd0' needs 400 MB at rest (weights, gradients, ")
+    assert text.startswith("device 'd0' needs 400 MB for stage 0 ")
+    assert " at rest (weights, gradients, " in text
 
 
 def test_the_memory_factor_lowers_the_limit():
@@ -826,7 +828,7 @@ def test_the_memory_factor_lowers_the_limit():
     plan = pipeline(graph, cluster, [0])
     assert check(Problem(graph=graph, cluster=cluster), plan).limit_bytes.tolist() == [1000]
     half = Problem(graph=graph, cluster=cluster, objective=Objective(memory_factor=0.5))
-    assert "above the 500 B it may use" in refusal(half, plan, None, InfeasibleError)
+    assert "more than its limit of 500 B" in refusal(half, plan, None, InfeasibleError)
 
 
 def test_a_posted_receive_counts_from_its_post():

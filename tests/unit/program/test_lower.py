@@ -10,6 +10,7 @@ from partita.core.placement import placement_plan
 from partita.core.plan import Shard
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import FIRST_COLLECTIVE, LAST_COMPUTE, Kind
+from partita.core.schedules import SCHEDULES, ScheduleRow
 from partita.cost.judge import check
 from partita.cost.predict import simulate
 from partita.errors import InvalidInputError
@@ -405,7 +406,8 @@ def test_a_schedule_that_waits_in_a_circle_is_refused(monkeypatch):
         backward = np.where(first, 4 * turn + 2, 10 + turn)
         return {Kind.FORWARD: 4 * forward, Kind.BACKWARD: 4 * backward}
 
-    monkeypatch.setattr("partita.program.lower.SCHEDULES", {Schedule.GPIPE: order_wrong})
+    rows = {**SCHEDULES, Schedule.GPIPE: ScheduleRow(order=order_wrong)}
+    monkeypatch.setattr("partita.core.schedules.SCHEDULES", rows)
     with pytest.raises(InvalidInputError, match="wait for each other in a circle"):
         lowered([0, 1], schedule=Schedule.GPIPE, microbatches=2)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from partita.cli.inputs import read_solution, take_problem_options
-from partita.cli.options import SCHEDULES, cluster_options
+from partita.cli.options import SCHEDULE, cluster_options
 from partita.core.energy import EnergyOrigin, EnergyProfile, Frontier
 from partita.core.plan import Plan
 from partita.core.problem import Schedule
@@ -56,7 +56,7 @@ source_options = _all(
     cluster_options,
     click.option(
         "--schedule",
-        type=click.Choice(SCHEDULES),
+        type=SCHEDULE,
         default=None,
         help="Pipeline schedule of a profile's stages. [1f1b]",
     ),

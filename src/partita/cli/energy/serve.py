@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from partita import __version__
-from partita.cli.options import SCHEDULES, FiniteRange
+from partita.cli.options import SCHEDULE, FiniteRange
 from partita.cli.token import read_token
 from partita.errors import InvalidInputError, UnsupportedError
 
@@ -67,7 +67,7 @@ ANCESTORS: Mapping[str, str] = {
 )
 @click.option(
     "--schedule",
-    type=click.Choice(SCHEDULES),
+    type=SCHEDULE,
     default="1f1b",
     show_default=True,
     help="Of jobs that do not say which.",

@@ -24,7 +24,7 @@ def split_backward(
     """
     whole = profile.kind == int(Kind.BACKWARD)
     known = bool(np.isin(profile.kind, [int(kind) for kind in HALVES]).any())
-    if schedule is not Schedule.ZERO_BUBBLE or known or not bool(whole.any()):
+    if not schedule.row.splits_backward or known or not bool(whole.any()):
         return profile, ()
     rows = np.concatenate([np.flatnonzero(~whole), *[np.flatnonzero(whole)] * len(HALVES)])
     kind = profile.kind[rows].copy()
@@ -58,6 +58,6 @@ def without_energy(solution: Solution, profile: EnergyProfile) -> tuple[str, ...
         f"{', ...' if len(stages) > 6 else ''} is not in the profile, and counts as waiting"
         for kind, stages in missing.items()
     )
-    if solution.plan.schedule is Schedule.EARLY_RECOMPUTE and not solution.plan.recompute.any():
+    if solution.plan.schedule.row.recomputes_early and not solution.plan.recompute.any():
         words = (*words, "nothing is recomputed, so early recomputation is plain 1f1b")
     return words

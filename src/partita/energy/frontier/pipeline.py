@@ -63,7 +63,7 @@ def bare_pipeline(profile: EnergyProfile, pipeline: Pipeline) -> tuple[Problem, 
     ring = stages // pipeline.chunks
     width = pipeline.replicas * pipeline.tensor_parallel
     graph = _graph(profile, stages)
-    early = pipeline.schedule is Schedule.EARLY_RECOMPUTE
+    early = pipeline.schedule.row.recomputes_early
     cluster = _cluster(profile, ring, width)
     plan = Plan(
         fingerprint=graph.fingerprint,
@@ -76,7 +76,7 @@ def bare_pipeline(profile: EnergyProfile, pipeline: Pipeline) -> tuple[Problem, 
         ),
         microbatch_sizes=equal_microbatches(pipeline.microbatches, 1),
     )
-    infers = pipeline.schedule is Schedule.INFERENCE
+    infers = pipeline.schedule.row.infers
     objective = Objective(
         mode=Mode.INFERENCE if infers else Mode.TRAINING,
         schedule=pipeline.schedule,

@@ -14,6 +14,7 @@ import numpy as np
 
 from partita.core.columns import Array
 from partita.core.graph import Graph
+from partita.core.metrics import MemoryRule
 from partita.core.order import topological_order
 from partita.core.placement import is_pipeline, placement_plan
 from partita.core.plan import Plan, equal_microbatches
@@ -25,7 +26,7 @@ from partita.errors import InvalidInputError
 from partita.objectives.placed import seconds_on
 from partita.planners.assignment.effort import Effort
 from partita.planners.assignment.instance import joined, places
-from partita.planners.pipeline import OWN_MEMORY_RULE, main_devices, pipeline_plan
+from partita.planners.pipeline import main_devices, pipeline_plan
 from partita.program.lower import lower
 
 PLANS = 200
@@ -106,7 +107,7 @@ class MeasuredSearch:
             value = measure(self.problem, plan)
         except InvalidInputError:
             return NOTHING
-        if self.problem.objective.metric in OWN_MEMORY_RULE:
+        if self.problem.objective.metric.row.memory is MemoryRule.METRIC:
             return Score(float(len(value.errors)), value.value)
         # What is no better by its value needs no check of memory once something fits.
         if self.score.broken == 0 and value.value >= self.score.value:

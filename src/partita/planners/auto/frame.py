@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from partita.core.columns import Array
-from partita.core.problem import SINGLE_MICROBATCH, Mode, Problem, Schedule
+from partita.core.problem import Mode, Problem, Schedule
 from partita.cost.durations import op_seconds
 from partita.cost.tables import device_classes, fold_backward, held_bytes
 from partita.planners.auto.units import units_of
@@ -164,7 +164,7 @@ def batch_choices(problem: Problem) -> tuple[Batch, ...]:
     usual = Batch(count=problem.microbatches, size=problem.microbatch_size)
     objective = problem.objective
     given = objective.microbatches is not None or objective.microbatch_size is not None
-    if given or objective.metric in SINGLE_MICROBATCH:
+    if given or objective.metric.row.one_microbatch:
         return (usual,)
     samples = usual.count * usual.size
     most = min(samples, max(MAX_MICROBATCHES, 2 * len(problem.cluster)))

@@ -11,12 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from partita.core.plan import Plan
-from partita.core.problem import Metric, Problem
-from partita.cost.judge import check_memory, measure
-from partita.cost.predict import simulate
+from partita.core.problem import Problem
+from partita.cost.judge import judge
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.objectives.placed import placement_errors
-from partita.planners.pipeline import OWN_MEMORY_RULE
 from partita.planners.search_trace import SearchTrace
 
 
@@ -133,30 +130,10 @@ class Judge:
 
 def verdict_of(problem: Problem, plan: Plan) -> Verdict:
     """Return the value of a plan, or why it does not fit."""
-    metric = problem.objective.metric
     try:
-        if metric is Metric.THROUGHPUT and not plan.stashes_weights:
-            return _simulated(problem, plan)
-        value = measure(problem, plan)
-        if value.errors:
-            return Verdict(math.inf, math.inf, value.errors[0])
-        if metric not in OWN_MEMORY_RULE:
-            errors = placement_errors(problem, plan)
-            if errors:
-                return Verdict(math.inf, math.inf, errors[0])
-            check_memory(problem, plan)
+        found = judge(problem, plan)
     except (InfeasibleError, InvalidInputError) as exc:
         return Verdict(math.inf, math.inf, str(exc))
-    return Verdict(value.value)
-
-
-def _simulated(problem: Problem, plan: Plan) -> Verdict:
-    errors = placement_errors(problem, plan)
-    if errors:
-        return Verdict(math.inf, math.inf, errors[0])
-    timeline = simulate(problem, plan)
-    over = float((timeline.peak_bytes - timeline.limit_bytes).max())
-    if over > 0:
-        device = plan.devices[int((timeline.peak_bytes - timeline.limit_bytes).argmax())]
-        return Verdict(math.inf, over, f"device {device!r} is over its limit")
-    return Verdict(timeline.makespan_s)
+    if found.feasible:
+        return Verdict(found.value.value)
+    return Verdict(math.inf, found.over_bytes, found.reason)

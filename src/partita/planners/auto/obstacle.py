@@ -2,13 +2,13 @@
 
 import numpy as np
 
+from partita.core.metrics import MemoryRule
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.cost.judge import check_memory
 from partita.cost.tables import held_bytes
 from partita.errors import InfeasibleError, PartitaError
 from partita.planners.auto.frame import Frame
-from partita.planners.pipeline import OWN_MEMORY_RULE
 from partita.units import format_bytes
 
 
@@ -23,7 +23,7 @@ def obstacle(
         nearest: The plan that exceeds its limits the least; ``None`` where none could run.
         reasons: Why other planners failed.
     """
-    ours = problem.objective.metric not in OWN_MEMORY_RULE
+    ours = problem.objective.metric.row.memory is not MemoryRule.METRIC
     text = (_too_large(frame) or _too_small(frame)) if ours else ""
     if not text and nearest is not None:
         text = _overfull(problem, nearest)

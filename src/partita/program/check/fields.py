@@ -3,7 +3,6 @@
 import numpy as np
 
 from partita.core.plan import Shard
-from partita.core.problem import Schedule
 from partita.core.program import FIRST_COLLECTIVE, Kind
 from partita.errors import InvalidInputError
 from partita.program.check.case import Case
@@ -75,13 +74,13 @@ def _check_plan(case: Case) -> None:
             raise InvalidInputError(
                 f"the program is for other {what} than the plan; lower the plan again"
             )
-    if case.trains == (plan.schedule is Schedule.INFERENCE):
+    if case.trains == plan.schedule.row.infers:
         mode = case.problem.objective.mode.value
         raise InvalidInputError(f"schedule {plan.schedule.value!r} does not do {mode}")
     shards = {stage.shard for stage in plan.stages} - {Shard.NONE}
     if plan.stashes_weights and shards:
         raise InvalidInputError(
-            "schedule 'pipedream' keeps versions of whole weights; shard 'none' only"
+            f"schedule {plan.schedule.value!r} keeps versions of whole weights; shard 'none' only"
         )
     divided = {stage.shard for stage in plan.stages if stage.num_replicas > 1}
     if not case.trains and Shard.PARAMETERS in divided:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
-from partita.core.problem import Schedule
 from partita.core.program import Kind
 from partita.program.check.case import Case, first_repeat, look_up
 from partita.program.layout import input_readers
@@ -56,7 +55,7 @@ def check_grid(case: Case) -> Grid:
 def _recomputes(case: Case) -> Array:
     """Return the cells that an early-recompute schedule recomputes; elsewhere backward does."""
     stage, _, _, there = case.cells
-    if case.plan.schedule is not Schedule.EARLY_RECOMPUTE:
+    if not case.plan.schedule.row.recomputes_early:
         return np.zeros(len(there), dtype=bool)
     flags = case.plan.recompute.astype(np.float64)
     again = np.bincount(case.plan.stage_of, weights=flags, minlength=case.num_stages) > 0

@@ -123,8 +123,8 @@ def _check_ties(case: Case, owned: Owned) -> None:
     if tied.any() and case.plan.stashes_weights:
         bucket = int(owned.bucket[np.argmax(tied)])
         raise InvalidInputError(
-            f"bucket {bucket} is tied over several stages; schedule 'pipedream' keeps versions of "
-            "each stage alone"
+            f"bucket {bucket} is tied over several stages; schedule "
+            f"{case.plan.schedule.value!r} keeps versions of each stage alone"
         )
     degree = case.layout.tp[owned.stage]
     wrong = (owned.bucket[1:] == owned.bucket[:-1]) & (degree[1:] != degree[:-1])
