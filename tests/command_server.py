@@ -1,23 +1,35 @@
-"""Runs commands of ``partita``, each in a process forked from this one, which has torch imported.
+"""Runs commands of ``partita``, each in a process forked from this one, which is warm.
 
-A process of its own imports torch for seconds. Here a request is a line of JSON on standard input
-(arguments, folder, environment, files for what is printed), the answer a line with the exit code.
+A process of its own imports torch and what captures models for seconds, the parts of partita for
+another half. Here a request is a line of JSON on standard input (arguments, folder, environment,
+files for what is printed), the answer a line with the exit code.
 """
 
 import atexit
+import gc
+import importlib
 import json
 import os
+import pkgutil
 import sys
 import traceback
 
-import numpy  # noqa: F401 (warm)
-import scipy.optimize  # noqa: F401
-import torch  # noqa: F401
-
-import partita.capture.sources
+import partita
 import partita.cli.main
-import partita.planners.table
-import partita.runtime.executor
+
+WARM = ("numba", "scipy.optimize", "torch._dynamo", "torch.distributed.fsdp", "torch.export")
+"""What the parts import only when they are called."""
+
+
+def warm_up() -> None:
+    """Import what commands import."""
+    parts = [part.name for part in pkgutil.walk_packages(partita.__path__, "partita.")]
+    for name in (*WARM, *parts):
+        if not name.endswith(".__main__") and ".inside" not in name:  # those run when imported
+            importlib.import_module(name)
+    # Children need not look through what is here for garbage, and share its pages.
+    gc.collect()
+    gc.freeze()
 
 
 def run(request: dict) -> int:
@@ -49,6 +61,7 @@ def run(request: dict) -> int:
 def main() -> None:
     """Serve requests until there are no more."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    warm_up()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

@@ -22,6 +22,16 @@ settings.load_profile("partita")
 # Several test processes share few cores; torch's own threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+IN_A_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let all tests, in whatever process, share one empty cache of profiles: none of the user's."""
+    if not IN_A_WORKER:  # workers inherit it
+        cache = tempfile.TemporaryDirectory(prefix="partita-profiles-")
+        config.add_cleanup(cache.cleanup)
+        os.environ["PARTITA_CACHE"] = cache.name
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
@@ -106,8 +116,7 @@ def run_page(tmp_path: Path, commands: Commands) -> RunPage:
         lines = [line for block in blocks for line in block.splitlines()]
         shown = [shlex.split(x[2:], comments=True)[1:] for x in lines if x.startswith("$ partita")]
         for arguments in shown:
-            cache = str(tmp_path / "cache")
-            done = commands.run(*arguments, folder=tmp_path, PARTITA_CACHE=cache)
+            done = commands.run(*arguments, folder=tmp_path)
             assert not done.returncode, f"{arguments}: {done.stderr}"
         return shown
 

@@ -71,8 +71,7 @@ def emulate(tmp_path: Path, commands: Any) -> Emulate:
     def run(device: str, *options: str) -> Any:
         plan = ("run", "plan.json", "--emulate", "--emulate-scale", "1", "--json")
         device_options = ("--power-device", device, *options)
-        cache = str(tmp_path / "cache")
-        done = commands.run(*plan, *device_options, folder=tmp_path, PARTITA_CACHE=cache)
+        done = commands.run(*plan, *device_options, folder=tmp_path)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return json.loads(done.stdout)
 

@@ -108,8 +108,7 @@ def partita(
     place: Place, *arguments: str, code: int = 0, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command; the profile of the small model is measured once for all tests."""
-    cache = str(place.folder / "cache")
-    done = place.commands.run(*arguments, folder=place.folder, PARTITA_CACHE=cache, **more)
+    done = place.commands.run(*arguments, folder=place.folder, **more)
     assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
