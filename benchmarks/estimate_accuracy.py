@@ -34,9 +34,8 @@ from partita.core.problem import Problem
 from partita.models.zoo import build_model, example_inputs, layers_of, loss_of
 from partita.planners.custom import plan_custom
 from partita.planners.merak import plan_uniform_transformer
-from partita.profiler.estimate.estimate import collect_kernels
+from partita.profiler.estimate.estimate import HOST_S_PER_ELEMENT, collect_kernels, computed_flops
 from partita.profiler.estimate.recompute import recomputed_ops
-from partita.profiler.estimate.roofline import HOST_S_PER_ELEMENT, computed_flops
 from partita.profiler.estimate.trace import Kernels
 from partita.profiler.flops import Kernel, KernelClass
 from partita.profiler.layers import label_layers

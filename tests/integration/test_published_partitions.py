@@ -11,7 +11,7 @@ from partita.cli.main import main
 from partita.core.codec import decode, write_json
 from partita.core.graph import Graph
 from partita.core.solution import Solution
-from partita.profiler.estimate.model import estimate_source
+from partita.profiler.estimate.estimate import estimate_source
 
 pytestmark = pytest.mark.slow
 

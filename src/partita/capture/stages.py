@@ -13,8 +13,7 @@ from torch import Tensor
 
 from partita.capture.coarsen import in_place_ops
 from partita.capture.compiled_stage import StageFunction, compile_stage
-from partita.capture.modes import eval_form
-from partita.capture.op import CapturedOp, ValueInfo, storage_of
+from partita.capture.op import CapturedOp, ValueInfo, eval_form, storage_of
 from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.errors import InvalidInputError

@@ -159,7 +159,7 @@ def model_estimator(model: str, rest: dict[str, Any]) -> Callable[..., Graph]:
     with torch_needed("estimates need"):
         from partita.capture.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
         from partita.capture.sources import load_source  # noqa: PLC0415 (likewise)
-        from partita.profiler.estimate.model import (  # noqa: PLC0415 (likewise)
+        from partita.profiler.estimate.estimate import (  # noqa: PLC0415 (likewise)
             EstimateOptions,
             estimate_source,
         )

@@ -23,7 +23,7 @@ from partita.core.plan import Plan
 from partita.errors import InvalidInputError
 from partita.exporters.blueprint import Blueprint
 from partita.exporters.layers import Layer, constructor_of
-from partita.exporters.naming import distinct, identifier
+from partita.exporters.python_source import distinct, identifier
 
 _WORD = re.compile(r"(Add|Mul|Concat|Size|View|Transpose|__getitem__)(?:\((.*)\))?")
 

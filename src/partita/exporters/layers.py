@@ -18,7 +18,7 @@ from torch.nn import functional
 from partita.capture.op import CapturedOp, ModuleCall, refs_in
 from partita.capture.tree import Param, Value
 from partita.errors import InvalidInputError
-from partita.exporters.literals import expression
+from partita.exporters.python_source import expression
 
 _KINDS: Mapping[type[nn.Module], str] = {
     nn.Linear: "linear",

@@ -6,7 +6,7 @@ from typing import Any
 from partita.capture.tree import Const, Param, Ref, Value, children_of
 from partita.errors import InvalidInputError
 from partita.exporters.blueprint import Blueprint
-from partita.exporters.literals import literal
+from partita.exporters.python_source import literal
 from partita.exporters.statements import wrapped
 
 _INIT = '''"""{title}"""

@@ -7,10 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from partita.exporters.blueprint import Blueprint, StageBlueprint
-from partita.exporters.functions import Form, spelled
 from partita.exporters.layers import Layer
-from partita.exporters.literals import quoted
-from partita.exporters.naming import Variables, distinct, identifier, module_word
+from partita.exporters.python_source import (
+    Form,
+    Variables,
+    distinct,
+    identifier,
+    module_word,
+    quoted,
+    spelled,
+)
 from partita.exporters.statements import Statement, Writer, wrapped
 
 _INDENT = "    "

@@ -4,15 +4,23 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from partita.capture.modes import eval_form
-from partita.capture.op import CapturedOp
+from partita.capture.op import CapturedOp, eval_form
 from partita.capture.tree import Const, Param, Ref, Value
-from partita.exporters.blueprint import Blueprint
-from partita.exporters.functions import Form, Spelling, spelled
+from partita.exporters.blueprint import SINGLE, Blueprint
 from partita.exporters.layers import Layer
-from partita.exporters.literals import Namer, expression, subscript
-from partita.exporters.naming import RESULT, Variables, attribute, identifier, module_word
-from partita.exporters.observe import SINGLE
+from partita.exporters.python_source import (
+    RESULT,
+    Form,
+    Namer,
+    Spelling,
+    Variables,
+    attribute,
+    expression,
+    identifier,
+    module_word,
+    spelled,
+    subscript,
+)
 
 WIDTH = 100
 _INFIX = {

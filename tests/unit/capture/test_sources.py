@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from partita.capture.losses import named_loss
-from partita.capture.origin import ModelOrigin, capture_at, load_origin, origin_of
+from partita.capture.origin import ModelOrigin, capture_at, load_origin, named_loss, origin_of
 from partita.capture.setting import Example
 from partita.capture.sources import ModelSource, SourceOptions, load_source
 from partita.errors import InvalidInputError

@@ -19,8 +19,13 @@ from partita.core.graph import CostOrigin
 from partita.errors import FormatError, InvalidInputError
 from partita.models.zoo import build_model, example_inputs, layers_of, loss_of
 from partita.profiler.estimate.eager import eager_attention, eager_gelu, eager_rms_norm
-from partita.profiler.estimate.estimate import accuracy_of, collect_kernels, estimate
-from partita.profiler.estimate.roofline import roofline_of, wave_factor
+from partita.profiler.estimate.estimate import (
+    accuracy_of,
+    collect_kernels,
+    estimate,
+    roofline_of,
+    wave_factor,
+)
 from partita.profiler.estimate.trace import Kernels
 from partita.profiler.flops import Kernel, KernelClass, Tiles
 

@@ -10,9 +10,13 @@ from partita.capture.captured import CapturedModel
 from partita.capture.setting import Example
 from partita.capture.sources import SourceOptions, load_source
 from partita.core.graph import Graph
-from partita.profiler.estimate.estimate import collect_kernels, estimate
+from partita.profiler.estimate.estimate import (
+    EstimateOptions,
+    collect_kernels,
+    estimate,
+    estimate_source,
+)
 from partita.profiler.estimate.memory import CallMemory, TensorMemory, workspace_bytes
-from partita.profiler.estimate.model import EstimateOptions, estimate_source
 from partita.profiler.estimate.recompute import is_recomputed, recomputed_ops, with_recomputation
 from partita.profiler.estimate.trace import Kernels
 

@@ -14,9 +14,8 @@ from torch import nn
 from partita.capture.capture import capture
 from partita.capture.captured import CaptureMode, Granularity
 from partita.capture.setting import Example
-from partita.capture.source_files import code_of
 from partita.capture.sources import ModelSource
-from partita.profiler.cache import ProfileCache, profile_key
+from partita.profiler.cache import ProfileCache, code_of, profile_key
 from partita.profiler.measure.measure import ProfileOptions
 from partita.profiler.measure.model import CaptureOptions, profile_source
 
