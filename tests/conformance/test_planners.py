@@ -9,7 +9,7 @@ import pytest
 from partita.core.json_values import thawed
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Proof, Solution
-from partita.errors import InfeasibleError
+from partita.errors import InfeasibleError, InvalidInputError
 from partita.planners.pipeline import allowed_boundaries, main_devices
 from partita.planners.scattered import plan_random
 from partita.planners.single import plan_single
@@ -20,6 +20,7 @@ from partita.testing.planner_suite import (
     BoundPlanner,
     PlannerSuite,
     all_placements,
+    posed,
     solve_or_skip,
 )
 
@@ -44,8 +45,10 @@ def scattered(problem: Problem) -> dict[str, Any]:
     return {"assignment": dict(zip(ops, [names[d] for d in plan.device_of], strict=True))}
 
 
-GENERAL = [name for name in PLANNERS if name not in ("expert", "uniform_transformer")]
+GENERAL = [name for name in PLANNERS if name not in ("expert", "uniform_transformer", "piper")]
 """The planners for any graph; the others refuse graphs that lack what they go by (own tests)."""
+
+DECLARED = {name: row.minimises for name, row in PLANNERS.items() if row.minimises is not None}
 
 NEEDED: Mapping[str, Callable[[Problem], dict[str, Any]]] = {
     "auto": lambda problem: {"iterations": 5},
@@ -65,7 +68,9 @@ def call(name: str, problem: Problem) -> Solution:
 @cache
 def bound(name: str) -> BoundPlanner:
     """Return a planner with its options, the same object each time: it solves a problem once."""
-    return partial(call, name)
+    planner = partial(call, name)
+    planner.minimises = PLANNERS[name].minimises
+    return planner
 
 
 class TestPlanners(PlannerSuite):
@@ -90,7 +95,22 @@ def test_ops_that_take_no_time_are_planned(name, metric):
     figures = Figures(forward_s=0.0, backward_s=0.0, tensor_bytes=10.0)
     objective = Objective(metric=metric)
     problem = Problem(graph=chain(4, figures), cluster=flat_cluster(2), objective=objective)
-    assert call(name, problem).value >= 0
+    assert call(name, posed(bound(name), problem)).value >= 0
+
+
+@pytest.mark.parametrize("metric", Metric)
+@pytest.mark.parametrize("name", DECLARED)
+def test_a_planner_refuses_what_it_does_not_minimise_and_names_who_does(name, metric):
+    if metric in DECLARED[name]:
+        return
+    objective = Objective(metric=metric)
+    with pytest.raises(InvalidInputError) as caught:
+        call(name, Problem(graph=chain(4), cluster=flat_cluster(2), objective=objective))
+    others = [other for other, metrics in DECLARED.items() if metric in metrics]
+    names = ", ".join([*others, "auto"])
+    own = ", ".join(DECLARED[name])
+    does = "do" if others else "does"
+    assert str(caught.value) == (f"planner {name!r} minimises {own}, not {metric}; {names} {does}")
 
 
 def claims(problem: Problem) -> Solution:

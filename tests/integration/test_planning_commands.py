@@ -1,6 +1,5 @@
 """Planning from the command line: rules, limits of the search, estimates, refusals, robustness."""
 
-import inspect
 import json
 import shlex
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.documents import load, save
-from partita.planners.table import PLANNERS, get_planner
+from partita.planners.table import PLANNERS, get_planner, takes
 from partita.planners.uniform import plan_uniform
 
 Run = Callable[..., tuple[int, str, str]]
@@ -54,8 +53,9 @@ def test_every_planner_keeps_rules_or_refuses_in_one_line(run: Run, name: str) -
     if name in ("custom", "manual"):
         pytest.skip("plans what it is told")
     rules = ("--pin", "layer0.*=host0/gpu0", "--forbid", "head*=host0/gpu0")
-    parameters = inspect.signature(PLANNERS[name]).parameters
-    more = ("--iterations", "5") if "iterations" in parameters else ()
+    more = ["--iterations", "5"] if takes(name, "iterations") else []
+    if PLANNERS[name].minimises:
+        more += ["--objective", PLANNERS[name].minimises[0].value]
     code, out, err = run("plan", "gpt-small", "-p", name, *rules, *more, "--json", "-c", "2xa100")
     if code == 0:
         document = json.loads(out)["solution"]

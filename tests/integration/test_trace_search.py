@@ -36,8 +36,8 @@ def test_the_published_runs_are_traced(run, arguments):
 
 
 def test_other_metrics_are_traced_and_an_ending_is_not_doubled(run):
-    command = ("plan", "gpt-small", "--planner", "local-search", "--iterations", "3")
-    code, out, _ = run(*command, "--option", "restarts=1", "--trace-search", "out.csv", "-q")
+    command = ("plan", "gpt-small", "--planner", "auto", "--iterations", "3")
+    code, out, _ = run(*command, "--trace-search", "out.csv", "-q")
     assert code == 0
     assert "search traced in out.csv and out.svg" in out.replace("\n", " ")
     assert values_of("out.csv")

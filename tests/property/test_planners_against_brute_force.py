@@ -21,7 +21,7 @@ from partita.testing.brute_force import brute_force
 from partita.testing.builders import flat_cluster, paired_cluster, random_dag
 
 SLACK = 1 + 1e-9
-PLACERS = ("single", "uniform", "m-topo", "m-etf", "local-search")
+PLACERS = ("single", "uniform", "m-topo", "autopipe", "brute-force")
 FEW = settings(
     max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -66,7 +66,7 @@ def test_no_planner_is_above_its_proof_or_below_its_bound_for_a_step(seed, ops):
     best = brute_force(problem).value
     assert lower_bound(problem) <= best * SLACK
     for name in (*PLACERS, "auto"):
-        options = {"iterations": 5} if name in ("auto", "local-search") else {}
+        options = {"iterations": 5} if name in ("auto", "brute-force") else {}
         solution = solve(problem, name, **options)
         assert solution.lower_bound <= min(best, solution.value) * SLACK
         if solution.proof is Proof.OPTIMAL:
@@ -86,7 +86,7 @@ def test_pins_hold_or_are_refused(seed, ops, pinned):
     rule = parse_rule(f"op{pinned}=d{seed % 2}", forbids=bool(seed % 3 == 0))
     problem = replace(piped(seed, ops), rules=(rule,))
     for name in (*PLACERS, "auto"):
-        options = {"iterations": 5} if name in ("auto", "local-search") else {}
+        options = {"iterations": 5} if name in ("auto", "brute-force") else {}
         try:
             solution = solve(problem, name, **options)
         except (InfeasibleError, InvalidInputError):

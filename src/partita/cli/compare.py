@@ -23,7 +23,6 @@ from partita.cli.inputs import (
     read_planner,
     take_effort_options,
     take_problem_options,
-    takes,
 )
 from partita.cli.options import (
     change_options,
@@ -39,7 +38,7 @@ from partita.core.problem import Metric
 from partita.documents import save
 from partita.errors import InfeasibleError
 from partita.flows.compare import Candidate, compare
-from partita.planners.table import DEFAULT_PLANNER
+from partita.planners.table import DEFAULT_PLANNER, takes
 
 if TYPE_CHECKING:
     from partita.flows.energy_plan import EnergyColumns

@@ -1,7 +1,6 @@
 """From what the user typed to core objects."""
 
 import dataclasses
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -35,7 +34,7 @@ from partita.cost.judge import measure
 from partita.documents import OpenedFile, load, open_file, read_text
 from partita.errors import FormatError, InfeasibleError, InvalidInputError
 from partita.objectives.placed import placement_errors
-from partita.planners.table import DEFAULT_PLANNER, find_planner
+from partita.planners.table import DEFAULT_PLANNER, takes
 from partita.profiler.estimate.recompute import with_recomputation
 from partita.yaml_nodes import guess_value, parse_yaml, read_table
 from partita.yaml_nodes import read_text as read_yaml_text
@@ -453,12 +452,6 @@ def read_planner(
             raise click.UsageError(f"planner {name!r} takes no --{key.replace('_', '-')}")
         values[key] = value
     return name, values
-
-
-def takes(planner: str, option: str) -> bool:
-    """Return whether a planner has an option; one that does not exist is said to have all."""
-    found = find_planner(planner)
-    return found is None or option in inspect.signature(found).parameters
 
 
 EFFORT_OPTIONS = ("time_limit", "iterations", "as_released")

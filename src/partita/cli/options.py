@@ -9,7 +9,7 @@ import click
 from partita.cli.from_request import OpenChoice
 from partita.core.metrics import Metric, metric_names
 from partita.core.schedules import Schedule, schedule_names
-from partita.planners.table import DEFAULT_PLANNER
+from partita.planners.table import DEFAULT_PLANNER, PLANNERS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -146,7 +146,12 @@ effort_options = _all(
 )
 
 choice_options = _all(
-    click.option("--planner", "-p", help=f"Such as uniform or custom:0,8,14. [{DEFAULT_PLANNER}]"),
+    click.option(
+        "--planner",
+        "-p",
+        help=f"{', '.join(PLANNERS)}, or a plug-in; some with an argument: custom:0,8,14. "
+        f"[{DEFAULT_PLANNER}]",
+    ),
     click.option("--partition", help="The same as --planner."),
     click.option("--option", "-O", "options", multiple=True, help="Option of the planner, k=v."),
     effort_options,

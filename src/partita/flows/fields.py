@@ -9,7 +9,7 @@ from partita.core.metrics import Metric, metric_names
 from partita.core.problem import Mode, Problem
 from partita.core.schedules import Schedule, schedule_names
 from partita.core.solution import Solution
-from partita.planners.table import DEFAULT_PLANNER
+from partita.planners.table import DEFAULT_PLANNER, PLANNERS
 from partita.requests import Request, declare
 
 Model: TypeAlias = str | Graph | Problem | Solution
@@ -148,7 +148,7 @@ class PlannerFields(EffortFields):
         None,
         flags=("-p",),
         usual=DEFAULT_PLANNER,
-        help="Planner, such as uniform or custom:0,8,14.",
+        help=f"Planner: {', '.join(PLANNERS)}, or a plug-in; some take an argument: custom:0,8,14.",
     )
     partition: str | None = declare(None, help="The same as --planner.")
     option: tuple[str, ...] = declare((), flags=("-O",), help="Option of the planner, k=v.")

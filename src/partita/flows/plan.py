@@ -16,12 +16,12 @@ from partita.core.solution import Solution
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.answer import Answer, answer_of
 from partita.flows.fields import Model, PlannerFields
-from partita.flows.planner_choice import PlannerChoice, chosen_planner, takes
+from partita.flows.planner_choice import PlannerChoice, chosen_planner
 from partita.flows.problem import PosedProblem, ProblemRequest, catalogue_of, pose
 from partita.flows.relax import PRECISION, Relaxation, Ways, relaxations
 from partita.flows.results import Result
 from partita.planners.search_trace import SearchTrace
-from partita.planners.table import PLANNERS
+from partita.planners.table import PLANNERS, takes
 from partita.requests import OnProgress, declare, make, silent
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """The planner of a request, with its options."""
 
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from partita.core.solution import Solution
 from partita.documents import read_text
 from partita.errors import FormatError, InvalidInputError
 from partita.flows.fields import EffortFields, PlannerFields
-from partita.planners.table import DEFAULT_PLANNER, find_planner, get_planner
+from partita.planners.table import DEFAULT_PLANNER, get_planner, takes
 from partita.yaml_nodes import guess_value, parse_yaml, read_table
 from partita.yaml_nodes import read_text as read_yaml_text
 
@@ -112,12 +111,6 @@ def chosen_planners(
         )
         for label, name in zip(labels, names, strict=True)
     ]
-
-
-def takes(planner: str, option: str) -> bool:
-    """Return whether a planner has an option; one that does not exist is said to have all."""
-    found = find_planner(planner)
-    return found is None or option in inspect.signature(found).parameters
 
 
 def _pairs(options: tuple[str, ...]) -> dict[str, Any]:

@@ -24,8 +24,7 @@ from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
 from partita.planners.assignment.descent import improved
 from partita.planners.assignment.effort import Effort, check_count
-from partita.planners.assignment.measured import ranked_starts, search_of
-from partita.planners.assignment.moves import look_at_all
+from partita.planners.assignment.exhaustive import measure_all, ranked_starts, search_of
 from partita.planners.assignment.portfolio import (
     is_sharding,
     proof_of,
@@ -78,7 +77,7 @@ def _measured(problem: Problem, options: Mapping[str, float | None], effort: Eff
     effort.goal = lower_bound(problem)
     iterations = options["iterations"]
     search = search_of(problem, effort, math.inf if iterations is None else iterations)
-    complete = look_at_all(search, ranked_starts(search)[0])
+    complete = measure_all(search, ranked_starts(search)[0])
     exact = complete and problem.objective.metric is Metric.MAX_LOAD
     proof = proof_of(effort, search.score.value, complete=exact)
     return solution_of(

@@ -2,12 +2,9 @@
 
 The groups are those of ``groups=2,3,4`` (two of three of four devices in their order), else the
 levels of the cluster, else the published ``k_values`` if the matrix agrees, else clusters of the
-matrix. On the sharding cost every split is a small instance of its own (``assignment/groups.py``),
+matrix. Every split is a small instance of its own (``assignment/groups.py``),
 and a final annealing at low temperature refines the whole: O(n k) steps in all, where a flat search
 has k times as many places to look at. Thousands of devices are ordinary.
-
-On any other metric the cuts between the outermost groups are shifted first, devices inside sharing
-evenly, then those of the levels below, then single nodes; each plan is measured by the cost model.
 
 Departures from the published script, which averages the matrix in contiguous blocks whatever it
 holds and forgets the edges that leave a part: these edges count, in both directions; a group gets
@@ -15,23 +12,16 @@ as many nodes as it has devices at least; the metric is reported and not the con
 only believed where they are nearer inside than outside.
 """
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from partita.bounds import lower_bound
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
 from partita.planners.assignment.descent import ITERATIONS, RESTARTS
-from partita.planners.assignment.effort import Effort, check_count
+from partita.planners.assignment.effort import check_count
 from partita.planners.assignment.groups import group_levels
-from partita.planners.assignment.measured import default_plans, ranked_starts, search_of
-from partita.planners.assignment.moves import climb, climb_by_cuts
 from partita.planners.assignment.portfolio import (
     by_groups,
-    is_sharding,
     proof_of,
     sharding_plan,
     start_sharding,
@@ -55,8 +45,7 @@ def plan_hierarchical(
     Args:
         problem: The problem.
         groups: Groups at each level, outermost first, such as ``2,3,4``; empty = as the cluster is.
-        iterations: Of each restart: temperatures of 20,000 steps each (sharding cost; default 100)
-            or plans measured (other metrics; by default 200 in all, fewer for large graphs).
+        iterations: Temperatures of each restart, of 20,000 steps each; ``None`` = 100.
         restarts: How often the whole is refined.
         seed: Of the random numbers.
         time_limit: Wall seconds; ``None`` = no limit, and the same result every time.
@@ -76,10 +65,6 @@ def plan_hierarchical(
         "seed": seed,
         "time_limit": time_limit,
     }
-    if not is_sharding(problem):
-        effort = Effort(time_limit=time_limit, goal=lower_bound(problem), trace=trace)
-        rounds = (iterations or default_plans(problem, restarts)) * restarts
-        return _measured(problem, effort, options, sizes=sizes, rounds=rounds, seed=seed)
     instance, effort = start_sharding(problem, time_limit, trace)
     place, cost = by_groups(
         instance,
@@ -107,34 +92,3 @@ def _sizes(groups: str | Sequence[int]) -> list[int]:
         raise InvalidInputError(
             f"groups is {groups!r}; expected numbers such as 2,3,4, outermost first"
         ) from exc
-
-
-def _measured(
-    problem: Problem,
-    effort: Effort,
-    options: Mapping[str, object],
-    *,
-    sizes: Sequence[int],
-    rounds: int,
-    seed: int,
-) -> Solution:
-    count = len(problem.cluster)
-    source, target = np.divmod(np.arange(count * count), count)
-    links = problem.cluster.links(source, target)
-    moved = links.latency_s + 1e6 / np.maximum(links.bandwidth_bytes_per_s, 1e-300)
-    matrix = np.where(source == target, 0.0, moved).reshape(count, count)
-    levels = group_levels(problem, matrix, sizes)
-    search = search_of(problem, effort)
-    rng = random.Random(seed)
-    best = ranked_starts(search)[0]
-    for level in levels:
-        best = climb_by_cuts(search, level, best, rng, max(1, rounds // (2 * len(levels))))
-    climb(search, best, rng, rounds // 2)
-    return solution_of(
-        problem,
-        search.plan(),
-        "hierarchical",
-        options,
-        proof=proof_of(effort, search.score.value),
-        stats={"plans": search.measured},
-    )

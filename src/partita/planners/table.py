@@ -1,77 +1,150 @@
-"""The planners by name, and the one way to call them."""
+"""The planners by name, and the one way to call them.
+
+A row names a planner, ``"module:function"``, and says what it minimises; only the planner that is
+asked for is imported. A planner refuses a problem that asks for another metric, in one line that
+names who minimises it: a plan that is good by something else looks like an answer and is none.
+``auto`` answers everything, and so do those that follow a rule and minimise nothing (``single``,
+``uniform``, maps by hand, ...): what they return is measured by whatever is asked.
+"""
 
 import inspect
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from partita.core.problem import Problem
+from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution
-from partita.errors import InvalidInputError
+from partita.errors import InvalidInputError, UnsupportedError
 from partita.names import did_you_mean
-from partita.planners.auto.planner import plan_auto
-from partita.planners.autopipe import plan_autopipe
-from partita.planners.baechi.m_etf import plan_m_etf
-from partita.planners.baechi.m_sct import plan_m_sct
-from partita.planners.baechi.m_topo import plan_m_topo
-from partita.planners.brute_force import plan_brute_force
-from partita.planners.custom import plan_custom
-from partita.planners.expert import plan_expert
-from partita.planners.hierarchical import plan_hierarchical
-from partita.planners.local_search import plan_local_search
-from partita.planners.manual import plan_manual
-from partita.planners.merak import (
-    plan_parameters,
-    plan_uniform_floor,
-    plan_uniform_transformer,
-)
-from partita.planners.optimal_split import plan_optimal_split
-from partita.planners.pipedream.planner import plan_pipedream
-from partita.planners.piper.planner import plan_piper
-from partita.planners.scattered import plan_random
-from partita.planners.single import plan_single
-from partita.planners.sparse_pipedream import plan_sparse_pipedream
-from partita.planners.uniform import plan_uniform
-from partita.plugins import PluginGroup, guarded
+from partita.plugins import PluginGroup, guarded, load_target
+
+logger = logging.getLogger(__name__)
 
 Planner: TypeAlias = Callable[..., Solution]
 
-PLANNERS: Mapping[str, Planner] = {
-    "auto": plan_auto,
-    "single": plan_single,
-    "uniform": plan_uniform,
-    "uniform_floor": plan_uniform_floor,
-    "uniform_transformer": plan_uniform_transformer,
-    "parameters": plan_parameters,
-    "autopipe": plan_autopipe,
-    "custom": plan_custom,
-    "expert": plan_expert,
-    "random": plan_random,
-    "manual": plan_manual,
-    "m-topo": plan_m_topo,
-    "m-etf": plan_m_etf,
-    "m-sct": plan_m_sct,
-    "brute-force": plan_brute_force,
-    "local-search": plan_local_search,
-    "hierarchical": plan_hierarchical,
-    "piper": plan_piper,
-    "optimal-split": plan_optimal_split,
-    "pipedream": plan_pipedream,
-    "sparse-pipedream": plan_sparse_pipedream,
+
+@dataclass(frozen=True, slots=True)
+class PlannerRow:
+    """One planner.
+
+    Attributes:
+        target: Where it is, ``"module:function"``; options are its keyword-only parameters.
+        summary: What it does, in one sentence.
+        minimises: The metrics that it minimises; ``None`` = it plans for any.
+    """
+
+    target: str
+    summary: str
+    minimises: tuple[Metric, ...] | None = None
+
+
+_PIPEDREAM = (Metric.PIPEDREAM, Metric.PIPEDREAM_REPAIRED)
+_MAKESPAN = (Metric.MAKESPAN_PARALLEL, Metric.MAKESPAN_SEQUENTIAL)
+_SPLIT = (Metric.MAX_LOAD, Metric.SINGLE_SAMPLE_LATENCY)
+_SHARDING = (Metric.SHARDING_COST,)
+
+PLANNERS: Mapping[str, PlannerRow] = {
+    "auto": PlannerRow(
+        "partita.planners.auto.planner:plan_auto",
+        "The best plan that the others and a local search on the simulator find.",
+    ),
+    "single": PlannerRow(
+        "partita.planners.single:plan_single",
+        "Everything on the fastest device that holds it.",
+    ),
+    "uniform": PlannerRow(
+        "partita.planners.uniform:plan_uniform",
+        "Equal numbers of layers on consecutive devices.",
+    ),
+    "uniform_floor": PlannerRow(
+        "partita.planners.merak:plan_uniform_floor",
+        "floor(layers / stages) layers each, the rest on the last stage.",
+    ),
+    "uniform_transformer": PlannerRow(
+        "partita.planners.merak:plan_uniform_transformer",
+        "Equal numbers of transformer blocks, embeddings first, head last.",
+    ),
+    "parameters": PlannerRow(
+        "partita.planners.merak:plan_parameters",
+        "A heaviest stage with as few trainable parameters as possible.",
+    ),
+    "autopipe": PlannerRow(
+        "partita.planners.autopipe:plan_autopipe",
+        "A balanced cut, then layers leave the critical stage of the simulated pipeline.",
+        (Metric.THROUGHPUT,),
+    ),
+    "custom": PlannerRow(
+        "partita.planners.custom:plan_custom",
+        "Stages of layers between given boundaries.",
+    ),
+    "expert": PlannerRow(
+        "partita.planners.expert:plan_expert",
+        "Encoder and decoder placed as people do by hand.",
+    ),
+    "random": PlannerRow(
+        "partita.planners.scattered:plan_random",
+        "A seeded random placement.",
+    ),
+    "manual": PlannerRow(
+        "partita.planners.manual:plan_manual",
+        "A map from op, module path or pattern to device.",
+    ),
+    "m-topo": PlannerRow(
+        "partita.planners.baechi.m_topo:plan_m_topo",
+        "Devices filled one after the other along the data.",
+    ),
+    "m-etf": PlannerRow(
+        "partita.planners.baechi.m_etf:plan_m_etf",
+        "Earliest task first under memory limits.",
+        _MAKESPAN,
+    ),
+    "m-sct": PlannerRow(
+        "partita.planners.baechi.m_sct:plan_m_sct",
+        "Ops next to their favourite children, scheduled as early as possible.",
+        _MAKESPAN,
+    ),
+    "brute-force": PlannerRow(
+        "partita.planners.brute_force:plan_brute_force",
+        "All placements, the best so far at any time; a proof when it finishes.",
+    ),
+    "local-search": PlannerRow(
+        "partita.planners.local_search:plan_local_search",
+        "Moves and swaps from good starts.",
+        _SHARDING,
+    ),
+    "hierarchical": PlannerRow(
+        "partita.planners.hierarchical:plan_hierarchical",
+        "Groups of devices first, then inside them.",
+        _SHARDING,
+    ),
+    "piper": PlannerRow(
+        "partita.planners.piper.planner:plan_piper",
+        "Pipeline, data and tensor parallelism with recomputation under memory.",
+        (Metric.PIPER,),
+    ),
+    "optimal-split": PlannerRow(
+        "partita.planners.optimal_split:plan_optimal_split",
+        "The least maximum load, or single-sample latency, over accelerators and CPUs.",
+        _SPLIT,
+    ),
+    "pipedream": PlannerRow(
+        "partita.planners.pipedream.planner:plan_pipedream",
+        "Stages, replicas and shares of the least period.",
+        _PIPEDREAM,
+    ),
+    "sparse-pipedream": PlannerRow(
+        "partita.planners.sparse_pipedream:plan_sparse_pipedream",
+        "The same on servers with several types of device.",
+        _PIPEDREAM,
+    ),
 }
 
 DEFAULT_PLANNER = "auto"
 PLUGINS = PluginGroup(group="partita.planners", noun="planner")
 TRACE = "trace"
 """The keyword of planners that report progress: no option, as it never changes the result."""
-
-
-def planners() -> Mapping[str, Planner]:
-    """Return all planners: those of the table, and of installed plug-ins.
-
-    A plug-in that cannot be loaded is left out, with a warning.
-    """
-    return {**PLUGINS.load_all(), **PLANNERS}
 
 
 def find_planner(name: str) -> Planner | None:
@@ -84,13 +157,42 @@ def find_planner(name: str) -> Planner | None:
         UnsupportedError: It is a plug-in that cannot be loaded.
     """
     if name in PLANNERS:
-        return PLANNERS[name]
+        planner: Planner = load_target(PLANNERS[name].target)
+        return planner
     plugged = PLUGINS.find(name)
     return None if plugged is None else guarded("planner", name, plugged, returns=Solution)
 
 
-def get_planner(name: str, **options: object) -> Callable[[Problem], Solution]:
+def plugged_planners(metric: Metric) -> Iterator[tuple[str, Planner]]:
+    """Yield the plug-ins that declare to minimise a metric; broken ones are a warning each."""
+    for name, planner in PLUGINS.load_all().items():
+        try:
+            declared = _declared(name, planner)
+        except UnsupportedError as exc:
+            logger.warning("%s", exc)
+            continue
+        if name not in PLANNERS and metric in (declared or ()):
+            yield name, guarded("planner", name, planner, returns=Solution)
+
+
+def _declared(name: str, planner: Planner) -> tuple[Metric, ...] | None:
+    """Return what a plug-in minimises, its attribute ``minimises``; ``None`` = it plans for any."""
+    found = getattr(planner, "minimises", None)
+    if found is None:
+        return None
+    try:
+        return tuple(map(Metric, found))
+    except (TypeError, ValueError) as exc:
+        raise UnsupportedError(
+            f"planner {name!r} is a plug-in and declares to minimise {found!r}; expected metrics "
+            f"such as ('{Metric.THROUGHPUT.value}',)"
+        ) from exc
+
+
+def get_planner(name: str, **options: object) -> Callable[..., Solution]:
     """Return a planner by name with its options bound.
+
+    It refuses a problem whose metric it does not minimise with an ``InvalidInputError``.
 
     Raises:
         InvalidInputError: There is no such planner or option; suggests near names.
@@ -99,28 +201,26 @@ def get_planner(name: str, **options: object) -> Callable[[Problem], Solution]:
     planner = find_planner(name)
     if planner is None:
         raise PLUGINS.unknown(name, PLANNERS)
-    accepted = [
-        parameter.name
+    parameters = _options(planner)
+    for option, value in options.items():
+        if option not in parameters:
+            raise InvalidInputError(
+                f"planner {name!r} has no option {option!r}{did_you_mean(option, parameters)}"
+            )
+        _check_option(name, parameters[option], value)
+    for parameter in parameters.values():
+        if parameter.default is inspect.Parameter.empty and parameter.name not in options:
+            raise InvalidInputError(f"planner {name!r} needs the option {parameter.name!r}")
+    minimises = PLANNERS[name].minimises if name in PLANNERS else _declared(name, planner)
+    return partial(_planned, name, minimises, partial(planner, **options))
+
+
+def _options(planner: Planner) -> dict[str, inspect.Parameter]:
+    return {
+        parameter.name: parameter
         for parameter in inspect.signature(planner).parameters.values()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name != TRACE
-    ]
-    for option in options:
-        if option not in accepted:
-            raise InvalidInputError(
-                f"planner {name!r} has no option {option!r}{did_you_mean(option, accepted)}"
-            )
-    needed = [
-        parameter.name
-        for parameter in inspect.signature(planner).parameters.values()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        and parameter.default is inspect.Parameter.empty
-        and parameter.name not in options
-    ]
-    if needed:
-        raise InvalidInputError(f"planner {name!r} needs the option {needed[0]!r}")
-    for option, value in options.items():
-        _check_option(name, inspect.signature(planner).parameters[option], value)
-    return partial(planner, **options)
+    }
 
 
 def _check_option(planner: str, parameter: inspect.Parameter, value: object) -> None:
@@ -136,6 +236,49 @@ def _check_option(planner: str, parameter: inspect.Parameter, value: object) -> 
         )
 
 
+def _planned(
+    name: str,
+    minimises: tuple[Metric, ...] | None,
+    planner: Planner,
+    problem: Problem,
+    **options: Any,  # noqa: ANN401 (checked against the planner's signature)
+) -> Solution:
+    """Return what a planner finds, where the problem asks for a metric that it minimises."""
+    metric = problem.objective.metric
+    if minimises is not None and metric not in minimises:
+        raise InvalidInputError(why_not_for(name, minimises, metric))
+    return planner(problem, **options)
+
+
+def why_not_for(name: str, minimises: tuple[Metric, ...], metric: Metric) -> str:
+    """Return in one line what a planner minimises instead of a metric, and who does minimise it.
+
+    >>> why_not_for("piper", (Metric.PIPER,), Metric.MAKESPAN_PARALLEL)
+    "planner 'piper' minimises piper, not makespan-parallel; m-etf, m-sct, auto do"
+    """
+    able = [*planners_for(metric), DEFAULT_PLANNER]
+    own = ", ".join(item.value for item in minimises)
+    return (
+        f"planner {name!r} minimises {own}, not {metric.value}; "
+        f"{', '.join(able)} {'do' if len(able) > 1 else 'does'}"
+    )
+
+
+def planners_for(metric: Metric) -> list[str]:
+    """Return the planners of the table that declare to minimise a metric."""
+    return [name for name, row in PLANNERS.items() if metric in (row.minimises or ())]
+
+
+def takes(name: str, option: str) -> bool:
+    """Return whether a planner has an option; one that does not exist is said to have all.
+
+    Raises:
+        UnsupportedError: It is a plug-in that cannot be loaded.
+    """
+    planner = find_planner(name)
+    return planner is None or option in inspect.signature(planner).parameters
+
+
 def solve(problem: Problem, planner: str = DEFAULT_PLANNER, **options: Any) -> Solution:  # noqa: ANN401
     """Return the solution that a planner finds for a problem.
 
@@ -145,6 +288,6 @@ def solve(problem: Problem, planner: str = DEFAULT_PLANNER, **options: Any) -> S
 
     Raises:
         InfeasibleError: Nothing that it finds fits.
-        InvalidInputError: There is no such planner or option.
+        InvalidInputError: There is no such planner or option, or it minimises another metric.
     """
     return get_planner(planner, **options)(problem)

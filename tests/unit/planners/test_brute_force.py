@@ -13,7 +13,7 @@ from partita.core.rules import Rule
 from partita.core.solution import Proof
 from partita.cost.judge import measure
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.planners.assignment.measured import plan_of
+from partita.planners.assignment.exhaustive import plan_of
 from partita.planners.brute_force import plan_brute_force
 from partita.planners.search_trace import SearchTrace
 from partita.testing.builders import Figures, chain, flat_cluster, graph_of, host_cluster

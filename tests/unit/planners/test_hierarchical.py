@@ -109,13 +109,3 @@ def test_thousands_of_devices():
     # Five ops each, a run of the chain a device: 9 edges between groups, 1990 inside.
     assert solution.value == pytest.approx(9 * 1.0 + 1990 * 0.5)
     assert solution.lower_bound == pytest.approx(solution.value)
-
-
-def test_other_metrics_go_from_hosts_to_devices():
-    cluster = host_cluster(2, 2, inside_bytes_per_s=1e4, between_bytes_per_s=1e2)
-    problem = Problem(
-        graph=chain(12), cluster=cluster, objective=Objective(metric=Metric.THROUGHPUT)
-    )
-    solution = plan_hierarchical(problem, groups=(2, 2), iterations=6, restarts=2)
-    assert solution.options["groups"] == "2,2"
-    assert solution.value > 0

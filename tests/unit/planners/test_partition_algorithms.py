@@ -20,9 +20,13 @@ from partita.errors import InfeasibleError
 from partita.planners.assignment.anneal import Annealer
 from partita.planners.assignment.descent import improved
 from partita.planners.assignment.effort import Effort
+from partita.planners.assignment.exhaustive import (
+    _by_distance,
+    _canonical,
+    _device_twins,
+    search_of,
+)
 from partita.planners.assignment.instance import instance_of
-from partita.planners.assignment.measured import search_of
-from partita.planners.assignment.moves import _by_distance, _canonical, _device_twins
 from partita.planners.assignment.portfolio import best_assignment, sharding_plan
 from partita.planners.assignment.starts import near_sequence, starts
 from partita.planners.assignment.tree import twins

@@ -1,20 +1,24 @@
 import re
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from partita import plugins
-from partita.cli.inputs import takes
-from partita.core.problem import Problem
+from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.planners.single import plan_single
 from partita.planners.table import (
     DEFAULT_PLANNER,
     PLANNERS,
+    find_planner,
     get_planner,
-    planners,
+    planners_for,
+    plugged_planners,
     solve,
+    takes,
 )
 
 
@@ -42,7 +46,8 @@ def plug_in(monkeypatch):
 
     def install(**found: object) -> None:
         def installed(group: str) -> dict[str, Entry]:
-            assert group == "partita.planners"
+            if group != "partita.planners":
+                return {}
             names = {name.replace("_", "-"): part for name, part in found.items()}
             return {name: Entry(name, part) for name, part in names.items()}
 
@@ -53,10 +58,12 @@ def plug_in(monkeypatch):
 
 def test_the_table_is_what_it_says():
     assert DEFAULT_PLANNER in PLANNERS
-    assert planners() == PLANNERS
-    for name, planner in PLANNERS.items():
+    for name, row in PLANNERS.items():
+        planner = find_planner(name)
         assert planner.__doc__
         assert planner.__name__.startswith("plan_")
+        assert row.target.endswith(f":{planner.__name__}")
+        assert row.summary.endswith(".")
         assert name.islower()
 
 
@@ -127,7 +134,6 @@ def test_a_planner_without_options_says_so(plug_in):
 
 def test_a_plug_in_is_found_by_its_entry_point(plug_in, problem_of):
     plug_in(deep_search=plan_plugged)
-    assert planners() == {"deep-search": plan_plugged, **PLANNERS}
     problem = problem_of(3)
     assert solve(problem, "deep-search", depth=2, width=3) == plan_single(problem)
     with pytest.raises(InvalidInputError, match=r"^planner 'deep-search' needs the option 'width'"):
@@ -142,8 +148,7 @@ def test_a_plug_in_is_found_by_its_entry_point(plug_in, problem_of):
 
 def test_a_plug_in_does_not_replace_a_planner_of_the_table(plug_in):
     plug_in(single=plan_plugged)
-    assert planners()["single"] is plan_single
-    assert get_planner("single").func is plan_single
+    assert find_planner("single") is plan_single
 
 
 @pytest.mark.parametrize("reason", [ImportError("no module x"), AttributeError("no plan_x")])
@@ -154,7 +159,7 @@ def test_a_broken_plug_in_is_named_and_breaks_no_other_planner(plug_in, problem_
     words = rf"^planner 'broken' is a plug-in, and plugin:broken cannot be loaded: {reason}$"
     with pytest.raises(UnsupportedError, match=words):
         get_planner("broken")
-    assert planners() == {"other": plan_single, **PLANNERS}
+    assert list(plugged_planners(Metric.THROUGHPUT)) == []
     (record,) = caplog.records
     assert re.match(words, record.getMessage())
 
@@ -181,3 +186,92 @@ def test_real_entry_points_load(monkeypatch, problem_of):
 def test_an_option_of_the_wrong_type_is_refused(value):
     with pytest.raises(InvalidInputError, match="option 'stages' of planner 'uniform' is"):
         get_planner("uniform", stages=value)
+
+
+def minimising(*metrics: str):
+    """Return a planner from elsewhere that declares what it minimises."""
+
+    def plan(problem: Problem, *, depth: int = 1) -> Solution:
+        return plan_single(problem)
+
+    plan.minimises = metrics
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "words"),
+    [
+        (
+            "piper",
+            "makespan-parallel",
+            "planner 'piper' minimises piper, not makespan-parallel; m-etf, m-sct, auto do",
+        ),
+        (
+            "pipedream",
+            "throughput",
+            "planner 'pipedream' minimises pipedream, pipedream-repaired, not throughput; "
+            "autopipe, auto do",
+        ),
+        ("m-etf", "energy", "planner 'm-etf' minimises makespan-parallel, makespan-sequential, "),
+        ("local-search", "latency", "planner 'local-search' minimises sharding-cost, not latency;"),
+    ],
+)
+def test_a_metric_that_a_planner_does_not_minimise_is_refused_with_who_does(
+    problem_of, name, metric, words
+):
+    problem = problem_of(3, metric=Metric(metric))
+    with pytest.raises(InvalidInputError) as caught:
+        solve(problem, name)
+    assert str(caught.value).startswith(words)
+
+
+def test_every_published_metric_has_a_planner_and_auto_answers_all():
+    assert PLANNERS[DEFAULT_PLANNER].minimises is None
+    rest = {Metric.LATENCY, Metric.ENERGY}
+    assert [metric for metric in Metric if not planners_for(metric)] == [
+        metric for metric in Metric if metric in rest
+    ]
+
+
+def test_a_plug_in_declares_what_it_minimises(plug_in, problem_of):
+    plug_in(quick=minimising("latency"))
+    with pytest.raises(
+        InvalidInputError, match=r"^planner 'quick' minimises latency, not throughput; autopipe, "
+    ):
+        solve(problem_of(3), "quick")
+    problem = problem_of(3, metric=Metric.LATENCY)
+    assert solve(problem, "quick", depth=2) == plan_single(problem)
+    assert [name for name, _ in plugged_planners(Metric.LATENCY)] == ["quick"]
+
+
+def test_a_plug_in_that_declares_no_metric_that_there_is_is_broken(plug_in, problem_of, caplog):
+    plug_in(odd=minimising("speed"))
+    with pytest.raises(UnsupportedError, match=r"declares to minimise \('speed',\); expected"):
+        get_planner("odd")
+    assert list(plugged_planners(Metric.LATENCY)) == []
+    assert len(caplog.records) == 1
+
+
+def test_auto_asks_the_plug_ins_that_declare_the_metric(plug_in, problem_of, caplog):
+    def fails(problem: Problem) -> Solution:
+        raise RuntimeError("at work")
+
+    fails.minimises = ("throughput",)
+    plug_in(good=minimising("throughput"), other=minimising("latency"), fails=fails)
+    tried = solve(problem_of(3), "auto", iterations=3).stats["tried"]
+    assert tried["good"] == plan_single(problem_of(3)).value
+    assert "other" not in tried
+    assert tried["fails"] == "planner 'fails' is a plug-in and failed: RuntimeError: at work"
+    (record,) = caplog.records
+    assert record.getMessage() == tried["fails"]
+
+
+def test_only_the_planner_that_is_asked_for_is_imported():
+    code = (
+        "import sys; from partita.planners.table import get_planner; get_planner('single');"
+        "print(*[name for name in sys.modules if name.startswith('partita.planners.')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(found.stdout.split()) == {
+        f"partita.planners.{name}" for name in ("table", "single", "pipeline")
+    }

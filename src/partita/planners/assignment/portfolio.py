@@ -13,6 +13,7 @@ from partita.core.placement import placement_plan
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Mode, Problem, Schedule
 from partita.core.solution import Proof, Solution
+from partita.errors import InvalidInputError
 from partita.planners.assignment.descent import ITERATIONS, RESTARTS, improved
 from partita.planners.assignment.effort import Effort
 from partita.planners.assignment.groups import group_levels, placed_by_groups
@@ -46,7 +47,12 @@ def start_sharding(
 
     Raises:
         InfeasibleError: There are fewer nodes than devices.
+        InvalidInputError: The metric is another one.
     """
+    if not is_sharding(problem):
+        raise InvalidInputError(
+            f"a search for the sharding cost is asked for {problem.objective.metric.value}"
+        )
     instance = instance_of(problem)
     check_enough(problem, instance)
     goal = lower_bound(problem)

@@ -2,14 +2,14 @@
 
 For the metrics that are simulated (``throughput``, ``latency``):
 
-1. *Starts*: the other planners (``guests``), data parallelism over all devices, hosts and types,
+1. *Starts*: the other planners (``portfolio``), data parallelism over all devices, hosts and types,
    and a dynamic program over lines of units and devices with replication (``chain_dp``).
 2. *Local search on the simulator* (``search``, ``moves``): the best few starts are changed step by
    step; every candidate is measured as the answer is, after a cheap estimate (``estimate``) has
    rejected the hopeless ones.
 3. The best plan, with ranked alternatives that differ in structure, and the gap to the bound.
 
-Published metrics go to who minimises them (``guests.SPECIALISTS``); where that proves nothing, the
+Published metrics go to who minimises them (``SPECIALISTS``); where that proves nothing, the
 same search looks further. Graphs with thousands of ops are searched as a smaller problem
 (``coarse``), whose answer is measured on the large one. Rules hold everywhere: neither the program
 nor a move puts an op where it may not run.
@@ -29,12 +29,18 @@ from partita.errors import InvalidInputError
 from partita.planners.auto.coarse import Board, board_of
 from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.frame import frame_of
-from partita.planners.auto.guests import GUESTS, PLAIN, SPECIALISTS, Answers, Guest
 from partita.planners.auto.judge import Budget, Judge, verdict_of
 from partita.planners.auto.obstacle import obstacle
-from partita.planners.auto.portfolio import likely_starts
+from partita.planners.auto.portfolio import (
+    OTHERS,
+    PLAIN,
+    SPECIALISTS,
+    Answers,
+    PortfolioEntry,
+)
 from partita.planners.auto.search import Search
 from partita.planners.auto.sketch import Sketch, shape, sketch_of, structure
+from partita.planners.auto.starts import likely_starts
 from partita.planners.pipeline import solution_of
 from partita.planners.search_trace import SearchTrace
 
@@ -120,21 +126,24 @@ class _Auto:
         return any(answer.proof is Proof.OPTIMAL for answer in self.answers.solutions)
 
     def _ask_specialists(self) -> None:
-        for guest in SPECIALISTS.get(self.board.problem.objective.metric, ()):
+        for entry in SPECIALISTS.get(self.board.problem.objective.metric, ()):
             if not self._is_proven:
-                self._ask(guest)
+                self._ask(entry)
+
+        for solution in self.answers.ask_plugins(self.board.work, self.budget):
+            self.judge.note(solution.value)
 
     def _ask_plain(self) -> None:
-        for guest in PLAIN:
-            self._ask(guest)
+        for entry in PLAIN:
+            self._ask(entry)
 
     def _ask_others(self) -> None:
-        for guest in GUESTS:
+        for entry in OTHERS:
             if not self.search.is_done:
-                self._ask(guest, always=False)
+                self._ask(entry, always=False)
 
-    def _ask(self, guest: Guest, *, always: bool = True) -> None:
-        solution = self.answers.ask(guest, self.board.work, self.budget, always=always)
+    def _ask(self, entry: PortfolioEntry, *, always: bool = True) -> None:
+        solution = self.answers.ask(entry, self.board.work, self.budget, always=always)
         if solution is not None:
             self.judge.note(solution.value)
 
@@ -219,9 +228,8 @@ class _Auto:
 
     def _least(self) -> float:
         """Return what no plan can be below: the bound, or what a planner proved."""
-        proven = [answer.lower_bound for answer in self.answers.solutions]
         own = self.board.unit_of is None
-        return max([self.bound.value, *(proven if own else [])])
+        return max(self.bound.value, self.answers.bound if own else 0.0)
 
     def _proof(self, value: float, least: float) -> Proof:
         if value <= least * (1 + 1e-9):

@@ -1,131 +1,246 @@
-"""Where the search starts: data parallelism and splits of the chain program, by estimate."""
+"""The other planners, as ``auto`` asks them: which, for what, and with how much effort.
 
+A *specialist* minimises a metric itself, or what comes nearest to it; for a published metric its
+answer is what ``auto`` returns, unless something else is better. The others give starts: plans that
+are good by something near what is asked. Each is imported when it is asked, and not before.
+"""
+
+import inspect
+import logging
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
-import numpy as np
+from partita.core.problem import Metric, Problem
+from partita.core.solution import Proof, Solution
+from partita.errors import PartitaError, UnsupportedError
+from partita.planners.auto.judge import Budget, verdict_of
+from partita.planners.table import PLANNERS, plugged_planners
+from partita.plugins import load_target
 
-from partita.core.problem import Metric
-from partita.planners.auto.chain_dp import ChainProgram, line_of
-from partita.planners.auto.estimate import Estimator
-from partita.planners.auto.frame import Batch, Frame
-from partita.planners.auto.guests import SHARE
-from partita.planners.auto.judge import Budget
-from partita.planners.auto.lines import device_lines, unit_orders
-from partita.planners.auto.moves import Spot, reschedule
-from partita.planners.auto.sketch import Sketch, fair_shares, replicated, shape
+logger = logging.getLogger(__name__)
 
-MAX_ORDERS = 3
-MAX_LIKELY = 14
-"""Starts that are measured."""
-MAX_ALIKE = 2
-"""Starts of one shape among them."""
-MAX_REPLICA_COUNTS = 12
+Options: TypeAlias = Callable[[Budget], dict[str, Any]]
+
+SHARE = 0.4
+"""Share of the budget that starts may take."""
+SPECIALIST_SHARE = 0.9
+"""Share of the budget for a search by the very metric that is asked."""
+MOVES_PER_ITERATION = 200
 
 
-def likely_starts(frame: Frame, estimator: Estimator, budget: Budget) -> list[Sketch]:
-    """Return the most promising starts by estimate, each with the schedule that suits it.
+def _as_it_is(_: Budget) -> dict[str, Any]:
+    return {}
 
-    Those that seem to fit come first; of each shape there are ``MAX_ALIKE`` at most.
-    """
-    plain = _sifted(
-        estimator, [*data_parallel_starts(frame), *chain_starts(frame, estimator, budget)]
+
+def _timed(budget: Budget) -> dict[str, Any]:
+    """Return a time limit where the budget is one; counted runs take the planner's own effort."""
+    return {} if budget.is_counted else {"time_limit": budget.left_s()}
+
+
+def _moving(budget: Budget) -> dict[str, Any]:
+    """Return moves or time for a search whose moves take microseconds, another search following."""
+    if budget.is_counted:
+        return {"iterations": MOVES_PER_ITERATION * budget.iterations}
+    return {"time_limit": SHARE * budget.left_s()}
+
+
+def _placing(budget: Budget) -> dict[str, Any]:
+    """Return moves or time for the search that minimises what is asked."""
+    if budget.is_counted:
+        return _moving(budget)
+    return {"time_limit": max(SPECIALIST_SHARE * budget.left_s(), 0.01)}
+
+
+def _few_ideals(_: Budget) -> dict[str, Any]:
+    return {"ideals": 1000}
+
+
+def _apart(budget: Budget) -> dict[str, Any]:
+    """Return the options of a split whose parts need not follow one another."""
+    limit = (
+        {} if budget.is_counted else {"time_limit": max(SPECIALIST_SHARE * budget.left_s(), 0.01)}
     )
-    scheduled: list[Sketch] = []
-    for sketch in plain:
-        spot = Spot(frame, estimator, sketch, estimator.estimate(sketch).load)
-        scheduled += [sketch, *reschedule(spot)]
-    return _sifted(estimator, scheduled)
+    return {"contiguous": False, **limit}
 
 
-def _sifted(estimator: Estimator, sketches: Sequence[Sketch]) -> list[Sketch]:
-    """Return the most promising sketches by estimate, no more than a few of each shape."""
-    estimates = [estimator.estimate(sketch) for sketch in sketches]
-    ranked = sorted(
-        range(len(sketches)),
-        key=lambda i: (max(0.0, estimates[i].over_bytes), estimates[i].guess, i),
-    )
-    counts: Counter[tuple[object, ...]] = Counter()
-    chosen = []
-    for index in ranked:
-        kind = shape(sketches[index])
-        counts[kind] += 1
-        if counts[kind] <= MAX_ALIKE:
-            chosen.append(sketches[index])
-    return chosen[:MAX_LIKELY]
+def _briefly(budget: Budget) -> dict[str, Any]:
+    """Return little effort for a planner whose own metric is only near to what is asked."""
+    return {"ideals": 400, "orders": 4, "iterations": 1, **_timed(budget)}
 
 
-def chain_starts(frame: Frame, estimator: Estimator, budget: Budget) -> Iterator[Sketch]:
-    """Yield splits of lines of units over lines of devices, the usual ones first.
+def _measuring(budget: Budget) -> dict[str, Any]:
+    """Return a small share of the budget for a planner that measures many plans."""
+    if budget.is_counted:
+        return {"iterations": max(1, budget.iterations // 10)}
+    return {"iterations": 50, "time_limit": 0.1 * budget.left_s()}
 
-    Every combination of order, device line and split of the batch is one dynamic program, solved
-    for any replicas and for the same number of them everywhere; in timed runs they stop when their
-    share of the budget is used.
+
+@dataclass(frozen=True, slots=True)
+class PortfolioEntry:
+    """A planner, and when to ask it.
+
+    Attributes:
+        name: What it is called in the solution's stats; its name in the table unless ``target``
+            says where it is.
+        options: The options that keep it within a budget.
+        most_ops: Ops up to which it is asked.
+        most_levels: Levels of links up to which it is asked.
+        mixes: Whether it is asked where devices differ.
+        target: Where it is, ``"module:function"``; empty = as the table has it.
     """
-    orders = unit_orders(frame, MAX_ORDERS)
-    for number, (order, batch) in enumerate(product(orders, likely_batches(frame))):
-        line = line_of(frame, estimator, order, batch)
-        for devices in device_lines(frame, order):
-            if number and not budget.is_counted and budget.used() >= SHARE:
-                return
-            program = ChainProgram(
-                frame=frame,
-                estimator=estimator,
-                line=line,
-                devices=devices,
-                batch=batch,
-                replicas=replica_counts(frame, len(devices), batch),
-                schedule=frame.schedules[0],
-            )
-            yield from program.sketches()
-            yield from program.even_sketches()
+
+    name: str
+    options: Options = _as_it_is
+    most_ops: float = math.inf
+    most_levels: int = 99
+    mixes: bool = True
+    target: str = ""
+
+    def load(self) -> Callable[..., Solution]:
+        """Return the planner, without the table's refusal of metrics that it does not minimise."""
+        planner: Callable[..., Solution] = load_target(self.target or PLANNERS[self.name].target)
+        return planner
+
+    def why_not(self, problem: Problem) -> str:
+        """Return why a problem is not for it; empty if it is."""
+        if len(problem.graph) > self.most_ops:
+            return f"not asked above {self.most_ops:g} ops"
+        if len(problem.cluster.levels) > self.most_levels:
+            return f"not asked above {self.most_levels} levels of links"
+        kinds = {(device.type, device.kind, device.speed) for device in problem.cluster.devices}
+        return "" if self.mixes or len(kinds) == 1 else "not asked where devices differ"
 
 
-def likely_batches(frame: Frame) -> list[Batch]:
-    """Return the usual split of the batch, and those with about one and four turns a device."""
-    devices = len(frame.devices)
-    wanted = (4 * devices, frame.batches[0].count, devices)
-    nearest = [
-        min(frame.batches, key=lambda batch: abs(math.log(batch.count / count))) for count in wanted
-    ]
-    return list(dict.fromkeys(nearest))
+PLAIN: Sequence[PortfolioEntry] = (
+    PortfolioEntry("single"),
+    PortfolioEntry("uniform"),
+    PortfolioEntry("uniform_floor"),
+    PortfolioEntry("uniform_transformer"),
+    PortfolioEntry("expert"),
+)
+"""Those that take next to no time: they are always asked."""
+
+OTHERS: Sequence[PortfolioEntry] = (
+    PortfolioEntry("parameters", most_ops=1000),
+    PortfolioEntry("autopipe", most_ops=600),
+    PortfolioEntry("m-topo", most_ops=500),
+    PortfolioEntry("m-etf", most_ops=500),
+    PortfolioEntry("pipedream", _briefly, most_ops=60, most_levels=2, mixes=False),
+    PortfolioEntry("sparse-pipedream", _briefly, most_ops=60, most_levels=2),
+    PortfolioEntry("optimal-split", _few_ideals, most_ops=40),
+    PortfolioEntry("random", most_ops=200),
+    PortfolioEntry("brute-force", _measuring, most_ops=6),
+)
+"""Asked in this order while less than ``SHARE`` of the budget is used."""
+
+_BEST_PLACEMENT = "partita.planners.baechi.best:best_placement"
+_BEST_ASSIGNMENT = "partita.planners.assignment.portfolio:best_assignment"
+_PLACING = (PortfolioEntry("best_placement", _placing, target=_BEST_PLACEMENT),)
+_SPLITTING = (
+    PortfolioEntry("contiguous optimal-split", target=PLANNERS["optimal-split"].target),
+    PortfolioEntry("optimal-split", _apart),
+)
+_PIPELINING = (PortfolioEntry("pipedream", _timed), PortfolioEntry("sparse-pipedream", _timed))
+
+SPECIALISTS: Mapping[Metric, Sequence[PortfolioEntry]] = {
+    Metric.LATENCY: (
+        PortfolioEntry("best_placement", _moving, target=_BEST_PLACEMENT),
+        PortfolioEntry("m-sct", most_ops=500),
+    ),
+    Metric.PIPEDREAM: _PIPELINING,
+    Metric.PIPEDREAM_REPAIRED: _PIPELINING,
+    Metric.MAX_LOAD: _SPLITTING,
+    Metric.SINGLE_SAMPLE_LATENCY: _SPLITTING,
+    Metric.MAKESPAN_PARALLEL: _PLACING,
+    Metric.MAKESPAN_SEQUENTIAL: _PLACING,
+    Metric.PIPER: (PortfolioEntry("piper"),),
+    Metric.SHARDING_COST: (PortfolioEntry("best_assignment", _timed, target=_BEST_ASSIGNMENT),),
+}
+"""Who minimises a metric, best first."""
 
 
-def replica_counts(frame: Frame, devices: int, batch: Batch) -> list[int]:
-    """Return numbers of replicas to try: small ones, divisors of the batch, powers of two."""
-    if frame.problem.objective.metric is Metric.LATENCY:
-        return [1]
-    most = min(devices, batch.count)
-    counts = [
-        r
-        for r in range(1, most + 1)
-        if r <= 4 or batch.count % r == 0 or r == most or r & (r - 1) == 0
-    ]
-    return counts[:MAX_REPLICA_COUNTS]
+@dataclass(slots=True)
+class Answers:
+    """Solutions of the planners that were asked.
+
+    Attributes:
+        solutions: Their solutions.
+        tried: Value, or the reason why there is none, by planner.
+        bound: What no plan is below, as a planner of ours proved it.
+    """
+
+    solutions: list[Solution] = field(default_factory=list)
+    tried: dict[str, float | str] = field(default_factory=dict)
+    bound: float = 0.0
+
+    def ask(
+        self, entry: PortfolioEntry, problem: Problem, budget: Budget, *, always: bool = True
+    ) -> Solution | None:
+        """Note and return what a planner finds; ``None`` if it finds nothing or is not asked.
+
+        Args:
+            entry: The planner.
+            problem: The problem.
+            budget: What it may use.
+            always: Whether to ask even where ``SHARE`` of the time is up.
+        """
+        if entry.name in self.tried:
+            return None
+        reason = entry.why_not(problem)
+        if reason:
+            self.tried[entry.name] = reason
+            return None
+        if not always and not budget.is_counted and budget.used() >= SHARE:
+            self.tried[entry.name] = "not asked: its share of the time was up"
+            return None
+        try:
+            solution = entry.load()(problem, **entry.options(budget))
+        except PartitaError as exc:
+            self.tried[entry.name] = str(exc)
+            return None
+        self.bound = max(self.bound, solution.lower_bound)
+        return self._noted(entry.name, solution)
+
+    def ask_plugins(self, problem: Problem, budget: Budget) -> list[Solution]:
+        """Note and return what the plug-ins find that declare the metric of a problem.
+
+        One that breaks is a warning line, and the others go on. Their values and bounds are not
+        believed: a plan counts with what the cost model says of it.
+        """
+        found = []
+        for name, planner in plugged_planners(problem.objective.metric):
+            options = _within(planner, budget)
+            try:
+                solution = planner(problem, **options)
+            except UnsupportedError as exc:
+                logger.warning("%s", exc)
+                self.tried[name] = str(exc)
+                continue
+            except PartitaError as exc:
+                self.tried[name] = str(exc)
+                continue
+            verdict = verdict_of(problem, solution.plan)
+            if verdict.reason:
+                self.tried[name] = verdict.reason
+                continue
+            found.append(self._noted(name, _measured(solution, verdict.value)))
+        return found
+
+    def _noted(self, name: str, solution: Solution) -> Solution:
+        self.tried[name] = solution.value
+        self.solutions.append(solution)
+        return solution
 
 
-def data_parallel_starts(frame: Frame) -> Iterator[Sketch]:
-    """Yield everything on all devices, on those of each host and of each class, a replica each."""
-    if frame.problem.objective.metric is Metric.LATENCY:
-        return
-    cluster = frame.problem.cluster
-    sets: dict[tuple[int, ...], None] = {tuple(frame.devices): None}
-    for of in ([device.host for device in cluster.devices], frame.class_of.tolist()):
-        for value in dict.fromkeys(of[d] for d in frame.devices):
-            sets[tuple(d for d in frame.devices if of[d] == value)] = None
-    for devices, batch in product(sets, frame.batches):
-        forward, backward = frame.seconds(batch.size)
-        work = (forward + backward).sum(axis=1)[frame.class_of[list(devices)]]
-        shares = fair_shares(tuple((1.0 / np.maximum(work, 1e-12)).tolist()), batch.count)
-        if shares is None or not bool(frame.allowed[frame.class_of[list(devices)]].all()):
-            continue
-        for again in (False, True) if frame.trains else (False,):
-            yield Sketch(
-                stage_of=np.zeros(frame.num_units, dtype=np.int64),
-                stages=(replicated(devices, shares),),
-                recompute=np.full(frame.num_units, again),
-                schedule=frame.schedules[0],
-                batch=batch,
-            )
+def _measured(solution: Solution, value: float) -> Solution:
+    """Return the solution of a plug-in with our value, and without what it claims of it."""
+    return replace(solution, value=value, lower_bound=0.0, proof=Proof.FEASIBLE)
+
+
+def _within(planner: Callable[..., Solution], budget: Budget) -> dict[str, Any]:
+    """Return the limits that a plug-in takes, of those that ``auto`` has."""
+    limits = _moving(budget)
+    taken = inspect.signature(planner).parameters
+    return {name: value for name, value in limits.items() if name in taken}

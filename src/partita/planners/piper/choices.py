@@ -1,10 +1,4 @@
-"""What each op may do in Piper's terms: its tensor-parallel degrees, with and without recomputing.
-
-A graph with variants says so itself. For any other, what the cost model would charge is put in the
-same terms: one degree, recomputation takes the forward time again and keeps only what enters the
-stage, parameters stay with their gradients and optimizer state. That is a stand-in: the planner
-measures its plans by the cost model in any case.
-"""
+"""Variants of each op in Piper's terms: tensor-parallel degrees, recomputing or not."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +8,9 @@ import numpy as np
 from partita.core.cluster import Cluster
 from partita.core.columns import Array
 from partita.core.graph import Graph
-from partita.core.problem import Mode, Problem
-from partita.cost.durations import op_seconds
-from partita.cost.tables import at_each_user, held_bytes
+from partita.core.problem import Problem
 from partita.errors import InfeasibleError
 from partita.objectives.piper import sync_bytes
-from partita.planners.pipeline import main_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,25 +75,6 @@ def choices_of(problem: Problem, allowed: Allowed, *, for_bound: bool = False) -
     Raises:
         InfeasibleError: An op has no variant of the kinds allowed.
     """
-    if len(problem.graph.variants):
-        return _from_variants(problem, allowed, for_bound=for_bound)
-    return _from_costs(problem, allowed)
-
-
-def slowest_link(cluster: Cluster) -> float:
-    """Return the bandwidth of the slowest level, or of the slowest pair; inf = there are none."""
-    if cluster.matrix is not None:
-        size = len(cluster)
-        between = cluster.matrix.bandwidth_bytes_per_s.reshape(size, size)[
-            ~np.eye(size, dtype=bool)
-        ]
-        return float(between.min()) if size > 1 else math.inf
-    return min(
-        (float(level.bandwidth_bytes_per_s.min()) for level in cluster.levels), default=math.inf
-    )
-
-
-def _from_variants(problem: Problem, allowed: Allowed, *, for_bound: bool) -> Choices:
     graph, variants = problem.graph, problem.graph.variants
     most = len(problem.cluster) if allowed.tensor_parallel else 1
     usable = (variants.tp <= most) & (allowed.recompute | ~variants.recompute)
@@ -136,6 +108,19 @@ def _from_variants(problem: Problem, allowed: Allowed, *, for_bound: bool) -> Ch
         leave_s=parts[2],
         kept=np.zeros(len(graph.edges)),
         exact=not both_differ,
+    )
+
+
+def slowest_link(cluster: Cluster) -> float:
+    """Return the bandwidth of the slowest level, or of the slowest pair; inf = there are none."""
+    if cluster.matrix is not None:
+        size = len(cluster)
+        between = cluster.matrix.bandwidth_bytes_per_s.reshape(size, size)[
+            ~np.eye(size, dtype=bool)
+        ]
+        return float(between.min()) if size > 1 else math.inf
+    return min(
+        (float(level.bandwidth_bytes_per_s.min()) for level in cluster.levels), default=math.inf
     )
 
 
@@ -180,48 +165,3 @@ def _shared_parts(
         differs = differs or not np.array_equal(first, second)
         edges.append(2 * (size + pick(first, second)) / rate)
     return differs, (reduce_s, edges[0], edges[1])
-
-
-def _from_costs(problem: Problem, allowed: Allowed) -> Choices:
-    graph, ops = problem.graph, problem.graph.ops
-    training = problem.objective.mode is Mode.TRAINING
-    share = problem.microbatch_size / graph.batch_size
-    times = op_seconds(graph, problem.cluster.devices[main_devices(problem)[0]])
-    scale = ops.fixed_share + (1 - ops.fixed_share) * share
-    forward = times.forward_s * scale
-    seconds = forward + (times.backward_s * scale if training else 0.0)
-    saved = ops.saved_fixed_bytes + (ops.saved_bytes - ops.saved_fixed_bytes) * share
-    saved = saved if training else np.zeros(len(graph))
-    again = training and allowed.recompute
-    rate = slowest_link(problem.cluster)
-    size = graph.tensors.fixed_bytes + (graph.tensors.bytes - graph.tensors.fixed_bytes) * share
-    given = graph.tensors.transfer_s
-    moved = np.where(np.isnan(given), size / rate, given)[graph.edges.tensor]
-    moved = (2 if training else 1) * moved
-    trained = np.where(training, _trainable_bytes(graph), 0.0)
-    return Choices(
-        degrees=np.ones(1, dtype=np.int64),
-        seconds=seconds[None],
-        saved=saved[None],
-        fixed=_held_bytes(problem)[None],
-        extra_s=np.where(again & (saved > 0), forward, math.inf)[None],
-        less_saved=saved[None],
-        less_fixed=-saved[None],
-        recompute=np.zeros((1, len(graph)), dtype=bool),
-        reduce_s=(4 * trained / (problem.microbatches * rate))[None],
-        enter_s=moved[None],
-        leave_s=moved[None],
-        kept=size[graph.edges.tensor],
-        exact=False,
-    )
-
-
-def _held_bytes(problem: Problem) -> Array:
-    """Return parameters, gradients and optimizer state of each op, shared ones for each."""
-    held = held_bytes(problem.graph.parameters, problem.objective)
-    return at_each_user(problem.graph, held.total)
-
-
-def _trainable_bytes(graph: Graph) -> Array:
-    table = graph.parameters
-    return at_each_user(graph, np.where(table.trainable, table.bytes, 0.0))

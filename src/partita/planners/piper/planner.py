@@ -21,8 +21,6 @@ Departures from the published program:
 * Ops with several choices of unequal parameters or exchanged bytes are charged the dearer one.
 * More ideals than fit are cut down to a window around one order (see ``space``).
 * Devices of unequal memory: those with at least m bytes, for every m that there is.
-* For other metrics, and graphs without variants, its own objective on the cost model's figures is a
-  stand-in: the best of a few plans, measured by the metric, is returned.
 """
 
 import math
@@ -41,37 +39,24 @@ from partita.planners.piper.choices import Allowed, Choices, choices_of
 from partita.planners.piper.pools import Pool, assign_devices, pools, search_in, why_nothing_fits
 from partita.planners.piper.search import TOLERANCE, Found
 from partita.planners.piper.space import (
-    BRIEF,
-    ONE_STAGE,
     THOROUGH,
-    Room,
     Space,
     restricted,
     space_of,
 )
 from partita.planners.search_trace import SearchTrace
 
-REPLICATED = frozenset(
-    {Metric.THROUGHPUT, Metric.LATENCY, Metric.PIPEDREAM, Metric.PIPEDREAM_REPAIRED, Metric.PIPER}
-)
-"""Metrics of plans whose stages may have several replicas."""
-SPLIT = frozenset({Metric.THROUGHPUT, Metric.LATENCY, Metric.PIPER})
-"""Metrics that know tensor parallelism and recomputation."""
 ROUNDED = (1 + 1e-12, 1 - 1e-9)
 """Shares of the memory to plan with: sums of bytes may round to either side of a limit."""
-LESS_MEMORY = (0.85, 0.7, 0.55, 0.4, 0.25)
-MORE_MEMORY = (1.3, 1.7, 2.3, 3.0, 5.0)
-"""Shares of the memory to plan with where the stand-in and the cost model disagree."""
 
 
 class _Task(NamedTuple):
-    """What is searched for: plans of some kinds over some devices, in a space of some size."""
+    """Plans of some kinds over some devices."""
 
     problem: Problem
     allowed: Allowed
     choices: Choices
     pool: Pool
-    room: Room
 
     def with_share(self, share: float) -> "_Task":
         """Return the task with a share of the devices' memory."""
@@ -106,21 +91,23 @@ def plan_piper(
 
     Raises:
         InfeasibleError: No plan fits; names an op or a device and its limit.
+        InvalidInputError: The metric is another one, or the graph has no variants of its ops.
     """
     options = {
         "data_parallel": data_parallel,
         "tensor_parallel": tensor_parallel,
         "recompute": recompute,
     }
-    metric = problem.objective.metric
+    if problem.objective.metric is not Metric.PIPER or not len(problem.graph.variants):
+        raise InvalidInputError(
+            f"piper minimises its own objective over variants of ops; the metric is "
+            f"{problem.objective.metric.value}, and graph {problem.graph.name!r} has "
+            f"{len(problem.graph.variants)} variants: choose another planner, such as auto"
+        )
     allowed = Allowed(
-        data_parallel=data_parallel and metric in REPLICATED,
-        tensor_parallel=tensor_parallel and metric in SPLIT,
-        recompute=recompute and metric in SPLIT,
+        data_parallel=data_parallel, tensor_parallel=tensor_parallel, recompute=recompute
     )
-    own = metric is Metric.PIPER and len(problem.graph.variants) > 0
-    find = _own_plan if own else _best_stand_in
-    return find(problem, allowed, options, trace)
+    return _best_plan(problem, allowed, options, trace)
 
 
 def piper_bound(problem: Problem) -> tuple[float, str]:
@@ -150,13 +137,13 @@ def piper_bound(problem: Problem) -> tuple[float, str]:
     return (found.bound, "search") if found.bound > simple else (simple, term)
 
 
-def _own_plan(
+def _best_plan(
     problem: Problem, allowed: Allowed, options: dict[str, Any], trace: SearchTrace | None
 ) -> Solution:
     """Return the best plan by Piper's own objective."""
     choices = choices_of(problem, allowed)
     failures: list[InfeasibleError] = []
-    tasks = [_Task(problem, allowed, choices, pool, THOROUGH) for pool in pools(problem)]
+    tasks = [_Task(problem, allowed, choices, pool) for pool in pools(problem)]
     for share in ROUNDED:
         drafts = [_draft(task.with_share(share)) for task in tasks]
         found = [draft for draft in drafts if draft is not None]
@@ -196,69 +183,10 @@ def _proven(
     )
 
 
-def _best_stand_in(
-    problem: Problem, allowed: Allowed, options: dict[str, Any], trace: SearchTrace | None
-) -> Solution:
-    """Return the best of a few plans by the problem's metric."""
-    found: list[Solution] = []
-    failures: list[InfeasibleError | InvalidInputError] = []
-    alone = replace(allowed, data_parallel=False)
-    for setting, room in dict.fromkeys(((allowed, BRIEF), (alone, BRIEF), (allowed, ONE_STAGE))):
-        choices = choices_of(problem, setting)
-        for pool in pools(problem):
-            try:
-                found.append(_stand_in(_Task(problem, setting, choices, pool, room), options))
-            except (InfeasibleError, InvalidInputError) as exc:
-                failures.append(exc)
-                continue
-            if trace is not None:
-                trace.record(found[-1].value)
-    if not found:
-        raise failures[0]
-    best = min(found, key=lambda solution: solution.value)
-    others = [other.plan for other in found if other.plan != best.plan]
-    return replace(best, alternatives=tuple(others))
-
-
-def _stand_in(task: _Task, options: dict[str, Any]) -> Solution:
-    """Return a plan that the cost model accepts, with memory to plan with as that takes."""
-    draft = _draft(task)
-    if draft is None:
-        return _with_more(task, options)
-    try:
-        return _measured(task.problem, draft, options)
-    except InfeasibleError as exc:
-        failure = exc
-    for share in LESS_MEMORY:
-        draft = _draft(task.with_share(share))
-        if draft is None:
-            break
-        try:
-            return _measured(task.problem, draft, options)
-        except InfeasibleError:
-            continue
-    raise failure
-
-
-def _with_more(task: _Task, options: dict[str, Any]) -> Solution:
-    """Return a plan where the stand-in's memory allows none, if the cost model accepts it."""
-    for share in MORE_MEMORY:
-        draft = _draft(task.with_share(share))
-        if draft is not None:
-            return _measured(task.problem, draft, options)
-    problem, allowed, choices, pool, _ = task
-    raise InfeasibleError(why_nothing_fits(problem, allowed, choices, pool))
-
-
-def _measured(problem: Problem, draft: _Draft, options: dict[str, Any]) -> Solution:
-    stats = {"trials": draft.found.trials, "all_ideals": draft.whole}
-    return solution_of(problem, draft.plan, "piper", options, stats=stats)
-
-
 def _draft(task: _Task) -> _Draft | None:
     """Return the best plan of a task; ``None`` where none fits."""
-    problem, allowed, choices, pool, room = task
-    space = space_of(problem.graph, choices, pool.size, room)
+    problem, allowed, choices, pool = task
+    space = space_of(problem.graph, choices, pool.size, THOROUGH)
     row_of, matrix = problem.allowed
     space = restricted(space, row_of, matrix[:, pool.devices])
     found = search_in(problem, allowed, choices, space, pool).best()

@@ -39,9 +39,7 @@ class Room(NamedTuple):
 
 THOROUGH = Room(ideals=20_000, cells=1_500_000, window=800, nodes=400)
 BRIEF = Room(ideals=1_000, cells=150_000, window=400, nodes=200)
-"""For a stand-in, where being exact does not pay."""
-ONE_STAGE = Room(ideals=1, cells=1, window=2, nodes=1)
-"""All ops as one node."""
+"""For saying why nothing fits, where being exact does not pay."""
 MAX_ITEMS = 2_000
 """Ops that choose recomputation one by one; of more, whole nodes choose."""
 INTERPRETED = 600

@@ -1,4 +1,4 @@
-"""Placements under any metric: each becomes a plan, and the cost model measures it.
+"""All placements under any metric: each becomes a plan, and the cost model measures it.
 
 Parts that can be one stage each become a pipeline; others are cut into stages by
 ``core.placement``. A placement is better when it breaks less (bytes above memory, or limits of a
@@ -6,8 +6,10 @@ published objective), then when its value is lower, so that a search finds its w
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +31,8 @@ from partita.planners.assignment.instance import joined, places
 from partita.planners.pipeline import main_devices, pipeline_plan
 from partita.program.lower import lower
 
-PLANS = 200
-"""Plans measured by default, fewer for large graphs."""
-
-_OPS = 400_000
+_MAX_TWINS = 64
+"""Devices up to which those that can stand for each other are looked for."""
 
 
 class Score(NamedTuple):
@@ -81,18 +81,18 @@ class MeasuredSearch:
     _seen: dict[bytes, Score] = field(default_factory=dict)
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the search is over: nothing is better, or a limit is reached."""
         if self.score.broken == 0 and self.effort.reached(self.score.value):
             return True
         return self.measured >= self.limit or self.effort.is_over()
 
-    def look(self, place: Array) -> Score:
+    def measure(self, place: Array) -> Score:
         """Return how good a placement of the nodes is, and keep it if it is the best."""
         key = place.astype(np.int32).tobytes()
         if key in self._seen:
             return self._seen[key]
-        score = self._measure(place)
+        score = self._score(place)
         self.measured += 1
         self._seen[key] = score
         if score < self.score or not len(self.best):
@@ -101,7 +101,7 @@ class MeasuredSearch:
                 self.effort.tell(score.value)
         return score
 
-    def _measure(self, place: Array) -> Score:
+    def _score(self, place: Array) -> Score:
         try:
             plan = plan_of(self.problem, place[self.node_of])
             value = measure(self.problem, plan)
@@ -117,11 +117,6 @@ class MeasuredSearch:
     def plan(self) -> Plan:
         """Return the plan of the best placement."""
         return plan_of(self.problem, self.best[self.node_of])
-
-
-def default_plans(problem: Problem, restarts: int) -> int:
-    """Return the plans that a restart measures where nobody says."""
-    return max(2, min(PLANS, _OPS // max(1, len(problem.graph))) // restarts)
 
 
 def search_of(problem: Problem, effort: Effort, limit: float = math.inf) -> MeasuredSearch:
@@ -187,43 +182,37 @@ def _bytes_over(problem: Problem, plan: Plan) -> float:
     return float(np.maximum(peak - limit * problem.objective.memory_factor, 0.0).sum())
 
 
-def contiguous_starts(search: MeasuredSearch) -> list[Array]:
+def _contiguous_starts(search: MeasuredSearch) -> list[Array]:
     """Return placements of runs along the data: on few to all devices, by time and by memory."""
     problem = search.problem
     devices = np.array(main_devices(problem))
-    pace = device_pace(problem)
+    # Whole passes of the graph in a second, by device.
+    class_of, seconds = seconds_on(problem.graph, problem.cluster.devices, problem.objective.mode)
+    pace: Array = 1.0 / np.maximum(seconds.sum(axis=1), 1e-300)[class_of]
     fast = devices[np.argsort(-pace[devices], kind="stable")]
     count = min(len(devices), len(search.order))
     numbers = sorted({1, 2, 3, 4, *np.geomspace(1, count, 6).astype(int).tolist(), count})
     numbers = [number for number in numbers if number <= count]
     memory = np.bincount(search.node_of, _held_bytes(problem.graph), len(search.weight))
-    whole = [0, len(search.order)]
     found = [
-        runs(search, [np.sort(fast[:number])], whole, weight, pace, lean=lean)
+        _runs(search, np.sort(fast[:number]), weight, pace, lean)
         for weight, lean in (
             *((search.weight, lean) for lean in (0.5, 0.0, 1.0)),
             (memory, 0.5),
         )
         for number in numbers
     ]
-    return [allowed_only(search, place) for place in found]
+    return [_allowed_only(search, place) for place in found]
 
 
 def ranked_starts(search: MeasuredSearch) -> list[Array]:
     """Return the contiguous placements measured within the limits, best first, at least one."""
     found: list[tuple[Score, int, Array]] = []
-    for place in contiguous_starts(search):
-        if found and search.done:
+    for place in _contiguous_starts(search):
+        if found and search.is_done:
             break
-        found.append((search.look(place), len(found), place))
+        found.append((search.measure(place), len(found), place))
     return [place for _, _, place in sorted(found, key=lambda start: start[:2])]
-
-
-def device_pace(problem: Problem) -> Array:
-    """Return how fast each device is: whole passes of the graph in a second."""
-    class_of, seconds = seconds_on(problem.graph, problem.cluster.devices, problem.objective.mode)
-    pace: Array = 1.0 / np.maximum(seconds.sum(axis=1), 1e-300)[class_of]
-    return pace
 
 
 def _held_bytes(graph: Graph) -> Array:
@@ -234,42 +223,30 @@ def _held_bytes(graph: Graph) -> Array:
     return held
 
 
-def runs(
-    search: MeasuredSearch,
-    groups: Sequence[Array],
-    cuts: Sequence[int],
-    weight: Array,
-    pace: Array,
-    *,
-    lean: float = 0.5,
-) -> Array:
-    """Return the nodes between two cuts on a group of devices, in runs by the devices' pace.
+def _runs(search: MeasuredSearch, devices: Array, weight: Array, pace: Array, lean: float) -> Array:
+    """Return the nodes on devices in runs along the data, each as long as its device is fast.
 
     Args:
         search: Whose nodes.
-        groups: The devices of each group, in their order.
-        cuts: Positions in the order of the nodes, one more than groups.
+        devices: The devices in their order.
         weight: What is to be even over time, by node.
         pace: How fast each device is.
         lean: Share of a node that counts when a border would cut it: 0 keeps it before the border,
             1 puts it after.
     """
     place = np.empty(len(search.order), dtype=np.int64)
-    for group, begin, end in zip(groups, cuts[:-1], cuts[1:], strict=True):
-        nodes = search.order[begin:end]
-        if not len(nodes):
-            continue
-        filled: Array = np.cumsum(weight[nodes]) - weight[nodes] * (1 - lean)
-        total = float(weight[nodes].sum())
-        if total <= 0:
-            filled, total = np.arange(len(nodes)) + lean, float(len(nodes))
-        border = np.cumsum(pace[group]) / pace[group].sum()
-        rank = np.searchsorted(border[:-1], filled / total, side="left" if lean == 1 else "right")
-        place[nodes] = group[rank]
+    nodes = search.order
+    filled: Array = np.cumsum(weight[nodes]) - weight[nodes] * (1 - lean)
+    total = float(weight[nodes].sum())
+    if total <= 0:
+        filled, total = np.arange(len(nodes)) + lean, float(len(nodes))
+    border = np.cumsum(pace[devices]) / pace[devices].sum()
+    rank = np.searchsorted(border[:-1], filled / total, side="left" if lean == 1 else "right")
+    place[nodes] = devices[rank]
     return place
 
 
-def allowed_only(search: MeasuredSearch, place: Array) -> Array:
+def _allowed_only(search: MeasuredSearch, place: Array) -> Array:
     """Return a placement with nodes that may not be where they are moved to where they may."""
     if search.allowed is None:
         return place
@@ -280,3 +257,95 @@ def allowed_only(search: MeasuredSearch, place: Array) -> Array:
         place[node] = int(options[np.argmin(load[options])])
         load[place[node]] += search.weight[node]
     return place
+
+
+def measure_all(search: MeasuredSearch, start: Array) -> bool:
+    """Measure every placement, those that differ from a start in few nodes first.
+
+    Placements that are equal but for devices that can stand for each other are measured once.
+
+    Returns:
+        Whether all were measured; else a limit was reached.
+    """
+    twin = _device_twins(search.problem)
+    seen = set()
+    for place in _by_distance(search, start):
+        key = _canonical(place, twin)
+        if key in seen:
+            continue
+        if search.is_done:
+            return False
+        seen.add(key)
+        search.measure(place)
+    return True
+
+
+def _by_distance(search: MeasuredSearch, start: Array) -> Iterator[Array]:
+    """Yield all placements, by the number of nodes that are not where the start has them."""
+    everywhere = range(len(search.problem.cluster))
+    choices = [
+        [
+            device
+            for device in everywhere
+            if device != start[node] and (search.allowed is None or search.allowed[node, device])
+        ]
+        for node in range(len(start))
+    ]
+    for distance in range(len(start) + 1):
+        for nodes in combinations(range(len(start)), distance):
+            for devices in product(*(choices[node] for node in nodes)):
+                place = start.copy()
+                place[list(nodes)] = devices
+                yield place
+
+
+def _device_twins(problem: Problem) -> Array:
+    """Return the class of each device; those of a class can be exchanged with no change of cost.
+
+    Not looked for among many devices, whose placements nobody measures all.
+    """
+    cluster = problem.cluster
+    size = len(cluster)
+    label = np.arange(size)
+    if size > _MAX_TWINS:
+        return label
+    source, target = np.divmod(np.arange(size * size), size)
+    links = cluster.links(source, target)
+    between = np.stack([links.bandwidth_bytes_per_s, links.latency_s, links.level])
+    between = between.reshape(3, size, size)
+    bare = [
+        (replace(device, name="", host=0), replace(cluster.hosts[device.host], name=""))
+        for device in cluster.devices
+    ]
+    rights = problem.allowed[1]
+    for device in range(size):
+        for other in range(device):
+            alike = bare[other] == bare[device] and _links_alike(between, other, device)
+            if alike and np.array_equal(rights[:, other], rights[:, device]):
+                label[device] = label[other]
+                break
+    return label
+
+
+def _links_alike(between: Array, one: int, other: int) -> bool:
+    rest = np.ones(between.shape[1], dtype=bool)
+    rest[[one, other]] = False
+    return bool(
+        np.array_equal(between[:, one, other], between[:, other, one])
+        and np.array_equal(between[:, one, rest], between[:, other, rest])
+        and np.array_equal(between[:, rest, one], between[:, rest, other])
+    )
+
+
+def _canonical(place: Array, twin: Array) -> bytes:
+    """Return a name of a placement that does not tell devices of a class apart."""
+    new: dict[int, int] = {}
+    opened: Counter[int] = Counter()
+    result = []
+    for device in place.tolist():
+        if device not in new:
+            kind = int(twin[device])
+            new[device] = kind * len(twin) + opened[kind]
+            opened[kind] += 1
+        result.append(new[device])
+    return np.array(result, dtype=np.int64).tobytes()
