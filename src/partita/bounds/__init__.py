@@ -7,7 +7,7 @@ the graph has variants.
 
 from collections.abc import Callable, Iterator
 
-from partita.bounds.bound import Bound, Effort
+from partita.bounds.figures import Bound, Effort
 from partita.core.columns import derived
 from partita.core.problem import Problem
 

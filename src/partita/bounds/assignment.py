@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.bounds.bound import Effort
+from partita.bounds.figures import Effort
 from partita.core.columns import Array
 
 SAMPLED_UNITS: Mapping[Effort, int] = {Effort.QUICK: 2_000, Effort.FULL: 1_000_000}
@@ -26,7 +26,7 @@ ASCENT_STEPS: Mapping[Effort, int] = {Effort.QUICK: 50, Effort.FULL: 600}
 
 
 class Need(NamedTuple):
-    """What has to be done.
+    """Work that has to be done.
 
     Attributes:
         cost: ``[classes, units]``: device-seconds of each unit on a class; inf = barred.
@@ -38,7 +38,7 @@ class Need(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Who can do it.
+    """Devices that can do it.
 
     Attributes:
         devices: Devices of each class.

@@ -1,4 +1,4 @@
-"""What all bounds look at: seconds of ops on classes of devices, samples of a step.
+"""Figures that all bounds use: seconds of ops on classes of devices, samples of a step.
 
 An op may run in several *ways*: the tensor-parallel degrees of the graph's variants (1 where there
 are none), recomputing or not. What one way costs follows ``cost/durations.py``.
@@ -6,6 +6,8 @@ are none), recomputing or not. What one way costs follows ``cost/durations.py``.
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,26 @@ from partita.core.graph import Graph
 from partita.core.problem import Metric, Mode, Problem
 from partita.cost.durations import OpSeconds, op_seconds
 from partita.cost.tables import device_classes, fold_backward
+
+
+class Effort(StrEnum):
+    """Effort that a bound may take."""
+
+    QUICK = "quick"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A value that no plan of a problem can beat.
+
+    Attributes:
+        value: In the unit of the problem's metric; 0 = nothing is known.
+        term: What gives it, for people.
+    """
+
+    value: float
+    term: str
 
 
 class Way(NamedTuple):

@@ -26,8 +26,7 @@ from partita.bounds.assignment import (
     speed_weights,
     work_over_speed,
 )
-from partita.bounds.bound import Bound, Effort
-from partita.bounds.figures import batch_of
+from partita.bounds.figures import Bound, Effort, batch_of
 from partita.bounds.parts import parts
 from partita.core.columns import Array
 from partita.core.problem import Metric, Mode, Problem
@@ -74,7 +73,7 @@ def _servers(problem: Problem) -> _Servers | None:
 
 
 class _Stages(NamedTuple):
-    """What stages are made of.
+    """Costs of ops in stages.
 
     Attributes:
         seconds: ``[classes, ops]``: forward and backward; inf = barred.

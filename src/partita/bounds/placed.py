@@ -15,8 +15,7 @@ from partita.bounds.assignment import (
     speed_weights,
     work_over_speed,
 )
-from partita.bounds.bound import Bound, Effort
-from partita.bounds.figures import batch_of, best_link, trains, turn_factor, ways
+from partita.bounds.figures import Bound, Effort, batch_of, best_link, trains, turn_factor, ways
 from partita.bounds.parts import parts
 from partita.bounds.paths import (
     Steps,

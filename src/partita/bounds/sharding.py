@@ -20,8 +20,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from partita.bounds.bound import Bound, Effort
-from partita.bounds.figures import trains
+from partita.bounds.figures import Bound, Effort, trains
 from partita.core.cluster import Cluster
 from partita.core.columns import Array
 from partita.core.graph import Graph

@@ -20,8 +20,9 @@ from partita.bounds.assignment import (
     least_cost,
     work_over_speed,
 )
-from partita.bounds.bound import Bound, Effort
 from partita.bounds.figures import (
+    Bound,
+    Effort,
     batch_of,
     best_link,
     step_factor,

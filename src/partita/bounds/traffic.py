@@ -21,8 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.bounds.assignment import speed_weights
-from partita.bounds.bound import Bound
-from partita.bounds.figures import batch_of, trains
+from partita.bounds.figures import Bound, batch_of, trains
 from partita.bounds.parts import parts
 from partita.core.cluster import Cluster
 from partita.core.columns import Array

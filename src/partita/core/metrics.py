@@ -166,7 +166,7 @@ METRICS: Mapping[Metric, MetricRow] = {
         whose="Baechi's, transfers in parallel",
         why_not="partita.objectives.makespan:why_not_makespan",
         bound="partita.bounds.placed:makespan_bounds",
-        held="partita.objectives.footprint:held_bytes_baechi",
+        held="partita.objectives.makespan:held_bytes_baechi",
         one_microbatch=True,
     ),
     Metric.MAKESPAN_SEQUENTIAL: MetricRow(
@@ -174,7 +174,7 @@ METRICS: Mapping[Metric, MetricRow] = {
         whose="Baechi's, one channel per device",
         why_not="partita.objectives.makespan:why_not_makespan",
         bound="partita.bounds.placed:makespan_bounds",
-        held="partita.objectives.footprint:held_bytes_baechi",
+        held="partita.objectives.makespan:held_bytes_baechi",
         one_microbatch=True,
     ),
     Metric.SHARDING_COST: MetricRow(

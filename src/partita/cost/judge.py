@@ -33,7 +33,7 @@ from partita.units import format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What becomes of a plan, and what bounds it.
+    """Figures of a plan, and what bounds it.
 
     Attributes:
         step_s: Seconds of a step: from idle to the last update; with weight stashing the steady
@@ -99,7 +99,7 @@ def measure(problem: Problem, plan: Plan) -> Value:
 
 
 class Limit(StrEnum):
-    """What a plan can break: a limit of its metric, a rule of the problem, or memory."""
+    """Limit that a plan can break: one of its metric, a rule of the problem, or memory."""
 
     METRIC = "metric"
     RULE = "rule"
@@ -183,7 +183,7 @@ def _broken(value: Value, limit: Limit, reason: str) -> Judgement:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CheckReport(Columns):
-    """What was proved: complete, free of deadlock, within memory.
+    """Proof of a Program: complete, free of deadlock, within memory.
 
     Attributes:
         devices: Names of the devices.

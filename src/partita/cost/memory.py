@@ -32,7 +32,7 @@ _LAST_OF_BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
 
 
 class StaticMemory(NamedTuple):
-    """What a device holds for the whole step, by device.
+    """Bytes that each device holds for the whole step.
 
     Attributes:
         weights: Parameters and buffers, all versions.
@@ -277,7 +277,7 @@ def _activation_events(program: Program, kept: Array) -> MemoryEvents:
 
 
 def _recompute_events(program: Program, brought: Array) -> MemoryEvents:
-    """What recomputing brings back: from RECOMPUTE, or from backward's start, to backward's end."""
+    """Return recomputed activations: from RECOMPUTE, or backward's start, to backward's end."""
     early = np.flatnonzero(program.kind == Kind.RECOMPUTE)
     starts = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
     begin = early if len(early) else np.flatnonzero(np.isin(program.kind, starts))

@@ -1,4 +1,4 @@
-"""What the cost model expects of a plan: its timeline with memory, also disturbed or repeated."""
+"""Predicted timeline of a plan, with memory; also disturbed, or repeated."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from partita.program.simulate import play, repeat_program
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """What makes a simulated step differ from the ideal one.
+    """Differences of a simulated step from the ideal one.
 
     Attributes:
         slow: By device name, the factor by which its compute is slower (a straggler).

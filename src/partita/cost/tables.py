@@ -1,4 +1,4 @@
-"""What follows from a problem once and serves everyone: columns by parameter, op and device.
+"""Tables that follow from a problem once and serve everyone: by parameter, op and device.
 
 * Bytes that a parameter holds on a device: weights, gradients, master copy and optimizer state,
   divided as sharding says (``held_bytes``).
@@ -20,7 +20,7 @@ from partita.core.plan import Shard
 from partita.core.problem import Mode, Objective, Problem
 
 SHARD_LEVEL = {shard: level for level, shard in enumerate(Shard)}
-"""How much replicas divide: each level what the one before does, and one thing more."""
+"""Level of sharding: replicas divide what the level below does, and one thing more."""
 
 
 class HeldBytes(NamedTuple):
@@ -42,7 +42,7 @@ class HeldBytes(NamedTuple):
 
     @property
     def stepped(self) -> Floats:
-        """What the optimizer keeps for itself: master copy and state."""
+        """Master copy and state, which the optimizer keeps for itself."""
         return self.master + self.optimizer
 
     @property

@@ -1,4 +1,4 @@
-"""What the objectives ask of a plan first: which devices an op runs on, and whether it may."""
+"""Questions that objectives ask of a plan first: where each op runs, and whether it may."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -30,9 +30,8 @@ from partita.core.problem import Metric, Problem
 from partita.cost.tables import at_first_user, held_bytes
 from partita.errors import InvalidInputError
 from partita.objectives.cuts import counted_ops, live_cut_bytes
-from partita.objectives.pipedream import stage_seconds, why_not_pipeline
+from partita.objectives.pipedream import Servers, servers, stage_seconds, why_not_pipeline
 from partita.objectives.placed import memory_errors, placement_errors, plan_devices
-from partita.objectives.servers import Servers, servers
 from partita.objectives.sums import sum_by
 from partita.objectives.value import Value, check_applies
 

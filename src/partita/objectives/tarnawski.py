@@ -204,7 +204,7 @@ def _device_bytes(problem: Problem, plan: Plan) -> Floats:
     """Return what the ops of each device hold.
 
     A published graph gives the size of an op as its saved bytes and has no parameters; elsewhere
-    parameters are added, each once a device, in training with gradients and optimizer state.
+    parameters are added, each once per device, in training with gradients and optimizer state.
     """
     table, count = problem.graph.parameters, len(plan.devices)
     held = held_bytes(table, problem.objective).total

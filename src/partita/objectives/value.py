@@ -11,7 +11,7 @@ from partita.errors import InvalidInputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """What an objective says of a plan.
+    """Value of a plan by an objective, and what is behind it.
 
     The value is the number that the objective's formula gives, also where a constraint is broken;
     it is ``inf`` only where the formula has none.

@@ -17,10 +17,18 @@ from partita.core.problem import Mode, Problem
 from partita.core.program import Kind, Program
 from partita.errors import InvalidInputError
 from partita.kernels import csr, longest_levels, run_kernel
-from partita.program.layout import Crossings, Layout, crossings, input_readers, tensor_bytes
+from partita.program.layout import (
+    Bucket,
+    Crossings,
+    Layout,
+    Reductions,
+    crossings,
+    input_readers,
+    reductions,
+    tensor_bytes,
+)
 from partita.program.listing import Listing
 from partita.program.order import ListOrder, ordered
-from partita.program.reductions import Bucket, Reductions, reductions
 from partita.program.schedules import Order, Pipeline, in_flight
 
 _GRADIENT_KINDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)

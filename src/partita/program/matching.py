@@ -1,4 +1,4 @@
-"""Who waits for whom in a Program: messages, their consumers, and joint instructions."""
+"""Pairs of a Program that wait for each other: messages, their consumers, joint instructions."""
 
 from typing import NamedTuple
 

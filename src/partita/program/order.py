@@ -28,7 +28,7 @@ from partita.program.schedules import SLOTS, Order, Pipeline, order_1f1b
 
 
 class ListOrder(StrEnum):
-    """Whose order the lists of the devices follow."""
+    """Order that the lists of the devices follow: see the module."""
 
     DEVICE = "device"
     GLOBAL = "global"
@@ -36,7 +36,7 @@ class ListOrder(StrEnum):
 
 
 class _Listed(NamedTuple):
-    """What an order may look at.
+    """Input of an order.
 
     Attributes:
         keys: The keys of the plan's schedule.

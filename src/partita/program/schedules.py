@@ -26,7 +26,7 @@ SLOTS = 4
 
 
 class Pipeline(NamedTuple):
-    """What a schedule may look at.
+    """Input of a schedule.
 
     Attributes:
         plan: The plan.

@@ -7,7 +7,7 @@ import click
 import pytest
 
 from partita.bounds import lower_bound
-from partita.bounds.bound import Bound
+from partita.bounds.figures import Bound
 from partita.cli.options import METRIC, SCHEDULE
 from partita.core.codec import decode, encode
 from partita.core.metrics import MemoryRule, MetricRow

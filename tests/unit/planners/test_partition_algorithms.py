@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.bounds import bound
-from partita.bounds.bound import Bound
+from partita.bounds.figures import Bound
 from partita.bounds.sharding import common_step, least_spread
 from partita.core.cluster import Cluster, Device, LinkMatrix
 from partita.core.problem import Metric, Objective, Problem

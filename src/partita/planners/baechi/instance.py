@@ -14,7 +14,7 @@ from partita.core.graph import Graph
 from partita.core.problem import Metric, Mode, Problem
 from partita.cost.tables import at_each_user, held_bytes, joined_ops
 from partita.errors import InfeasibleError
-from partita.objectives.footprint import baechi_needs
+from partita.objectives.makespan import baechi_needs
 from partita.objectives.placed import seconds_on
 from partita.objectives.sums import sum_by
 

@@ -11,10 +11,9 @@ import numpy as np
 from partita.core.columns import Array
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
-from partita.objectives.pipedream import why_not_pipedream
+from partita.objectives.pipedream import why_no_servers, why_not_pipedream
 from partita.objectives.placed import why_not_implicit_training
 from partita.objectives.repaired import pipedream_repaired_time
-from partita.objectives.servers import why_no_servers
 from partita.planners.pipedream.build import StageOn, pipeline_of
 from partita.planners.pipedream.family import Family
 from partita.planners.pipedream.model import Model

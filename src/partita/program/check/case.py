@@ -1,4 +1,4 @@
-"""What is checked against what, with the tables that several proofs share."""
+"""A Program beside its plan and problem, with the tables that several proofs share."""
 
 from dataclasses import dataclass
 from functools import cached_property

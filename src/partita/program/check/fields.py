@@ -1,4 +1,4 @@
-"""That a Program is one for its plan, and that every instruction says what its kind needs."""
+"""Proof that a Program is one for its plan, and every instruction says what its kind needs."""
 
 import numpy as np
 

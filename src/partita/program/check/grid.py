@@ -1,4 +1,4 @@
-"""That every microbatch passes every stage once: on the right devices, forward before backward."""
+"""Proof that every microbatch passes every stage once, on the right devices, in the right order."""
 
 from itertools import pairwise
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Which device holds which bucket of parameters, and who reduces and steps it.
+"""Buckets of parameters: the devices that hold, reduce and step each.
 
 A trainable parameter is in one bucket. All devices of all stages that use it hold it; those of one
 tensor-parallel rank reduce it together. A device steps it once, in the UPDATE of the lowest stage
@@ -32,7 +32,7 @@ class Owned(NamedTuple):
 
 
 class Buckets(NamedTuple):
-    """What must happen to each bucket.
+    """Rules of each bucket: how and when it is reduced and stepped.
 
     Attributes:
         kind: The collective that reduces it; -1 = no other device holds it.

@@ -1,4 +1,4 @@
-"""That the members of every group list the same joint instructions in the same order."""
+"""Proof that the members of every group list the same joint instructions in the same order."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""That every tensor and every gradient gets to where it is read, once and in time.
+"""Proof that every tensor and every gradient gets to where it is read, once and in time.
 
 What must travel is derived from the plan. A tensor goes from its producer once to every other
 device that reads it for that microbatch, rank j of the reader receiving from rank j mod tp of the

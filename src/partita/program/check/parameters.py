@@ -1,4 +1,4 @@
-"""That gradients are reduced and parameters stepped once, when all of them are there.
+"""Proof that gradients are reduced and parameters stepped once, when all of them are there.
 
 A reduction stands after the last backward of the microbatches that it covers, on all devices that
 hold the parameters, and before the UPDATE; the backwards of the next cycle stand after that UPDATE.

@@ -1,0 +1,73 @@
+"""A plan is judged once: value, the first limit that it breaks, and why."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from partita.core.problem import Metric, Objective, Problem
+from partita.core.rules import Rule
+from partita.cost.judge import Limit, check_memory, judge, measure
+from partita.cost.memory import peak_memory
+from partita.errors import InfeasibleError, InvalidInputError
+from partita.program.lower import lower
+from partita.testing.builders import Figures, chain, flat_cluster, pipeline
+
+GRAPH = chain(4, Figures(parameter_bytes=100.0, saved_bytes=10.0))
+
+
+def case(memory_bytes=math.inf, metric=Metric.THROUGHPUT, rules=()):
+    cluster = flat_cluster(2, memory_bytes=memory_bytes)
+    objective = Objective(metric=metric, microbatches=2)
+    problem = Problem(graph=GRAPH, cluster=cluster, objective=objective, rules=rules)
+    return problem, pipeline(GRAPH, cluster, [0, 1], microbatches=2)
+
+
+@pytest.mark.parametrize("metric", [Metric.THROUGHPUT, Metric.LATENCY, Metric.PIPEDREAM])
+def test_a_plan_that_keeps_all_limits_has_its_value_and_no_reason(metric):
+    problem, plan = case(metric=metric)
+    found = judge(problem, plan)
+    assert found.feasible
+    assert found.value.value == measure(problem, plan).value
+    assert (found.limit, found.reason, found.over_bytes) == (None, "", 0.0)
+
+
+@pytest.mark.parametrize("metric", [Metric.THROUGHPUT, Metric.LATENCY])
+def test_memory_over_its_limit_is_said_in_bytes(metric):
+    problem, plan = case(metric=metric)
+    peak = peak_memory(problem, plan, lower(problem, plan))
+    small, plan = case(memory_bytes=float(peak.max()) - 5, metric=metric)
+    found = judge(small, plan)
+    assert (found.limit, found.over_bytes) == (Limit.MEMORY, 5)
+    assert found.reason.endswith("needs 5 B more than its limit")
+    assert found.headroom_bytes.tolist() == (float(peak.max()) - 5 - peak).tolist()
+    with pytest.raises(InfeasibleError, match=r"largest op .* at .*, 5 B more than its limit"):
+        check_memory(small, plan)
+
+
+def test_a_broken_rule_comes_before_memory():
+    problem, plan = case(memory_bytes=1, rules=(Rule(ops="op0", devices="d1"),))
+    found = judge(problem, plan)
+    assert (found.limit, found.over_bytes) == (Limit.RULE, math.inf)
+    assert "where a rule forbids it" in found.reason
+
+
+def test_a_metric_with_its_own_rule_of_memory_is_believed():
+    problem, plan = case(memory_bytes=1, metric=Metric.MAX_LOAD)
+    found = judge(problem, plan)
+    assert found.limit is Limit.METRIC
+    assert found.reason == found.value.errors[0]
+    assert found.headroom_bytes is None
+
+
+def test_a_metric_that_does_not_apply_is_refused():
+    problem, plan = case(metric=Metric.PIPER)
+    with pytest.raises(InvalidInputError, match="'piper' does not apply"):
+        judge(problem, plan)
+
+
+def test_energy_keeps_within_memory_too():
+    problem, plan = case(memory_bytes=1, metric=Metric.ENERGY)
+    devices = tuple(replace(d, max_w=300.0, idle_w=50.0) for d in problem.cluster.devices)
+    problem = replace(problem, cluster=replace(problem.cluster, devices=devices))
+    assert judge(problem, plan).limit is Limit.MEMORY
