@@ -23,7 +23,7 @@ import torch
 from _emulated import WARM_UP, Ends, calibrated, figures_of, mover, undisturbed, widened
 from _harness import Measured, run_benchmark
 
-from partita.capture.origin import ModelOrigin
+from partita.capture.origin import Captures, ModelOrigin
 from partita.capture.sources import SourceOptions, load_source
 from partita.core.cluster import Cluster
 from partita.core.codec import read_json, write_json
@@ -195,7 +195,7 @@ def real_rows() -> Iterator[Row]:
         graph = profiled_together()
         problem = Problem(graph=graph, cluster=cluster, objective=objective)
         for name, plan in real_plans(graph, cluster):
-            workload = model_workload(source, origin, problem, plan)
+            workload = model_workload(Captures(source, origin), problem, plan)
             run = run_forked(make_task(problem, plan, workload), workload, options=options)
             foretold = simulate(problem, plan, period=True).period_s
             found.setdefault(name, []).append((foretold, median(run.step_s[WARM_UP:])))

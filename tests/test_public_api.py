@@ -22,11 +22,14 @@ NAMES = [
     "parallelize",
     "plan",
     "problem",
+    "profile",
     "profile_model",
+    "run",
     "run_plan",
     "save",
     "simulate",
     "solve",
+    "train",
 ]
 
 

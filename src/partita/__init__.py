@@ -26,11 +26,14 @@ _HOME_OF = {
     "plan": "partita.flows.plan",
     "problem": "partita.flows.problem",
     "parallelize": "partita.runtime.parallelize",
+    "profile": "partita.flows.profile",
     "profile_model": "partita.profiler.measure.model",
+    "run": "partita.flows.train",
     "run_plan": "partita.flows.train",
     "save": "partita.documents",
     "simulate": "partita.cost.predict",
     "solve": "partita.planners.table",
+    "train": "partita.flows.train",
 }
 
 __all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604 (names are strings of the table)

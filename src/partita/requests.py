@@ -108,6 +108,15 @@ class Field:
     default: Any
     option: Option
 
+    def check(self, value: Any) -> None:  # noqa: ANN401 (a value of the field's type)
+        """Check a value against the declaration.
+
+        Raises:
+            InvalidInputError: It is none that is allowed.
+        """
+        for each in value if self.is_multiple else (value,):
+            _check(self, each)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
@@ -117,9 +126,7 @@ class Request:
 
     def __post_init__(self) -> None:
         for field in fields_of(type(self)):
-            value = getattr(self, field.name)
-            for each in value if field.is_multiple else (value,):
-                _check(field, each)
+            field.check(getattr(self, field.name))
 
     def given(self) -> dict[str, Any]:
         """Return the fields whose value is not the default."""

@@ -153,3 +153,15 @@ def _scaled(value: float, steps: tuple[tuple[float, str], ...], unit: str) -> st
 def _decimals(value: float) -> int:
     """Return how many decimals show a value with three significant digits, four from 1000 on."""
     return max(0, 2 - int(math.log10(max(1.0, abs(value)))))
+
+
+def format_share(value: float, *, sign: bool = False) -> str:
+    """Return a share for people, in percent; ``-`` where it is not known.
+
+    >>> format_share(0.0512), format_share(0.25, sign=True)
+    ('5.1 %', '+25 %')
+    """
+    if not math.isfinite(value):
+        return "-"
+    digits = 1 if abs(value) < 0.0995 else 0
+    return f"{100 * value:{'+' if sign else ''}.{digits}f} %"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.capture.origin import ModelOrigin, capture_at
+from partita.capture.origin import Captures, ModelOrigin
 from partita.capture.sources import SourceOptions, load_source
 from partita.cli.main import main
 from partita.core.graph import Graph
@@ -54,7 +54,7 @@ def give_stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | Path], None]:
 
 @pytest.fixture(scope="session")
 def small_graph() -> Graph:
-    return capture_at(load_source(MODEL.text, MODEL.options), 2, MODEL).graph
+    return Captures(load_source(MODEL.text, MODEL.options), MODEL).at(2).graph
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from partita.capture.origin import Captures
 from partita.capture.sources import load_source
 from partita.errors import WorkerError
 from partita.runtime import executor
@@ -76,7 +77,7 @@ class Scenarios:
         assert self.job.model is not None
         source = load_source(self.job.model.text, self.job.model.options)
         problem, plan = solution.problem, solution.plan
-        self.workload = model_workload(source, self.job.model, problem, plan)
+        self.workload = model_workload(Captures(source, self.job.model), problem, plan)
         self.task = make_task(problem, plan, self.workload)
         self.options = self.job.rank_options()
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partita.capture.captured import CaptureMode
-from partita.capture.origin import ModelOrigin, capture_at
+from partita.capture.origin import Captures, ModelOrigin
 from partita.capture.setting import Example
 from partita.capture.sources import ModelSource, SourceOptions, load_source
 from partita.catalogue.shorthand import local_cluster
@@ -138,7 +138,7 @@ def source_of(name: str) -> ModelSource:
 def problem_of(
     source: ModelSource, origin: ModelOrigin, *, devices: int = 2, **objective: object
 ) -> Problem:
-    graph = capture_at(source, 2, origin).graph
+    graph = Captures(source, origin).at(2).graph
     costs = replace(
         graph.costs[0],
         forward_s=np.full(len(graph), 1e-3),
@@ -159,8 +159,8 @@ def subject_of(
     origin = ModelOrigin(text=name, mode=CaptureMode.TRAINING if trains else CaptureMode.EVAL)
     problem = problem_of(source, origin, mode=mode, **objective)
     plan = baseline_plan(baseline, problem).plan
-    workload = model_workload(source, origin, problem, plan)
-    return make_subject(problem, plan, source, origin, workload)
+    workload = model_workload(Captures(source, origin), problem, plan)
+    return make_subject(problem, plan, Captures(source, origin), workload)
 
 
 OPTIONS = RankOptions(steps=2, make_optimizer=adam, seed=5, stall_limit_s=60)
@@ -256,7 +256,7 @@ def test_planned_baselines_run_in_our_executor(name):
     source, origin = source_of("gpt"), ModelOrigin(text="gpt")
     problem = problem_of(source, origin)
     plan = baseline_plan(name, problem, seed=1).plan
-    workload = model_workload(source, origin, problem, plan)
+    workload = model_workload(Captures(source, origin), problem, plan)
     task = make_task(problem, plan, workload)
     run = run_forked(task, workload, options=OPTIONS)
     assert verify(task, workload, run.result, OPTIONS).is_equal
@@ -276,7 +276,7 @@ def test_expert_places_a_model_of_the_zoo_that_runs(model, layers):
     )
     assert plan.device_of[recurrent].tolist() == layers
     assert set(plan.device_of.tolist()) == {0, 1}
-    workload = model_workload(source, origin, problem, plan)
+    workload = model_workload(Captures(source, origin), problem, plan)
     task = make_task(problem, plan, workload)
     run = run_forked(task, workload, options=OPTIONS)
     assert verify(task, workload, run.result, OPTIONS).is_equal
@@ -318,8 +318,8 @@ def refused(name: str, subject: Subject, message: str) -> None:
 
 
 def replanned(subject: Subject, plan) -> Subject:
-    workload = model_workload(subject.source, subject.origin, subject.task.problem, plan)
-    return make_subject(subject.task.problem, plan, subject.source, subject.origin, workload)
+    workload = model_workload(subject.captures, subject.task.problem, plan)
+    return make_subject(subject.task.problem, plan, subject.captures, workload)
 
 
 def test_torch_1f1b_refuses_what_its_schedule_cannot_do():
@@ -327,8 +327,8 @@ def test_torch_1f1b_refuses_what_its_schedule_cannot_do():
     problem, plan = subject.task.problem, subject.task.plan
     few = replace(problem, objective=replace(problem.objective, microbatches=1))
     one = solve(few, "uniform").plan
-    workload = model_workload(subject.source, subject.origin, few, one)
-    short = make_subject(few, one, subject.source, subject.origin, workload)
+    workload = model_workload(subject.captures, few, one)
+    short = make_subject(few, one, subject.captures, workload)
     refused("torch-1f1b", short, "there are 1 for 2 stages")
     replicas = replanned(subject, solve(problem, "uniform", stages=1, replicas=2).plan)
     refused("torch-1f1b", replicas, "runs each stage on one rank")

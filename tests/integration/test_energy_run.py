@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from partita.capture.origin import load_origin
+from partita.capture.origin import Captures, load_origin
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.shorthand import read_shorthand
 from partita.core.energy import EnergyOrigin
@@ -159,7 +159,7 @@ def trained(make_job: MakeJob, place: Path, power: Power | None) -> Run:
     solution, job = files.read_solution(), files.read_job()
     problem, plan = solution.problem, solution.plan
     assert job.model is not None
-    workload = model_workload(load_origin(job.model), job.model, problem, plan)
+    workload = model_workload(Captures(load_origin(job.model), job.model), problem, plan)
     task = make_task(problem, plan, workload)
     return run_forked(task, workload, options=job.rank_options())
 

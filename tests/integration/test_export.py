@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from partita.capture.origin import ModelOrigin, capture_at
+from partita.capture.origin import Captures, ModelOrigin
 from partita.capture.setting import example_inputs
 from partita.capture.sources import SourceOptions, load_source
 from partita.cli.main import main
@@ -77,7 +77,7 @@ def origin_for(name: str) -> ModelOrigin:
 def write_plan(name: str, folder: Path) -> Path:
     """Capture a model and write a plan of three stages for it."""
     origin = origin_for(name)
-    captured = capture_at(load_source(name, origin.options), SAMPLES, origin)
+    captured = Captures(load_source(name, origin.options), origin).at(SAMPLES)
     graph, plan = folder / f"{name}.graph.json", folder / f"{name}.plan.json"
     save(origin.recorded_in(captured.graph), graph)
     assert call("plan", str(graph), "--devices", "3", "-p", "uniform", "-o", str(plan), "-q") == 0

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
+from partita.capture.origin import Captures
 from partita.capture.sources import load_source
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.runtime.board import Phase
@@ -53,7 +54,7 @@ def verdict_of(files: JobDirectory, run: Run) -> Verdict:
     torch.set_num_threads(1)
     problem, plan = solution.problem, solution.plan
     source = load_source(job.model.text, job.model.options)
-    workload = model_workload(source, job.model, problem, plan)
+    workload = model_workload(Captures(source, job.model), problem, plan)
     task = make_task(problem, plan, workload)
     return verify(task, workload, run.result, job.rank_options())
 

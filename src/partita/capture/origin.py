@@ -122,13 +122,32 @@ def load_origin(origin: ModelOrigin) -> ModelSource:
     return replace(source, loss=named_loss(origin.loss)) if origin.loss else source
 
 
-def capture_at(source: ModelSource, size: int, origin: ModelOrigin) -> CapturedModel:
-    """Return a model captured on a microbatch of a number of samples; 0 = the usual number."""
-    return capture(
-        source.model,
-        source.example(size),
-        granularity=origin.granularity,
-        loss=source.loss,
-        mode=origin.mode,
-        name=source.name,
-    )
+class Captures:
+    """A model captured once for each size of microbatch, when it is first asked for.
+
+    Shapes are part of a captured graph, so each size has its own. Profiling, running and checking a
+    model pass this along instead of capturing it again.
+
+    Attributes:
+        source: The model.
+        origin: How it is captured.
+    """
+
+    def __init__(self, source: ModelSource, origin: ModelOrigin) -> None:
+        self.source, self.origin = source, origin
+        self._made: dict[int, CapturedModel] = {}
+
+    def at(self, size: int = 0) -> CapturedModel:
+        """Return the model captured on a microbatch of some samples; 0 = the usual number."""
+        if size not in self._made:
+            captured = capture(
+                self.source.model,
+                self.source.example(size),
+                granularity=self.origin.granularity,
+                loss=self.source.loss,
+                mode=self.origin.mode,
+                name=self.source.name,
+            )
+            self._made[size] = captured
+            self._made.setdefault(captured.graph.batch_size, captured)
+        return self._made[size]

@@ -21,7 +21,7 @@ from partita.core.solution import Proof
 from partita.cost.judge import CheckReport
 from partita.flows.answer import Answer
 from partita.flows.summary import Summary, estimate_basis
-from partita.units import format_bytes, format_count, format_seconds
+from partita.units import format_bytes, format_count, format_seconds, format_share
 
 
 def terminal_width() -> int:
@@ -86,12 +86,7 @@ def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text
     return result
 
 
-def percent(value: float, *, sign: bool = False) -> str:
-    """Return a share for people; ``-`` where it is not known."""
-    if not math.isfinite(value):
-        return "-"
-    digits = 1 if abs(value) < 0.0995 else 0
-    return f"{100 * value:{'+' if sign else ''}.{digits}f} %"
+percent = format_share
 
 
 def model_line(graph: Graph) -> str:

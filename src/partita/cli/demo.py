@@ -23,7 +23,6 @@ from partita.cli.console import (
     terminal_width,
 )
 from partita.cli.options import output_options
-from partita.cli.profile import estimate_lines, measured_lines
 from partita.core.graph import Graph
 from partita.core.problem import Objective, Problem
 from partita.core.timeline import Timeline
@@ -33,6 +32,7 @@ from partita.documents import save, write_text
 from partita.errors import WorkerError
 from partita.flows.compare import Candidate, compare
 from partita.flows.extras import torch_needed
+from partita.flows.profile import estimate_lines, measured_lines, profiled_model
 from partita.flows.summary import Summary
 from partita.program.lower import lower
 from partita.report.picture import pipeline_picture
@@ -40,8 +40,8 @@ from partita.report.svg import timeline_svg
 from partita.report.trace import check_trace, chrome_trace
 
 if TYPE_CHECKING:
-    from partita.flows.train import Outcome
-    from partita.flows.training_model import ProfiledModel
+    from partita.flows.execute import Outcome
+    from partita.flows.profile import ProfiledModel
 
 MODEL, SCALE, SEQUENCE_LENGTH, BATCH_SIZE = "gpt3-small", 0.25, 64, 4
 ROUNDS = 6
@@ -128,28 +128,27 @@ def profile(rounds: int) -> "tuple[ProfiledModel, Graph]":
     As many threads compute as a process will have that shares this machine with the others.
     """
     with torch_needed("the demo measures a model and needs"):
-        from partita.capture.origin import capture_at  # noqa: PLC0415 (likewise)
+        from partita.capture.origin import ModelOrigin  # noqa: PLC0415 (likewise)
         from partita.capture.sources import SourceOptions  # noqa: PLC0415 (likewise)
-        from partita.flows.training_model import ModelRequest, profiled_model  # noqa: PLC0415 (torch)
         from partita.profiler.estimate.estimate import estimate  # noqa: PLC0415 (likewise)
+        from partita.profiler.measure.measure import ProfileOptions  # noqa: PLC0415 (likewise)
         from partita.profiler.merge import merge_costs  # noqa: PLC0415 (likewise)
         from partita.runtime.local_ranks import limit_threads  # noqa: PLC0415 (likewise)
     options = SourceOptions(scale=SCALE, sequence_length=SEQUENCE_LENGTH, batch_size=BATCH_SIZE)
     threads = limit_threads(LOCAL_DEVICES)
     profiled = profiled_model(
-        ModelRequest(text=MODEL, options=options, rounds=rounds, threads=threads)
+        ModelOrigin(text=MODEL, options=options), ProfileOptions(rounds=rounds, threads=threads)
     )
-    captured = capture_at(profiled.source, 0, profiled.origin)
+    captures = profiled.captures
     cluster = read_shorthand(CLUSTER, load_catalogue())
     kinds = sorted({device.type for device in cluster.devices})
-    estimated = [estimate(captured, kind, layers=profiled.source.layers) for kind in kinds]
+    estimated = [estimate(captures.at(), kind, layers=captures.source.layers) for kind in kinds]
     return profiled, merge_costs([profiled.graph, *estimated])
 
 
 def train_here(here: Planned, profiled: "ProfiledModel", folder: Path) -> "Outcome":
     """Train by the best plan for this machine, checked against one process."""
-    from partita.cli.run_options import write_run  # noqa: PLC0415 (only here)
-    from partita.flows.train import Execution, execute  # noqa: PLC0415 (imports torch)
+    from partita.flows.execute import Execution, execute, write_run  # noqa: PLC0415 (torch)
     from partita.runtime.directory import make_run_directory  # noqa: PLC0415 (likewise)
     from partita.runtime.job import Job  # noqa: PLC0415 (likewise)
 
@@ -157,12 +156,11 @@ def train_here(here: Planned, profiled: "ProfiledModel", folder: Path) -> "Outco
     directory = make_run_directory(
         folder / "runs", MODEL, f"{LOCAL_DEVICES}xcpu", solution.plan.schedule.value
     )
-    job = Job(model=profiled.origin, steps=STEPS, optimizer="adam", keep_results=False)
+    job = Job(model=profiled.captures.origin, steps=STEPS, optimizer="adam", keep_results=False)
     execution = Execution(job=job, directory=directory, check=True)
-    outcome = execute(solution, execution, profiled.source)
+    outcome = execute(solution, execution, profiled.captures)
     assert outcome is not None  # there is one host
-    write_run(outcome, directory)
-    return outcome
+    return write_run(outcome, directory)
 
 
 def plan_here(graph: Graph, tell: Callable[[str], None]) -> Planned:
@@ -277,14 +275,12 @@ def show_mixed(mixed: Planned, timeline: Timeline, report: CheckReport) -> None:
 
 def show_trained(trained: "Outcome") -> None:
     """Print how the training went, beside what one process gives and what was predicted."""
-    from partita.cli.run_options import run_lines  # noqa: PLC0415 (only here)
-
     console = stdout_console()
     console.print(
         f"\n5. trained over {LOCAL_DEVICES} processes of this machine, by its best plan",
         style="bold",
     )
-    for line in run_lines(trained):
+    for line in trained.lines():
         console.print(line)
 
 

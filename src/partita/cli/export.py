@@ -185,7 +185,7 @@ def _check_free(folder: Path) -> None:
 
 def _model_files(graph: Graph, plan: Plan, package: str, rest: dict[str, Any]) -> dict[str, bytes]:
     """Return the files of a package for a model that is built and captured again."""
-    from partita.capture.origin import capture_at, load_origin  # noqa: PLC0415 (torch)
+    from partita.capture.origin import Captures, load_origin  # noqa: PLC0415 (torch)
     from partita.capture.setting import example_inputs  # noqa: PLC0415 (torch)
     from partita.exporters.blueprint import blueprint_of  # noqa: PLC0415 (torch)
     from partita.exporters.matched import matched_plan  # noqa: PLC0415 (torch)
@@ -194,7 +194,7 @@ def _model_files(graph: Graph, plan: Plan, package: str, rest: dict[str, Any]) -
     origin = _origin(graph, rest)
     source = load_origin(origin)
     size = rest["batch_size"] or (int(plan.microbatch_sizes[0]) if _is_ours(graph) else 0)
-    captured = capture_at(source, size, origin)
+    captured = Captures(source, origin).at(size)
     inputs = example_inputs(source.model, source.example(size))
     fitting = plan if _is_ours(graph) else matched_plan(graph, plan, captured)
     for note in captured.notes:

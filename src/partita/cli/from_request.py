@@ -67,11 +67,13 @@ def _spellings(field: Field) -> list[str]:
 
 def _settings(field: Field) -> dict[str, Any]:
     usual = f" [{field.option.usual}]" if field.option.usual else ""
-    settings: dict[str, Any] = {"help": f"{field.option.help}{usual}", "default": field.default}
+    settings: dict[str, Any] = {"help": f"{field.option.help}{usual}"}
     if field.kind is bool:
-        return {**settings, "is_flag": True}
+        return {**settings, "is_flag": True}  # its default is False, as click's
     if field.is_multiple:
-        settings["multiple"] = True
+        settings["multiple"] = True  # likewise none
+    else:
+        settings["default"] = field.default
     shown = field.default not in (None, (), "", 0.0) and not usual
     return {**settings, "type": _type(field), "show_default": shown}
 

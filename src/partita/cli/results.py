@@ -8,7 +8,7 @@ import click
 
 from partita.cli.console import percent, print_json, stdout_console, table
 from partita.cli.options import output_options
-from partita.cli.run_options import RUNS
+from partita.flows.run_requests import RUNS
 from partita.runtime.directory import PastRun, past_runs, read_run
 from partita.units import format_seconds
 

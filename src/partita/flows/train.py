@@ -1,300 +1,110 @@
-"""From a plan to a run: in forked or fresh processes, emulated, or by torch's own ways."""
+"""``partita.train`` and ``partita.run``: a model or a plan in, a run beside its prediction out.
 
-import os
-import platform
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+What they do imports torch, which is said in one line where it is not there.
+"""
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
+from partita.flows.extras import torch_needed
+from partita.flows.options_file import read_options_file
+from partita.flows.run_requests import (
+    RUNS,
+    OnStep,
+    RunRequest,
+    TrainRequest,
+    check_run,
+    check_training,
+    unwatched,
+)
+from partita.flows.solutions import PlanSource
+from partita.requests import OnProgress, Request, make, silent
 
-from partita.capture.origin import load_origin, origin_of
-from partita.capture.sources import ModelSource
-from partita.core.cluster import Cluster
-from partita.core.graph import DeviceKind, Graph
-from partita.core.json_values import number_or_none
-from partita.core.plan import Plan
-from partita.core.program import Program
-from partita.core.solution import Solution
-from partita.core.timeline import Timeline
-from partita.cost.durations import instruction_seconds
-from partita.cost.predict import simulate
-from partita.documents import load
-from partita.errors import InvalidInputError, UnsupportedError
-from partita.flows.run_energy import energy_figures
-from partita.flows.summary import describe_plan
-from partita.program.simulate import play
-from partita.ranks import visible_gpus
-from partita.runtime.baseline_names import TORCH_WAYS
-from partita.runtime.baselines import make_subject, run_baseline, verify_baseline
-from partita.runtime.directory import make_run_directory
-from partita.runtime.emulation import EmulatedWorkload, emulate_forked, emulated_workload, predicted
-from partita.runtime.executor import Run, check_runnable, make_task, run_forked
-from partita.runtime.job import Job, JobDirectory
-from partita.runtime.launch import Host, collect, launch
-from partita.runtime.local_ranks import limit_threads, why_not_fork
-from partita.runtime.report import RunReport, report_run, settled
-from partita.runtime.verify import UNTOUCHED_MODULE, Verdict, verify
-from partita.runtime.verify_module import verify_module
-from partita.runtime.workload import Workload, model_workload, use_repeatable_algorithms
+if TYPE_CHECKING:
+    from partita.flows.execute import Outcome
 
-CHECKED_STEPS = 2
+_R = TypeVar("_R", bound=Request)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Outcome:
-    """What a run came to.
-
-    Attributes:
-        solution: The plan with its problem.
-        run: The run.
-        predicted: The simulated step.
-        report: The run beside its prediction; None for torch's own ways, which have no Program.
-        verdict: The comparison with the captured graph in one process (for ``ddp`` and ``fsdp``
-            with the untouched module), if it was asked for.
-        module_verdict: The comparison with the untouched module, or why there is none; None if it
-            was not asked for, or ``verdict`` is just that.
-        baseline: Name of the baseline; empty for a plan of our own.
-        remarks: What differs from a real run.
-    """
-
-    solution: Solution
-    run: Run
-    predicted: Timeline
-    report: RunReport | None = None
-    verdict: Verdict | None = None
-    module_verdict: Verdict | str | None = None
-    baseline: str = ""
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def origin(self) -> str:
-        """Whether it was measured or emulated."""
-        return self.run.timelines[-1].origin.value if self.run.timelines else "measured"
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a step: the median without the first quarter."""
-        return float(np.median(settled(self.run.step_s)))
-
-    @property
-    def error(self) -> float:
-        """The prediction relative to what was measured."""
-        return self.predicted.makespan_s / self.step_s - 1
-
-    @property
-    def losses(self) -> list[float | None]:
-        """The loss of each step; None where there is none."""
-        return [number_or_none(step.loss) for step in self.run.result.steps]
-
-    @property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """All comparisons that were made."""
-        made = (self.verdict, self.module_verdict)
-        return tuple(verdict for verdict in made if isinstance(verdict, Verdict))
-
-    def _check_figures(self) -> dict[str, Any] | None:
-        if self.verdict is None:
-            return None
-        found, module = self.verdict.to_json(), self.module_verdict
-        if isinstance(module, Verdict):
-            found["module"] = module.to_json()
-        elif module is not None:
-            found["module"] = {"against": UNTOUCHED_MODULE, "equal": None, "reason": module}
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        plan, problem = self.solution.plan, self.solution.problem
-        return {
-            "model": problem.graph.name,
-            "planner": self.solution.planner,
-            "baseline": self.baseline or None,
-            "plan": describe_plan(plan),
-            "schedule": plan.schedule.value,
-            "devices": list(plan.devices),
-            "mode": problem.objective.mode.value,
-            "origin": self.origin,
-            "remarks": list(self.remarks),
-            "steps": len(self.run.step_s),
-            "samples_per_step": plan.samples,
-            "losses": self.losses,
-            "step_s": list(self.run.step_s),
-            "median_step_s": self.step_s,
-            "samples_per_s": plan.samples / self.step_s,
-            "predicted_step_s": self.predicted.makespan_s,
-            "prediction_error": self.error,
-            "check": self._check_figures(),
-            "report": None if self.report is None else self.report.to_json(),
-            "memory": {name: asdict(use) for name, use in self.run.memory.items()},
-            "energy": energy_figures(self.run),
-            "machine": machine(),
-        }
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Execution:
-    """How a plan is carried out.
-
-    Attributes:
-        job: How it is run.
-        directory: The run directory.
-        check: Whether the first steps are compared with one process.
-        launcher: ``fork``, ``torchrun``, or ``auto``: forked where that can be done.
-        host: This host among those of the run.
-        baseline: One of torch's own ways, or empty.
-        tell: Told what is going on.
-        told: Told a rank and each step that it has done.
-    """
-
-    job: Job
-    directory: Path
-    check: bool = False
-    launcher: str = "auto"
-    host: Host = field(default_factory=Host)
-    baseline: str = ""
-    tell: Callable[[str], None] = lambda _: None
-    told: Callable[[int, Any], None] = lambda _, __: None
-
-    @property
-    def logs(self) -> Path:
-        """Where what the ranks print goes."""
-        path = self.directory / "logs"
-        path.mkdir(exist_ok=True)
-        return path
-
-
-def machine() -> dict[str, Any]:
-    """Return what times of a run depend on."""
-    return {
-        "python": platform.python_version(),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-    }
-
-
-def degrees(devices: int, pp: int | None, dp: int | None, tp: int) -> tuple[int, int]:
-    """Return stages and replicas: what is left open follows from the devices.
-
-    Raises:
-        InvalidInputError: Their product is not the number of devices; says which would be.
-        UnsupportedError: Tensor parallelism.
-    """
-    if tp > 1:
-        raise UnsupportedError(
-            f"--tp {tp}: tensor parallelism can be planned and simulated, but not run yet; "
-            "use --tp 1"
-        )
-    if pp is None and dp is None:
-        return devices, 1
-    stages = pp if pp is not None else max(1, devices // (dp or 1))
-    replicas = dp if dp is not None else max(1, devices // stages)
-    if stages * replicas != devices:
-        pairs = [(d, devices // d) for d in range(1, devices + 1) if devices % d == 0]
-        fitting = ", ".join(f"{a} x {b}" for a, b in pairs)
-        raise InvalidInputError(
-            f"--pp {stages} x --dp {replicas} = {stages * replicas} does not match {devices} "
-            f"devices; pp x dp could be {fitting}"
-        )
-    return stages, replicas
-
-
-def perturbed(graph: Graph, factor: float, seed: int) -> Graph:
-    """Return a graph whose op times are multiplied by uniform(1 - factor, 1 + factor)."""
-    if not 0 <= factor < 1:
-        raise InvalidInputError(f"--perturb {factor}; expected 0 to below 1")
-    if factor == 0:
-        return graph
-    rng = np.random.default_rng(seed)
-    costs = tuple(
-        replace(
-            cost,
-            forward_s=cost.forward_s * rng.uniform(1 - factor, 1 + factor, len(graph)),
-            backward_s=cost.backward_s * rng.uniform(1 - factor, 1 + factor, len(graph)),
-        )
-        for cost in graph.costs
-    )
-    return replace(graph, costs=costs)
-
-
-def device_kind(cluster: Cluster, plan: Plan, gpus_here: int, num_hosts: int = 1) -> DeviceKind:
-    """Return what the ranks of a plan compute on: all on GPUs, or all on CPUs.
+def train(
+    model: str | None = None,
+    /,
+    *,
+    config: str | None = None,
+    on_progress: OnProgress = silent,
+    on_step: OnStep = unwatched,
+    **options: Any,  # noqa: ANN401 (fields of TrainRequest)
+) -> "Outcome | None":
+    """Profile a model, plan it over this machine's devices, and train it by the plan.
 
     Args:
-        cluster: The machines.
-        plan: The plan.
-        gpus_here: GPUs of this host.
-        num_hosts: Hosts that the ranks are spread over; with one all of them run here.
-
-    Raises:
-        UnsupportedError: The plan needs devices that are not here; names the way out.
-    """
-    names = set(used_names(plan))
-    used = [device for device in cluster.devices if device.name in names]
-    kinds = {device.kind for device in used}
-    if kinds == {DeviceKind.CPU}:
-        return DeviceKind.CPU
-    by_host = Counter(device.host for device in used)
-    needed = len(used) if num_hosts == 1 else max(by_host.values())
-    if kinds == {DeviceKind.GPU} and gpus_here >= needed:
-        return DeviceKind.GPU
-    types = ", ".join(sorted({device.type for device in used}))
-    raise UnsupportedError(
-        f"the plan is for {len(used)} devices ({types}), this machine has {gpus_here} GPUs; "
-        "--emulate rehearses it here, --devices N plans for CPU processes"
-    )
-
-
-def used_names(plan: Plan) -> list[str]:
-    """Return the devices that a plan uses."""
-    used = {d for stage in plan.stages for group in stage.devices for d in group}
-    return [plan.devices[device] for device in sorted(used)]
-
-
-def execute(solution: Solution, execution: Execution, source: ModelSource | None) -> Outcome | None:
-    """Carry out a plan, and compare it with its prediction and, if asked, with one process.
-
-    Args:
-        solution: The plan with its problem.
-        execution: How.
-        source: The model; None where the plan is emulated.
+        model: A built-in name, a Hugging Face configuration, or ``package.module:callable``.
+        config: A YAML file of options; those that are given here win.
+        on_progress: Called with each step of the work.
+        on_step: Called with a rank and each training step that it has done.
+        **options: The fields of :class:`TrainRequest`: the options of ``partita train``.
 
     Returns:
-        What it came to; None on other hosts than the first, which has it.
+        The run beside its prediction; None on other hosts than the first, which has it.
 
     Raises:
-        WorkerError: A rank failed, died or stood still; names it.
+        InvalidInputError: There is no such model or option.
+        WorkerError: A rank failed, died or stood still, or a check found a difference.
     """
-    if execution.job.emulate is not None:
-        return _emulate(solution, execution)
-    assert source is not None
-    assert execution.job.model is not None
-    if execution.job.same_data:
-        use_repeatable_algorithms()
-    execution.tell("capturing the model")
-    workload = model_workload(
-        source,
-        execution.job.model,
-        solution.problem,
-        solution.plan,
-        same_data=execution.job.same_data,
-    )
-    if execution.baseline in TORCH_WAYS:
-        return _run_torch(solution, execution, source, workload)
-    return _run(solution, execution, workload, source)
+    given = options if model is None else {**options, "model": model}
+    request = _request(TrainRequest, config, given)
+    check_training(request)
+    with torch_needed("training needs"):
+        from partita.flows.run_steps import carry_out, prepare_training  # noqa: PLC0415 (torch)
+    prepared = prepare_training(request, on_progress)
+    return _checked(carry_out(prepared, on_progress, on_step))
+
+
+def run(
+    plan: PlanSource,
+    /,
+    *script: str,
+    config: str | None = None,
+    on_progress: OnProgress = silent,
+    on_step: OnStep = unwatched,
+    **options: Any,  # noqa: ANN401 (fields of RunRequest)
+) -> "Outcome | None":
+    """Run a plan over processes, and compare it with its prediction.
+
+    Args:
+        plan: What ``partita plan`` wrote for a graph that ``partita profile`` made: the path of the
+            file, or the solution itself.
+        *script: A script of your own with its arguments, which every rank runs.
+        config: A YAML file of options; those that are given here win.
+        on_progress: Called with each step of the work.
+        on_step: Called with a rank and each training step that it has done.
+        **options: The fields of :class:`RunRequest`: the options of ``partita run``.
+
+    Returns:
+        The run beside its prediction; None on other hosts than the first, which has it.
+
+    Raises:
+        InvalidInputError: There is no such plan or option.
+        UnsupportedError: The devices of the plan are not here.
+        WorkerError: A rank failed, died or stood still, or a check found a difference.
+    """
+    given = {**options, "plan": plan, **({"script": script} if script else {})}
+    request = _request(RunRequest, config, given)
+    check_run(request)
+    with torch_needed("a run needs"):
+        from partita.flows.run_steps import carry_out, prepare_run  # noqa: PLC0415 (torch)
+    return _checked(carry_out(prepare_run(request), on_progress, on_step))
 
 
 def run_plan(
-    plan: Solution | str | Path,
+    plan: PlanSource | Path,
     *,
     steps: int = 10,
     optimizer: str = "adam",
     check: bool = False,
-    runs: str | Path = "runs",
-) -> Outcome:
-    """Run a plan of a profiled model on this machine.
+    runs: str | Path = RUNS,
+) -> "Outcome":
+    """Run a plan of a profiled model on this machine: :func:`run` with its usual options.
 
     Args:
         plan: What ``partita plan`` wrote, or the path of it.
@@ -305,189 +115,20 @@ def run_plan(
 
     Raises:
         UnsupportedError: The devices of the plan are not here.
-        WorkerError: A rank failed, died or stood still; names it.
+        WorkerError: A rank failed, died or stood still, or a check found a difference.
     """
-    solution = plan if isinstance(plan, Solution) else load(plan)
-    if not isinstance(solution, Solution):
-        raise InvalidInputError(f"{plan} holds no plan with its problem; 'partita plan' writes one")
-    used = used_names(solution.plan)
-    limit_threads(len(used))
-    origin = origin_of(solution.problem.graph)
-    kind = device_kind(solution.problem.cluster, solution.plan, visible_gpus())
-    job = Job(model=origin, steps=steps, optimizer=optimizer, keep_results=False, device=kind)
-    name, schedule = solution.problem.graph.name, solution.plan.schedule.value
-    directory = make_run_directory(Path(runs), name, f"{len(used)}x{kind.value}", schedule)
-    execution = Execution(job=job, directory=directory, check=check)
-    outcome = execute(solution, execution, load_origin(origin))
+    source = str(plan) if isinstance(plan, Path) else plan
+    outcome = run(source, steps=steps, optimizer=optimizer, check=check, runs=str(runs))
     assert outcome is not None  # there is one host
     return outcome
 
 
-def run_script(solution: Solution, execution: Execution, script: Sequence[str]) -> Outcome | None:
-    """Run a user's script in every rank of a plan; it trains through ``partita.parallelize``.
-
-    Raises:
-        InvalidInputError: There is no such script.
-        WorkerError: A rank failed, died or stood still; names it.
-    """
-    if not Path(script[0]).is_file():
-        raise InvalidInputError(f"there is no script {script[0]!r}")
-    check_runnable(solution.plan)
-    job = replace(execution.job, model=None, emulate=None, script=tuple(script))
-    run = _launched(solution, execution, job, execution.directory)
-    return None if run is None else _outcome(solution, run, job.program(solution), job)
+def _request(request: type[_R], config: str | None, given: dict[str, Any]) -> _R:
+    found = {} if config is None else read_options_file(config, request)
+    return make(request, **{**found, **given})
 
 
-def _outcome(solution: Solution, run: Run, program: Program, job: Job) -> Outcome:
-    """Put a run beside its prediction."""
-    problem, plan = solution.problem, solution.plan
-    seconds = instruction_seconds(problem, plan, program)
-    prediction = play(program, problem.cluster, seconds, job.transfers)
-    peaks = [run.memory[name].peak_bytes if name in run.memory else np.nan for name in plan.devices]
-    return Outcome(
-        solution=solution,
-        run=run,
-        predicted=prediction,
-        report=report_run(plan, program, prediction, run.timelines, run.step_s, peaks),
-    )
-
-
-def _emulate(solution: Solution, execution: Execution) -> Outcome | None:
-    job = execution.job
-    workload = emulated_workload(solution.problem, solution.plan, job.emulation())
-    for remark in workload.remarks:
-        execution.tell(remark)
-    run: Run | None
-    if _forks(execution):
-        run = emulate_forked(
-            workload,
-            limit_s=job.stall_limit_s,
-            log_directory=execution.logs,
-            told=execution.told,
-        )
-    else:
-        run = _launched(solution, execution, job, execution.directory)
-    return None if run is None else _emulated_outcome(solution, workload, run)
-
-
-def _emulated_outcome(solution: Solution, workload: EmulatedWorkload, run: Run) -> Outcome:
-    """Put an emulated run beside its prediction."""
-    prediction = predicted(workload)
-    return Outcome(
-        solution=solution,
-        run=run,
-        predicted=prediction,
-        report=report_run(
-            solution.plan, workload.task.program, prediction, run.timelines, run.step_s
-        ),
-        remarks=workload.remarks,
-    )
-
-
-def _run(
-    solution: Solution, execution: Execution, workload: Workload, source: ModelSource
-) -> Outcome | None:
-    problem, plan, job = solution.problem, solution.plan, execution.job
-    check_runnable(plan)
-    task = make_task(problem, plan, workload, order=job.order)
-    verdict: Verdict | None = None
-    module_verdict: Verdict | str | None = None
-    found: Run | None
-    run: Run | None
-    if execution.check:
-        execution.tell("comparing with the captured graph and with the untouched module")
-        short = _short(job)
-        if _forks(execution):
-            found = run_forked(
-                task, workload, options=short.rank_options(), log_directory=execution.logs
-            )
-        else:
-            quiet = replace(execution, told=lambda _, __: None)
-            found = _launched(solution, quiet, short, execution.directory / "check")
-        if found is not None:
-            verdict = verify(task, workload, found.result, short.rank_options())
-            assert job.model is not None
-            subject = make_subject(problem, plan, source, job.model, workload)
-            module_verdict = verify_module(subject, found.result, short.rank_options())
-    execution.tell(f"running {job.steps} steps")
-    if _forks(execution):
-        run = run_forked(
-            task,
-            workload,
-            options=job.rank_options(),
-            log_directory=execution.logs,
-            told=execution.told,
-        )
-    else:
-        run = _launched(solution, execution, job, execution.directory)
-    if run is None:
-        return None
-    made = _outcome(solution, run, task.program, job)
-    return replace(
-        made, verdict=verdict, module_verdict=module_verdict, baseline=execution.baseline
-    )
-
-
-def _short(job: Job) -> Job:
-    """Return the first steps of a job, with all that they give."""
-    return replace(job, steps=min(CHECKED_STEPS, job.steps), keep_results=True, power=None)
-
-
-def _forks(execution: Execution) -> bool:
-    """Return whether ranks are forked from this process.
-
-    Raises:
-        UnsupportedError: They should be, and cannot.
-    """
-    if execution.launcher == "torchrun" or execution.host.num_hosts > 1:
-        return False
-    if execution.job.device is DeviceKind.GPU:
-        return False
-    why = why_not_fork()
-    if why and execution.launcher == "fork":
-        raise UnsupportedError(f"ranks cannot be forked: {why}; --launcher torchrun does not fork")
-    return not why
-
-
-def _launched(solution: Solution, execution: Execution, job: Job, directory: Path) -> Run | None:
-    """Run in fresh processes, on this host or together with others; the first one has the run."""
-    JobDirectory(directory).create(solution, job)
-    launch(directory, execution.host, told=execution.told)
-    return None if execution.host.index else collect(directory)
-
-
-def _run_torch(
-    solution: Solution, execution: Execution, source: ModelSource, workload: Workload
-) -> Outcome:
-    """Run one of torch's own ways."""
-    problem, plan, job = solution.problem, solution.plan, execution.job
-    assert job.model is not None
-    if not _forks(execution):
-        raise UnsupportedError(
-            f"baseline {execution.baseline} runs in forked CPU processes of one host, which cannot "
-            f"be had here: {why_not_fork() or 'the run is for GPUs or several hosts'}"
-        )
-    subject = make_subject(problem, plan, source, job.model, workload)
-    verdict = None
-    if execution.check:
-        execution.tell(f"comparing {execution.baseline} with one process")
-        options = _short(job).rank_options()
-        found = run_baseline(
-            execution.baseline, subject, options=options, log_directory=execution.logs
-        )
-        verdict = verify_baseline(execution.baseline, subject, found.result, options)
-    execution.tell(f"running {job.steps} steps")
-    run = run_baseline(
-        execution.baseline,
-        subject,
-        options=job.rank_options(),
-        log_directory=execution.logs,
-        told=execution.told,
-    )
-    return Outcome(
-        solution=solution,
-        run=run,
-        predicted=simulate(problem, plan),
-        verdict=verdict,
-        baseline=execution.baseline,
-    )
+def _checked(outcome: "Outcome | None") -> "Outcome | None":
+    if outcome is not None:
+        outcome.require_equal()
+    return outcome

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.capture.origin import ModelOrigin
-from partita.capture.sources import ModelSource
+from partita.capture.origin import Captures
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.errors import InvalidInputError
@@ -49,25 +48,18 @@ def baseline_of(name: str) -> Baseline:
     return found
 
 
-def make_subject(
-    problem: Problem,
-    plan: Plan,
-    source: ModelSource,
-    origin: ModelOrigin,
-    workload: Workload,
-) -> Subject:
+def make_subject(problem: Problem, plan: Plan, captures: Captures, workload: Workload) -> Subject:
     """Return what a baseline trains: a model, with the microbatches of a plan.
 
     Args:
         problem: The problem.
         plan: Which rank takes which microbatches: one stage with a replica for each rank for
             ``ddp`` and ``fsdp``, a stage for each rank for ``torch-1f1b``.
-        source: The model.
-        origin: What the problem's graph was captured from.
+        captures: The model, as the problem's graph was captured from it.
         workload: First weights, data, and the code of the plan's stages.
     """
     task = Task(problem, plan, lower(problem, plan), workload.code)
-    return Subject(task=task, source=source, origin=origin, workload=workload)
+    return Subject(task=task, captures=captures, workload=workload)
 
 
 def run_baseline(

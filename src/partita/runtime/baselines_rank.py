@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from partita.capture.origin import ModelOrigin
+from partita.capture.origin import Captures
 from partita.capture.sources import ModelSource
 from partita.errors import PartitaError, WorkerError
 from partita.runtime.board import Board, Phase
@@ -34,15 +34,18 @@ class Subject:
 
     Attributes:
         task: The plan, which says what each rank takes.
-        source: The untouched model.
-        origin: What the graph was captured from.
+        captures: The model, untouched and as it was captured.
         workload: First weights, data, and the code of the plan's stages.
     """
 
     task: Task
-    source: ModelSource
-    origin: ModelOrigin
+    captures: Captures
     workload: Workload
+
+    @property
+    def source(self) -> ModelSource:
+        """The untouched model."""
+        return self.captures.source
 
 
 class Trainer(Protocol):

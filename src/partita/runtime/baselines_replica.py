@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partita.capture.origin import capture_at
 from partita.capture.setting import Example, example_inputs
 from partita.capture.tree import Value, leaves_of, map_leaves
 from partita.core.plan import Plan
@@ -80,7 +79,7 @@ class WholeModel(nn.Module):
         self.model = model
         self.criterion = subject.source.loss
         size = int(subject.task.plan.microbatch_sizes[0])
-        self.captured = capture_at(subject.source, size, subject.origin)
+        self.captured = subject.captures.at(size)
         leaves = leaves_of(self.captured.output)
         self._places = [leaf.index if isinstance(leaf, Value) else -1 for _, leaf in leaves]
         self._loss = subject.task.graph.loss

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not in its stubs
 
-from partita.capture.origin import load_origin
+from partita.capture.origin import Captures, load_origin
 from partita.core.graph import DeviceKind
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
@@ -138,9 +138,8 @@ def _prepare(
     if job.same_data:
         use_repeatable_algorithms()
     origin = replace(job.model, options=replace(job.model.options, device=str(device)))
-    workload = model_workload(
-        load_origin(origin), origin, problem, plan, same_data=job.same_data
-    )  # fmt: skip
+    captures = Captures(load_origin(origin), origin)
+    workload = model_workload(captures, problem, plan, same_data=job.same_data)
     task = make_task(problem, plan, workload, order=job.order)
     return lambda member, board: run_rank(
         task, member, workload, options=job.rank_options(), board=board, told=member.tell

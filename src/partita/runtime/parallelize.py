@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from partita.capture.origin import ANNOTATION, ModelOrigin, origin_of
+from partita.capture.origin import ANNOTATION, Captures, ModelOrigin, origin_of
 from partita.capture.setting import Example, LossFunction, example_inputs
 from partita.capture.sources import ModelSource
 from partita.capture.tree import leaves_of, map_leaves
@@ -241,7 +241,7 @@ class TrainingStep:
         source = ModelSource(
             name=problem.graph.name, model=self._model, example=example, loss=self._loss
         )
-        workload = model_workload(source, _origin(problem), problem, self._plan)
+        workload = model_workload(Captures(source, _origin(problem)), problem, self._plan)
         for name in sorted(workload.state):  # models may be built with other random numbers
             dist.broadcast(workload.state[name], 0)
         workload = replace(workload, load=self._load)

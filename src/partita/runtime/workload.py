@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from partita.capture.captured import CapturedModel, CaptureMode
-from partita.capture.origin import ModelOrigin, capture_at
+from partita.capture.origin import Captures
 from partita.capture.setting import example_inputs
 from partita.capture.sources import ModelSource
 from partita.core.graph import Graph
@@ -68,8 +68,7 @@ def use_repeatable_algorithms() -> None:
 
 
 def model_workload(
-    source: ModelSource,
-    origin: ModelOrigin,
+    captures: Captures,
     problem: Problem,
     plan: Plan,
     *,
@@ -78,8 +77,7 @@ def model_workload(
     """Return the workload of a plan for a model.
 
     Args:
-        source: The model.
-        origin: How it is captured.
+        captures: The model; captured at the sizes of the plan where it is not yet.
         problem: The problem.
         plan: A plan for it.
         same_data: Whether every step sees the data of the first.
@@ -87,13 +85,13 @@ def model_workload(
     Raises:
         InvalidInputError: The plan is for another model, or for another mode; shows the difference.
     """
-    training = problem.objective.mode is Mode.TRAINING
-    if training and origin.mode is not CaptureMode.TRAINING:
+    source, training = captures.source, problem.objective.mode is Mode.TRAINING
+    if training and captures.origin.mode is not CaptureMode.TRAINING:
         raise InvalidInputError(
             f"{source.name!r} was captured in eval mode; profile it in training mode to train it"
         )
     sizes: list[int] = plan.microbatch_sizes.tolist()
-    captured = {size: capture_at(source, size, origin) for size in dict.fromkeys(sizes)}
+    captured = {size: captures.at(size) for size in dict.fromkeys(sizes)}
     for found in captured.values():
         _check_same(problem.graph, found)
     first = captured[sizes[0]]

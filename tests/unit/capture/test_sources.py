@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from partita.capture.origin import ModelOrigin, capture_at, load_origin, named_loss, origin_of
+from partita.capture.origin import Captures, ModelOrigin, load_origin, named_loss, origin_of
 from partita.capture.setting import Example
 from partita.capture.sources import ModelSource, SourceOptions, load_source
 from partita.errors import InvalidInputError
@@ -107,7 +107,7 @@ def test_a_graph_remembers_its_model_and_brings_it_back(own: str) -> None:
     origin = ModelOrigin(
         text=f"{own}:drawn", options=SourceOptions(batch_size=3, dtype="float64"), loss="mse"
     )
-    captured = capture_at(load_origin(ModelOrigin(text=f"{own}:drawn")), 0, origin).graph
+    captured = Captures(load_origin(ModelOrigin(text=f"{own}:drawn")), origin).at().graph
     assert origin_of(origin.recorded_in(captured)) == origin
     assert origin.recorded_in(captured).fingerprint == captured.fingerprint
     with pytest.raises(InvalidInputError, match="does not say which model"):

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
 
-from partita.capture.origin import ModelOrigin, capture_at
+from partita.capture.origin import Captures, ModelOrigin
 from partita.capture.sources import SourceOptions, load_source
 from partita.core.problem import Objective, Problem
 from partita.core.program import Kind
@@ -29,11 +29,11 @@ def large() -> tuple[Task, Workload]:
         text="gpt3-small", options=SourceOptions(batch_size=1, sequence_length=4, scale=0.03)
     )
     source = load_source(origin.text, origin.options)
-    graph = capture_at(source, 1, origin).graph
+    graph = Captures(source, origin).at(1).graph
     problem = Problem(graph=graph, cluster=flat_cluster(RANKS), objective=Objective())
     groups = [list(range(32)), list(range(32, 56)), list(range(56, RANKS))]
     plan = pipeline(graph, problem.cluster, groups, microbatches=96)
-    workload = model_workload(source, origin, problem, plan)
+    workload = model_workload(Captures(source, origin), problem, plan)
     return make_task(problem, plan, workload), workload
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from partita.capture.captured import CaptureMode, Granularity
-from partita.capture.origin import ModelOrigin, capture_at
+from partita.capture.origin import Captures, ModelOrigin
 from partita.capture.setting import Example
 from partita.capture.sources import ModelSource
 from partita.catalogue.shorthand import local_cluster
@@ -65,14 +65,14 @@ def run_of(
     model = nn.Sequential(make(), make()).double()
     source = ModelSource(name="net", model=model, example=example, loss=nn.functional.cross_entropy)
     origin = ModelOrigin(text="net", mode=CaptureMode(mode.value), granularity=granularity)
-    graph = capture_at(source, 2, origin).graph
+    graph = Captures(source, origin).at(2).graph
     ones = np.ones(len(graph))
     graph = replace(graph, costs=(replace(graph.costs[0], forward_s=ones, backward_s=ones),))
     objective = Objective(microbatch_size=2, microbatches=4, mode=mode)
     problem = Problem(graph=graph, cluster=local_cluster(2), objective=objective)
     plan = solve(problem, "uniform").plan
-    workload = model_workload(source, origin, problem, plan)
-    subject = make_subject(problem, plan, source, origin, workload)
+    workload = model_workload(Captures(source, origin), problem, plan)
+    subject = make_subject(problem, plan, Captures(source, origin), workload)
     options = RunOptions(steps=OPTIONS.steps, seed=OPTIONS.seed, make_optimizer=adam)
     code, state, load = subject.task.code, workload.state, workload.load
     return subject, interpret(problem, plan, code, state=state, load=load, options=options)

@@ -1,6 +1,5 @@
 """From a model to a graph with measured costs: capture, look in the cache, measure, grow."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -72,7 +71,7 @@ def profile_source(
     options: ProfileOptions | None = None,
     capture_options: CaptureOptions | None = None,
     cache: ProfileCache | None = None,
-    captured_as: Callable[[CapturedModel], None] = lambda _: None,
+    captured: CapturedModel | None = None,
     progress: Progress = lambda _, __: None,
 ) -> Measured:
     """Return a model as a graph with measured costs, from the cache if it is there.
@@ -82,14 +81,13 @@ def profile_source(
         options: How to measure.
         capture_options: How to capture.
         cache: Where measurements are kept; nowhere if not given.
-        captured_as: Told the captured model, before anything is measured.
+        captured: The model as it was captured before, on its usual microbatch.
         progress: Told each round.
     """
     options = ProfileOptions() if options is None else options
     how = CaptureOptions() if capture_options is None else capture_options
     example = source.example(0)
-    captured = _captured(source, example, how)
-    captured_as(captured)
+    captured = _captured(source, example, how) if captured is None else captured
     device = device_of(captured, [])
     kind = options.device_type or device_type_of(device)
     facts = {
