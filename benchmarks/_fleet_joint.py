@@ -10,8 +10,9 @@ from partita.core.fleet import Sensitivity, SensitivityOrigin, Trace, trace_of
 from partita.fleet.policies.metrics import load_of, metrics_of
 from partita.fleet.policies.resources import Servers
 from partita.fleet.simulate.options import Rules
-from partita.fleet.simulate.play import DIFFERENCES, simulate_fleet
+from partita.fleet.simulate.table import simulate_trace
 from partita.fleet.study.generated import GPU_SHARES, Mix, generate_trace
+from partita.released.synergy import DIFFERENCES
 
 ORDERINGS = ("fifo", "srtf", "las", "ftf")
 BUSY_JOBS = 5.0
@@ -68,12 +69,12 @@ def joint_group(cases: list[tuple[Trace, Servers]]) -> Group:
         bound = bound_s(trace, servers.num_gpus)
         for ordering in ORDERINGS:
             tuned, joint = (
-                simulate_fleet(trace, servers, f"{ordering}:{name}") for name in ("tune", "joint")
+                simulate_trace(trace, servers, f"{ordering}:{name}") for name in ("tune", "joint")
             )
             before, after = metrics_of(tuned).mean_s, metrics_of(joint).mean_s
             strict = ""
             if ordering == "fifo":
-                history = simulate_fleet(trace, servers, "fifo:joint-in-order")
+                history = simulate_trace(trace, servers, "fifo:joint-in-order")
                 strict = f"{1 - metrics_of(history).mean_s / before:+.2%}"
             waiting = load_of(tuned).waiting
             gain, most = 1 - after / before, 1 - bound / before
@@ -118,8 +119,8 @@ def fresh_group(models: list[Sensitivity], servers: Servers) -> Group:
             waiting, gains = [], []
             for seed in (11, 12):
                 trace = generate_trace(models, np.random.default_rng(seed), jobs=120, mix=mix)
-                tuned = simulate_fleet(trace, servers, f"{ordering}:tune")
-                joint = simulate_fleet(trace, servers, f"{ordering}:joint")
+                tuned = simulate_trace(trace, servers, f"{ordering}:tune")
+                joint = simulate_trace(trace, servers, f"{ordering}:joint")
                 waiting.append(load_of(tuned).waiting)
                 gains.append(1 - metrics_of(joint).mean_s / metrics_of(tuned).mean_s)
             busy += [g for g, w in zip(gains, waiting, strict=True) if w > BUSY_JOBS]
@@ -137,7 +138,7 @@ def opt_group(trace: Trace, servers: Servers) -> Group:
     """Show the gap that opt reports."""
     group = Group(title="opt: gap to its bound", headers=["trace", "order", "mean h", "mean gap"])
     for ordering in ORDERINGS:
-        history = simulate_fleet(trace, servers, f"{ordering}:opt")
+        history = simulate_trace(trace, servers, f"{ordering}:opt")
         load = load_of(history)
         mean = metrics_of(history).mean_s / HOUR_S
         group.rows.append([trace.name, ordering, f"{mean:.4f}", f"{load.mean_gap:.3%}"])
@@ -156,8 +157,8 @@ def rules_group(cases: list[tuple[Trace, Servers]]) -> Group:
         for ordering in ORDERINGS:
             for allocator in ("fair", "greedy", "tune"):
                 policy = f"{ordering}:{allocator}"
-                old = metrics_of(simulate_fleet(trace, servers, policy, as_released=True))
-                new = metrics_of(simulate_fleet(trace, servers, policy))
+                old = metrics_of(simulate_trace(trace, servers, policy, simulator="released"))
+                new = metrics_of(simulate_trace(trace, servers, policy))
                 change = f"{new.mean_s / old.mean_s - 1:+.1%}"
                 hours = [f"{m.mean_s / HOUR_S:.4f}" for m in (old, new)]
                 group.rows.append(
@@ -188,12 +189,12 @@ def power_group(trace: Trace, servers: Servers) -> Group:
         headers=["cap kW", "peak kW", "lost", "equal limit", "peak kW", "mean h", "equal, mean h"],
     )
     known = with_frontiers(trace)
-    free = simulate_fleet(known, servers, "fifo:tune")
+    free = simulate_trace(known, servers, "fifo:tune")
     base, peak = metrics_of(free), load_of(free).peak_w
     for part in (0.9, 0.8, 0.7):
         cap = part * peak
         runs = [
-            simulate_fleet(
+            simulate_trace(
                 known, servers, "fifo:tune", rules=Rules(power_cap_w=cap, equal_clocks=equal)
             )
             for equal in (False, True)
@@ -243,8 +244,8 @@ def elastic_group(servers: Servers) -> Group:
     )
     jobs = [base.job(row) for row in range(len(base))]
     elastic = trace_of([replace(job, min_gpus=1, max_gpus=8) for job in jobs], name="elastic")
-    fixed = metrics_of(simulate_fleet(base, servers, "fifo:joint"))
-    grown = metrics_of(simulate_fleet(elastic, servers, "fifo:joint"))
+    fixed = metrics_of(simulate_trace(base, servers, "fifo:joint"))
+    grown = metrics_of(simulate_trace(elastic, servers, "fifo:joint"))
     group = Group(
         title="elastic jobs on modelled curves: mean completion, hours",
         headers=["jobs", "2 GPUs each", "1 to 8 GPUs", "gain"],
@@ -283,8 +284,8 @@ def growth_group(models: list[Sensitivity]) -> Group:
             trace = generate_trace(models, np.random.default_rng(1), jobs=jobs, mix=mix)
             for policy in ("fifo:fair", "fifo:tune", "las:tune"):
                 history, seconds = timed(
-                    lambda t=trace, g=gpus, p=policy: simulate_fleet(
-                        t, alike(g), p, as_released=True
+                    lambda t=trace, g=gpus, p=policy: simulate_trace(
+                        t, alike(g), p, simulator="released"
                     )
                 )
                 each = seconds / history.events * 1e6

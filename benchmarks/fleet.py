@@ -29,7 +29,7 @@ from _planners_common import Group
 
 from partita.core.fleet import FleetHistory, Trace
 from partita.fleet.policies.resources import Servers, servers_of
-from partita.fleet.simulate.play import simulate_fleet
+from partita.fleet.simulate.table import simulate_trace
 from partita.formats.synergy import read_cluster, read_models, read_results, read_trace
 
 RECORDED_LOOP_S = 0.096
@@ -88,7 +88,7 @@ def released_group(folder: Path, traces: dict[str, Trace], clusters: dict[int, S
         title=f"released rules: {len(rows)} recorded rows",
         headers=["row", "jobs", "rounds", "computed", "recorded s", "ours s", "times", "needed"],
     )
-    simulate_fleet(traces["single_load9_1000"], clusters[128], "fifo:fair", as_released=True)
+    simulate_trace(traces["single_load9_1000"], clusters[128], "fifo:fair", simulator="released")
     loop = load_script(folder.parent, "calibrate").calibrate
     before, measured = float(loop()), []
     for row in rows:
@@ -98,7 +98,7 @@ def released_group(folder: Path, traces: dict[str, Trace], clusters: dict[int, S
         def call(
             trace: Trace = trace, servers: Servers = servers, policy: str = policy
         ) -> FleetHistory:
-            return simulate_fleet(trace, servers, policy, as_released=True)
+            return simulate_trace(trace, servers, policy, simulator="released")
 
         history = call()
         group.misses += differences(folder, row, history)

@@ -9,7 +9,8 @@ Every table of the package that others may add to has a group of entry points:
 ``partita.formats``          foreign files
 ``partita.fleet.orderings``  which job comes first
 ``partita.fleet.allocators`` who gets how much
-``partita.fleet.engines``    what simulates a fleet
+``partita.fleet.engines``    who runs the jobs of a live fleet
+``partita.fleet.simulators`` by which rules a trace is played
 ===========================  =====================================================
 
 A table says once which group is its own, and asks it for names that it does not have itself:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from partita.fleet.policies.resources import servers_of
-from partita.fleet.simulate.released import simulate_released
 from partita.formats.synergy import (
     read_cluster,
     read_models,
@@ -18,6 +17,7 @@ from partita.formats.synergy import (
     write_results,
     write_trace,
 )
+from partita.released.synergy import simulate_released
 
 SMALL = ("static100_32gpu", "dyn100_32gpu")
 

@@ -13,10 +13,10 @@ from partita.cli.console import print_json
 from partita.cli.token import note_fleet, read_token
 from partita.documents import read_text
 from partita.errors import InvalidInputError, UnsupportedError
+from partita.fleet.engines.table import DEFAULT_ENGINE, engine_names, make_engine
 from partita.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
-    from partita.fleet.engines.local import Machine
     from partita.fleet.policies.resources import Servers
 
 _EXTRA = ("fastapi", "uvicorn", "pydantic", "starlette")
@@ -28,10 +28,10 @@ _EXTRA = ("fastapi", "uvicorn", "pydantic", "starlette")
 )
 @click.option(
     "--engine",
-    type=click.Choice(("local",)),
-    default="local",
+    type=click.Choice(engine_names()),
+    default=DEFAULT_ENGINE,
     show_default=True,
-    help="Who runs the jobs: processes of this machine.",
+    help="Who runs the jobs; local: processes of this machine.",
 )
 @click.option(
     "--cluster", "-c", help="Declared servers: 2x4xa100, a cluster file, or Synergy's INI file."
@@ -102,7 +102,6 @@ def command(host: str, port: int, as_json: bool, **rest: Any) -> None:
         raise UnsupportedError(
             f"the server needs {exc.name}; pip install 'partita[serve]'"
         ) from exc
-    from partita.fleet.engines.local import LocalEngine, machine_for  # noqa: PLC0415
     from partita.fleet.live.fleet import Fleet  # noqa: PLC0415 (heavy)
     from partita.fleet.live.token import TOKEN_FILE, make_token  # noqa: PLC0415
 
@@ -110,8 +109,8 @@ def command(host: str, port: int, as_json: bool, **rest: Any) -> None:
         host=host, allow_hosts=rest["allow_hosts"], token=read_token(rest["token_file"])
     )
     servers = declared_servers(rest["cluster"], rest["gpus"], rest["cpus"], rest["memory"])
-    machine = machine_for(servers, _hierarchies(permitted=rest["groups"]))
-    fleet = Fleet(_fleet_settings(rest), servers, rest["policy"], LocalEngine(machine))
+    engine = make_engine(rest["engine"], servers, groups=rest["groups"])
+    fleet = Fleet(_fleet_settings(rest), servers, rest["policy"], engine)
     made = None
     try:
         if not settings.token:
@@ -125,14 +124,14 @@ def command(host: str, port: int, as_json: bool, **rest: Any) -> None:
     address = f"http://{f'[{host}]' if ':' in host else host}:{number}"
     if made is not None:
         note_fleet(number, made)
-    _announce(fleet, machine, address, made, as_json=as_json)
+    _announce(fleet, engine.notes(), address, made, as_json=as_json)
     serve(make_app(settings, fleet), bound)
 
 
 def _announce(
-    fleet: Any, machine: "Machine", address: str, made: Path | None, *, as_json: bool
+    fleet: Any, notes: tuple[str, ...], address: str, made: Path | None, *, as_json: bool
 ) -> None:
-    notes, servers = machine.notes(), fleet.servers
+    servers = fleet.servers
     if as_json:
         state = str(fleet.settings.state)
         print_json(
@@ -223,17 +222,3 @@ def _read_cluster(spec: str) -> Any:
     if spec.endswith(".ini"):
         return read_cluster(read_text(spec), name=Path(spec).stem)
     return parse_cluster(spec, read_text, load_catalogue())
-
-
-def _hierarchies(*, permitted: bool) -> Any:
-    """Return where control groups can be made, by trying."""
-    from partita.fleet.profiler.isolation import (  # noqa: PLC0415
-        IsolationRequest,
-        Way,
-        choose_isolation,
-    )
-
-    if not permitted:
-        return ()
-    chosen = choose_isolation(IsolationRequest())
-    return chosen.hierarchies if chosen.way is Way.CGROUP else ()

@@ -104,7 +104,7 @@ def command(trace: str, **rest: Any) -> None:
     quiet = rest["quiet"] or rest["as_json"]
     with progress("fleet", quiet=quiet) as tell:
         question = _question(trace, rest)
-        found = study(question, tell=paced(tell))
+        found = study(question, on_progress=paced(tell))
     written = write_study(
         found,
         picture=rest["picture"],
@@ -135,14 +135,15 @@ def _question(source: str, rest: dict[str, Any]) -> "Question":
     servers = declared_servers(rest["cluster"], None, rest["cpus"], rest["memory"])
     typed = rest["policies"] or (DEFAULT_POLICIES,)
     policies = [name.strip() for text in typed for name in text.split(",")]
-    released = (False, True) if rest["both"] else (bool(rest["as_released"]),)
+    simulators = ("ours", "released") if rest["both"] else ("ours",)
+    simulators = ("released",) if rest["as_released"] else simulators
     return Question(
         trace=trace,
         servers=servers,
         policies=policies,
         loads=parse_loads(rest["loads"]),
         rules=_rules(rest, servers),
-        released=released,
+        simulators=simulators,
         window=parse_span(rest["window"], "--window"),
         seed=rest["seed"],
     )

@@ -19,7 +19,6 @@ from partita.documents import save, write_bytes, write_text
 from partita.errors import InvalidInputError
 from partita.fleet.policies.metrics import Metrics
 from partita.fleet.policies.resources import Servers
-from partita.fleet.simulate.play import DIFFERENCES
 from partita.fleet.study.panels import MOST_LINES, panels_of
 from partita.fleet.study.study import Capped, Run, Study
 from partita.fleet.study.traces import summary_of
@@ -88,7 +87,7 @@ def study_figures(found: Study) -> dict[str, Any]:
         "seed": question.seed,
         "runs": [run.to_json() for run in found.runs],
         "power_cap": [each.to_json() for each in found.capped],
-        "differences": list(DIFFERENCES) if len(question.released) > 1 else [],
+        "differences": found.differences,
     }
 
 
@@ -126,8 +125,9 @@ def _servers_line(servers: Servers) -> str:
 def _rules_line(found: Study) -> str:
     question = found.question
     rules = question.rules
-    if all(question.released):
-        return "by the rules of the released code: rounds of 300 s, no cost of a restart"
+    fixed = {run.simulator.fixed_rules for run in found.runs}
+    if "" not in fixed:
+        return "; ".join(sorted(fixed))
     words = f"simulated in rounds of {rules.round_s:g} s, restarts cost {rules.restart_s:g} s"
     if question.window is not None:
         words += f", jobs {question.window[0]} to {question.window[1]} count"
@@ -165,8 +165,10 @@ def _row(index: int, runs: Sequence[Run], scale: float) -> list[str]:
         _time(found.p99_s, scale),
         _time(found.makespan_s, scale),
         _time(found.queueing_s, scale),
-        "-" if run.released else f"{found.preemptions:,}",
-        "-" if run.released else f"{found.migrations:,}",
+        *(
+            "-" if name in run.simulator.not_counted else f"{getattr(found, name):,}"
+            for name in ("preemptions", "migrations")
+        ),
         f"{found.fairness:.2f}",
         f"{found.worst_stretch:.1f}",
         percent(use.gpus),
@@ -266,9 +268,9 @@ def _notes(found: Study) -> list[str]:
         for run in runs
         if run.metrics.unfinished
     ]
-    if len(found.question.released) > 1:
+    if found.differences:
         notes.append("where our rules depart from the released code's:")
-        notes += [f"  {line}" for line in DIFFERENCES]
+        notes += [f"  {line}" for line in found.differences]
     return notes
 
 

@@ -41,6 +41,7 @@ from partita.fleet.lease import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE
 from partita.fleet.live.files import PROGRESS, figure, read_json, write_json
 from partita.fleet.policies.resources import Servers
 from partita.fleet.profiler.cgroups import Hierarchy, limit_lines
+from partita.fleet.profiler.isolation import IsolationRequest, Way, choose_isolation
 from partita.processes import job_environment
 
 _GB = 10**9
@@ -107,6 +108,20 @@ def machine_for(servers: Servers, hierarchies: tuple[Hierarchy, ...] = ()) -> Ma
     )
 
 
+def make_local_engine(servers: Servers, *, groups: bool = True) -> "LocalEngine":
+    """Return the engine of this machine for some declared servers.
+
+    Args:
+        servers: The declared servers.
+        groups: Whether to use control groups where they are permitted, which is found by trying.
+    """
+    hierarchies: tuple[Hierarchy, ...] = ()
+    if groups:
+        chosen = choose_isolation(IsolationRequest())
+        hierarchies = chosen.hierarchies if chosen.way is Way.CGROUP else ()
+    return LocalEngine(machine_for(servers, hierarchies))
+
+
 class LocalEngine:
     """Jobs as processes, each below a small process of its own that outlives the scheduler.
 
@@ -122,6 +137,10 @@ class LocalEngine:
         self.machine = machine
         self._python = python
         self._children: set[int] = set()
+
+    def notes(self) -> tuple[str, ...]:
+        """Return lines for people on what of the declared servers is not real."""
+        return self.machine.notes()
 
     def start(self, order: Order) -> Handle:
         """Start a job below its own shim."""

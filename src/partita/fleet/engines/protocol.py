@@ -106,6 +106,9 @@ class Engine(Protocol):
     can_resize: bool
     """Whether CPUs and memory of a running job can be changed."""
 
+    def notes(self) -> tuple[str, ...]:
+        """Return lines that people should know when a fleet starts; empty = none."""
+
     def start(self, order: Order) -> Handle:
         """Start a job; returns when it can be found again.
 

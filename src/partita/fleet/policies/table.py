@@ -1,8 +1,13 @@
-"""The visible table of policies: an ordering times an allocator, such as ``fifo:tune``."""
+"""The visible table of policies: an ordering times an allocator, such as ``fifo:tune``.
+
+A new policy is a function and a row here. Other packages add theirs by entry points of the groups
+``partita.fleet.orderings`` and ``partita.fleet.allocators``: a row, or the function alone, which
+then has the properties that promise least.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from partita.core.columns import Floats, Longs
 from partita.errors import InvalidInputError
@@ -11,7 +16,10 @@ from partita.fleet.policies.allocators.joint import joint, overtake, shortest_of
 from partita.fleet.policies.allocators.opt import opt
 from partita.fleet.policies.allocators.simple import fair, greedy, tune
 from partita.fleet.policies.snapshot import Allocation, Snapshot
+from partita.plugins import PluginGroup, guarded
 
+ORDERING_PLUGINS = PluginGroup(group="partita.fleet.orderings", noun="ordering")
+ALLOCATOR_PLUGINS = PluginGroup(group="partita.fleet.allocators", noun="allocator")
 Allocator: TypeAlias = Callable[..., Allocation]
 
 
@@ -109,15 +117,49 @@ class Policy:
 
 
 def policy_of(name: str) -> Policy:
-    """Return a policy by name.
+    """Return a policy by name; of plug-ins, only those that it names are loaded.
 
     Raises:
         InvalidInputError: There is no such ordering or allocator.
+        UnsupportedError: A plug-in that it names cannot be loaded.
     """
-    ordering, colon, allocator = name.partition(":")
-    if not colon or ordering not in ORDERINGS or allocator not in ALLOCATORS:
+    ordering, _, allocator = name.partition(":")
+    first, second = _ordering(ordering), _allocator(allocator)
+    if first is None or second is None:
         raise InvalidInputError(
             f"policy {name!r} is not ORDERING:ALLOCATOR with an ordering of "
-            f"{', '.join(ORDERINGS)} and an allocator of {', '.join(ALLOCATORS)}"
+            f"{', '.join(ordering_names())} and an allocator of {', '.join(allocator_names())}"
         )
-    return Policy(name, ORDERINGS[ordering], ALLOCATORS[allocator])
+    return Policy(name, first, second)
+
+
+def ordering_names() -> list[str]:
+    """Return the names of all orderings, built in and plugged in; loads none."""
+    return list(dict.fromkeys([*ORDERINGS, *ORDERING_PLUGINS.names()]))
+
+
+def allocator_names() -> list[str]:
+    """Return the names of all allocators, built in and plugged in; loads none."""
+    return list(dict.fromkeys([*ALLOCATORS, *ALLOCATOR_PLUGINS.names()]))
+
+
+def _ordering(name: str) -> OrderingEntry | None:
+    if name in ORDERINGS:  # what is built in cannot be replaced
+        return ORDERINGS[name]
+    found: Any = ORDERING_PLUGINS.find(name)
+    if found is None:
+        return None
+    if not isinstance(found, OrderingEntry):
+        found = OrderingEntry(keys=found, linear=False, title="a plug-in")
+    return replace(found, keys=guarded("ordering", name, found.keys))
+
+
+def _allocator(name: str) -> AllocatorEntry | None:
+    if name in ALLOCATORS:
+        return ALLOCATORS[name]
+    found: Any = ALLOCATOR_PLUGINS.find(name)
+    if found is None:
+        return None
+    if not isinstance(found, AllocatorEntry):
+        found = AllocatorEntry(allocate=found, ordered=True, title="a plug-in")
+    return replace(found, allocate=guarded("allocator", name, found.allocate, returns=Allocation))

@@ -20,14 +20,11 @@ from partita.fleet.policies.metrics import Load, Metrics, by_kind, in_window, lo
 from partita.fleet.policies.resources import Servers
 from partita.fleet.policies.table import policy_of
 from partita.fleet.simulate.options import Rules
-from partita.fleet.simulate.play import simulate_fleet
-from partita.fleet.simulate.released import ALLOCATORS, ORDERINGS, STORAGE_MB_PER_S
+from partita.fleet.simulate.table import DEFAULT_SIMULATOR, Simulator, simulator_of
 from partita.fleet.study.cap import cap_loss
 from partita.fleet.study.generated import at_load
 
-Tell = Callable[[str], None]
-_NOT_RECORDED = ("preemptions", "migrations")
-"""What a run by the released rules does not count."""
+OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +37,7 @@ class Question:
         policies: Orderings with allocators, such as ``"fifo:tune"``.
         loads: Jobs an hour of new Poisson arrivals; empty = arrivals as in the trace.
         rules: How our rounds are played.
-        released: By which rules: ours (False), the released code's (True), or both.
+        simulators: By whose rules, such as ``("ours", "released")``.
         window: First and last job id that count; ``None`` = all.
         seed: Of the arrivals.
     """
@@ -50,7 +47,7 @@ class Question:
     policies: Sequence[str]
     loads: Sequence[float] = ()
     rules: Rules
-    released: Sequence[bool] = (False,)
+    simulators: Sequence[str] = (DEFAULT_SIMULATOR,)
     window: tuple[int, int] | None = None
     seed: int = 1
 
@@ -75,7 +72,7 @@ class Run:
     Attributes:
         policy: Ordering and allocator.
         load: Jobs an hour; NaN = arrivals of the trace.
-        released: Whether by the released rules.
+        simulator: By whose rules.
         trace: The jobs that it was given.
         history: What became of them.
         counted: Which jobs count.
@@ -86,7 +83,7 @@ class Run:
 
     policy: str
     load: float
-    released: bool
+    simulator: Simulator
     trace: Trace
     history: FleetHistory
     counted: Flags
@@ -97,20 +94,20 @@ class Run:
     @property
     def title(self) -> str:
         """The policy, with the rules where they are not ours."""
-        return f"{self.policy} as released" if self.released else self.policy
+        return f"{self.policy}{self.simulator.suffix}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as JSON values; what is not known is null."""
         return {
             "policy": self.policy,
-            "rules": "released" if self.released else "ours",
+            "rules": self.simulator.name,
             "load_per_hour": number_or_none(self.load),
             "rounds": self.history.rounds,
             "events": self.history.events,
-            **_metrics(self.metrics, released=self.released),
+            **_metrics(self.metrics, self.simulator),
             "use": {name: _value(value) for name, value in asdict(self.use).items()},
             "classes": {
-                kind: _metrics(found, released=self.released) for kind, found in self.kinds.items()
+                kind: _metrics(found, self.simulator) for kind, found in self.kinds.items()
             },
         }
 
@@ -171,39 +168,50 @@ class Study:
     runs: tuple[Run, ...]
     capped: tuple[Capped, ...] = ()
 
+    @property
+    def differences(self) -> list[str]:
+        """Where the rules of those who are compared depart from ours, a line each."""
+        found = {run.simulator.name: run.simulator.differences for run in self.runs}
+        return [line for lines in found.values() for line in lines] if len(found) > 1 else []
 
-def study(question: Question, *, tell: Tell = lambda _: None) -> Study:
+
+def study(question: Question, *, on_progress: OnProgress = lambda _: None) -> Study:
     """Return the runs of a question.
 
     Args:
         question: What is asked.
-        tell: Is told what goes on, often.
+        on_progress: Called with what goes on, often.
 
     Raises:
-        InvalidInputError: The released code has no such policy, or a rule does not fit.
+        InvalidInputError: A simulator has no such policy, or a rule does not fit.
         InfeasibleError: A job can never run.
     """
     runs: list[Run] = []
     capped: list[Capped] = []
     for load, trace in _loaded(question):
-        for released in question.released:
-            for policy in _policies(question, released=released):
-                cap = math.isfinite(question.rules.power_cap_w) and not released
-                rules = replace(question.rules, record=True) if cap else question.rules
-                run = _run(question, policy, (load, trace), tell, released=released, rules=rules)
+        for simulator in map(simulator_of, question.simulators):
+            for policy in _policies(question, simulator):
+                cap = math.isfinite(question.rules.power_cap_w) and not simulator.fixed_rules
+                rules = _rules(question, simulator)
+                rules = replace(rules, record=True) if cap and rules else rules
+                run = _run(question, policy, (load, trace), on_progress, simulator, rules)
                 runs.append(run)
                 if cap:
-                    capped.append(_capped(question, run, tell))
+                    capped.append(_capped(question, run, on_progress))
     runs.sort(key=lambda run: (0.0 if math.isnan(run.load) else run.load, run.metrics.mean_s))
     return Study(question=question, runs=tuple(runs), capped=tuple(capped))
 
 
-def _policies(question: Question, *, released: bool) -> list[str]:
-    """Return the policies; of both rules, the released code has not all."""
-    if not released or len(question.released) == 1:
+def _policies(question: Question, simulator: Simulator) -> list[str]:
+    """Return the policies; where several simulators are compared, those that one has."""
+    if len(question.simulators) == 1:
         return list(question.policies)
-    pairs = [(policy, *policy.split(":")) for policy in question.policies]
-    return [name for name, first, second in pairs if first in ORDERINGS and second in ALLOCATORS]
+    return [name for name in question.policies if simulator.knows(name)]
+
+
+def _rules(question: Question, simulator: Simulator) -> Rules | None:
+    """Return the rules to play by; in a comparison, one whose rules are fixed keeps its own."""
+    return None if simulator.fixed_rules and len(question.simulators) > 1 else question.rules
 
 
 def _loaded(question: Question) -> list[tuple[float, Trace]]:
@@ -220,34 +228,27 @@ def _run(
     question: Question,
     policy: str,
     given: tuple[float, Trace],
-    tell: Tell,
-    *,
-    released: bool = False,
-    rules: Rules,
+    on_progress: OnProgress,
+    simulator: Simulator,
+    rules: Rules | None,
 ) -> Run:
     load, trace = given
     words = policy if math.isnan(load) else f"{policy} at {load:g} jobs/h"
-    tell(words)
-    mixed = len(question.released) > 1
-    if released:
-        allowed = None if mixed else rules
-        servers = with_storage(question.servers)
-        history = simulate_fleet(trace, servers, policy, as_released=True, rules=allowed)
-    else:
-        history = simulate_fleet(
-            trace,
-            question.servers,
-            policy,
-            rules=rules,
-            progress=lambda done, all_: tell(f"{words}: {done:,} of {all_:,} jobs"),
-        )
+    on_progress(words)
+    history = simulator.simulate(
+        trace,
+        question.servers,
+        policy_of(policy),
+        rules,
+        lambda done, all_: on_progress(f"{words}: {done:,} of {all_:,} jobs"),
+    )
     chosen = np.ones(len(history), dtype=np.bool_)
     if question.window is not None:
         chosen = in_window(history, *question.window)
     return Run(
         policy=policy,
         load=load,
-        released=released,
+        simulator=simulator,
         trace=trace,
         history=history,
         counted=chosen,
@@ -257,21 +258,13 @@ def _run(
     )
 
 
-def with_storage(servers: Servers) -> Servers:
-    """Return servers with storage for the released rules, where it is not told.
-
-    The released code asks for a fixed bandwidth a GPU; storage that is not known does not bind.
-    """
-    needed = STORAGE_MB_PER_S * servers.gpus
-    found = np.where(servers.storage_mb_per_s > 0, servers.storage_mb_per_s, needed)
-    return replace(servers, storage_mb_per_s=found)
-
-
-def _capped(question: Question, run: Run, tell: Tell) -> Capped:
+def _capped(question: Question, run: Run, on_progress: OnProgress) -> Capped:
     """Compare a run under a cap with none, and with one limit of clocks for all."""
     given, rules = (run.load, run.trace), question.rules
-    free = _run(question, run.policy, given, tell, rules=replace(rules, power_cap_w=math.inf))
-    equal = _run(question, run.policy, given, tell, rules=replace(rules, equal_clocks=True))
+    free, equal = (
+        _run(question, run.policy, given, on_progress, run.simulator, changed)
+        for changed in (replace(rules, power_cap_w=math.inf), replace(rules, equal_clocks=True))
+    )
     three = (free, run, equal)
     gpu_s = [float(each.history.attained_gpu_s.sum()) for each in three]
     lost = cap_loss(run.trace, run.history, rules.power_cap_w)
@@ -293,10 +286,10 @@ def _capped(question: Question, run: Run, tell: Tell) -> Capped:
     )
 
 
-def _metrics(found: Metrics, *, released: bool) -> dict[str, Any]:
-    skipped = _NOT_RECORDED if released else ()
+def _metrics(found: Metrics, simulator: Simulator) -> dict[str, Any]:
     return {
-        name: None if name in skipped else _value(value) for name, value in asdict(found).items()
+        name: None if name in simulator.not_counted else _value(value)
+        for name, value in asdict(found).items()
     }
 
 

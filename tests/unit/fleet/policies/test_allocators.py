@@ -14,9 +14,9 @@ from partita.fleet.policies.allocators.joint import keep_running
 from partita.fleet.policies.kernels import compiled as kernels
 from partita.fleet.policies.table import ALLOCATORS, policy_of
 from partita.fleet.simulate.options import Rules
-from partita.fleet.simulate.play import simulate_fleet
 from partita.fleet.simulate.rounds import _Player, check_promise
 from partita.fleet.simulate.state import first_state
+from partita.fleet.simulate.table import simulate_trace
 from partita.testing.fleet_builders import flat, small_trace, steep
 
 CURVES = st.lists(st.floats(0.2, 3.0), min_size=3, max_size=3).map(sorted)
@@ -73,10 +73,10 @@ def test_opt_on_one_server_is_the_best_there_is(curves):
 @pytest.mark.parametrize("policy", ["fifo:fair", "srtf:tune", "las:tune", "ftf:fair", "drf:tune"])
 def test_rounds_that_are_skipped_change_nothing(policy, monkeypatch):
     trace = small_trace(jobs=12, every_s=700.0)
-    fast = simulate_fleet(trace, servers(1), policy)
+    fast = simulate_trace(trace, servers(1), policy)
     plain = _Player._rounds
     monkeypatch.setattr(_Player, "_rounds", lambda *given: min(plain(*given), 1))
-    slow = simulate_fleet(trace, servers(1), policy)
+    slow = simulate_trace(trace, servers(1), policy)
     assert fast.finish_s == pytest.approx(slow.finish_s)
     assert fast.rounds == slow.rounds
     assert len(fast.usage) < len(slow.usage)
@@ -89,9 +89,9 @@ def test_compiled_kernels_grant_what_plain_ones_do(allocator, monkeypatch):
         Job(job_id=i, sensitivity=kinds[i % 3 > 0], iterations=3000 + 500 * i, gpus=1 + i % 3)
         for i in range(9)
     ]
-    plain = simulate_fleet(trace_of(jobs), servers(3), f"srtf:{allocator}")
+    plain = simulate_trace(trace_of(jobs), servers(3), f"srtf:{allocator}")
     monkeypatch.setattr(kernels, "COMPILE_FROM", 0)
-    fast = simulate_fleet(trace_of(jobs), servers(3), f"srtf:{allocator}")
+    fast = simulate_trace(trace_of(jobs), servers(3), f"srtf:{allocator}")
     assert fast == plain
 
 

@@ -12,7 +12,7 @@ from partita.errors import InfeasibleError, InvalidInputError
 from partita.fleet.policies.metrics import by_kind, cdf, in_window, load_of, metrics_of
 from partita.fleet.policies.table import ALLOCATORS, ORDERINGS
 from partita.fleet.simulate.options import Outage, Rules
-from partita.fleet.simulate.play import simulate_fleet
+from partita.fleet.simulate.table import simulate_trace
 from partita.testing.fleet_builders import flat, small_trace, steep
 
 POLICIES = [f"{ordering}:{allocator}" for ordering in ORDERINGS for allocator in ALLOCATORS]
@@ -24,14 +24,14 @@ def one(part, *, iterations, **fields):
 
 def test_a_lone_job_runs_at_its_fair_or_top_speed():
     trace = trace_of([one(steep(), iterations=1000)])
-    ends = {a: simulate_fleet(trace, servers(), f"fifo:{a}").finish_s[0] for a in ALLOCATORS}
+    ends = {a: simulate_trace(trace, servers(), f"fifo:{a}").finish_s[0] for a in ALLOCATORS}
     assert ends == dict.fromkeys(ALLOCATORS, 500.0) | {"fair": 1000.0}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_ends_every_job_and_records_who_ran(policy):
     trace = small_trace(jobs=14)
-    history = simulate_fleet(trace, servers(1), policy, rules=Rules(record=True))
+    history = simulate_trace(trace, servers(1), policy, rules=Rules(record=True))
     assert history.unfinished == 0
     alone = trace.fair_s / np.where(trace.sensitivity == 0, 2.0, 1.0)
     assert (history.completion_s >= alone - 1e-6).all()
@@ -49,7 +49,7 @@ def test_every_policy_ends_every_job_and_records_who_ran(policy):
 def test_a_range_of_gpus_beyond_reach_ends_at_what_there_is(allocator, quota):
     job = one(flat(), iterations=600, gpus=64, min_gpus=1, max_gpus=64, tenant="lab")
     rules = Rules(record=True, quotas={} if quota is None else {"lab": quota})
-    history = simulate_fleet(trace_of([job]), servers(2), f"fifo:{allocator}", rules=rules)
+    history = simulate_trace(trace_of([job]), servers(2), f"fifo:{allocator}", rules=rules)
     assert history.unfinished == 0
     assert history.leases.gpus.sum() <= (quota or servers(2).num_gpus)
 
@@ -61,7 +61,7 @@ def test_jobs_with_ranges_keep_the_quota_of_their_tenant(policy):
         for i in range(6)
     ]
     rules = Rules(record=True, quotas={"a": 2})
-    leases = simulate_fleet(trace_of(jobs), servers(2), policy, rules=rules).leases
+    leases = simulate_trace(trace_of(jobs), servers(2), policy, rules=rules).leases
     of_a = leases.job % 2 == 0
     for moment in np.unique(leases.start_s):
         held = of_a & (leases.start_s <= moment) & (moment < leases.end_s)
@@ -92,7 +92,7 @@ def test_nobody_runs_on_fewer_gpus_than_are_known(allocator):
     ]
     there = replace(servers(1), gpu_types=("v100",), gpus=np.array([6]))
     rules = Rules(record=True)
-    history = simulate_fleet(trace_of(jobs), there, f"fifo:{allocator}", rules=rules)
+    history = simulate_trace(trace_of(jobs), there, f"fifo:{allocator}", rules=rules)
     assert history.unfinished == 0
     assert set(history.leases.gpus.tolist()) <= {4, 5, 6}
 
@@ -106,7 +106,7 @@ def test_a_range_ends_at_the_gpus_of_the_types_that_are_known(allocator):
         gpu_type=np.array([0, 1]),
         gpus=np.array([2, 8]),
     )
-    history = simulate_fleet(trace_of([job]), there, f"fifo:{allocator}")
+    history = simulate_trace(trace_of([job]), there, f"fifo:{allocator}")
     assert history.unfinished == 0
 
 
@@ -114,17 +114,17 @@ def test_what_no_server_can_run_is_told_with_its_reason():
     there = replace(servers(1), gpu_types=("v100",))
     small = trace_of([one(counted(v100=(4, 8)), iterations=9, gpus=2)])
     with pytest.raises(InfeasibleError, match="run on 4 GPUs or more; one asks for 2"):
-        simulate_fleet(small, there, "fifo:tune")
+        simulate_trace(small, there, "fifo:tune")
     share = float((servers(1).memory_gb / servers(1).gpus)[0])
     hungry = replace(flat("hungry"), memory_bytes=np.array([(share + 1) * 1e9]))
     with pytest.raises(InfeasibleError, match=rf"'hungry' need {share + 1:g} GB of memory a GPU"):
-        simulate_fleet(trace_of([one(hungry, iterations=9)]), servers(1), "fifo:tune")
+        simulate_trace(trace_of([one(hungry, iterations=9)]), servers(1), "fifo:tune")
 
 
 def test_a_job_beyond_the_quota_of_its_tenant_is_named():
     jobs = [one(flat(), iterations=600, gpus=n, job_id=n, tenant="lab") for n in (1, 3)]
     with pytest.raises(InfeasibleError, match="job 3 needs 3 GPUs and its tenant 'lab' may hold 2"):
-        simulate_fleet(trace_of(jobs), servers(), "fifo:tune", rules=Rules(quotas={"lab": 2}))
+        simulate_trace(trace_of(jobs), servers(), "fifo:tune", rules=Rules(quotas={"lab": 2}))
 
 
 @given(
@@ -142,7 +142,7 @@ def test_any_trace_ends_within_what_servers_have(rows, policy):
         Job(job_id=i, sensitivity=kinds[s], iterations=n, gpus=g, arrival_s=float(a))
         for i, (s, n, g, a) in enumerate(rows)
     ]
-    history = simulate_fleet(trace_of(jobs), servers(2), policy)
+    history = simulate_trace(trace_of(jobs), servers(2), policy)
     assert history.unfinished == 0
     assert (history.usage.gpus <= 8).all()
     assert (history.usage.cpus <= 24 + 1e-6).all()
@@ -150,15 +150,15 @@ def test_any_trace_ends_within_what_servers_have(rows, policy):
 
 def test_rounds_in_which_nothing_changes_are_not_computed():
     trace = trace_of([one(flat(), iterations=30_000)])
-    history = simulate_fleet(trace, servers(), "las:tune")
+    history = simulate_trace(trace, servers(), "las:tune")
     assert (history.rounds, len(history.usage)) == (100, 1)
 
 
 def test_an_idle_gap_is_waited_through():
     jobs = [one(flat(), iterations=300), one(flat("b"), iterations=300, arrival_s=1e6, job_id=1)]
-    history = simulate_fleet(trace_of(jobs), servers(), "fifo:fair")
+    history = simulate_trace(trace_of(jobs), servers(), "fifo:fair")
     assert history.unfinished == 0
-    released = simulate_fleet(trace_of(jobs), servers(), "fifo:fair", as_released=True)
+    released = simulate_trace(trace_of(jobs), servers(), "fifo:fair", simulator="released")
     assert released.unfinished == 1
 
 
@@ -166,11 +166,11 @@ def test_tune_demotes_along_the_matrix_only_as_far_as_needed():
     jobs = [one(steep(), iterations=9000, job_id=i) for i in range(3)]
     part = jobs[0].sensitivity
     trace = trace_of([replace(job, sensitivity=part) for job in jobs])
-    history = simulate_fleet(trace, servers(1), "fifo:tune", rules=Rules(record=True))
+    history = simulate_trace(trace, servers(1), "fifo:tune", rules=Rules(record=True))
     first = history.leases.start_s == 0.0
     assert sorted(history.leases.cpus[first]) == [3.0, 3.0, 6.0]
     trace = trace_of([replace(job, sensitivity=part) for job in jobs[:2]])
-    roomy = simulate_fleet(trace, servers(1, cpus=11.0), "fifo:tune", rules=Rules(record=True))
+    roomy = simulate_trace(trace, servers(1, cpus=11.0), "fifo:tune", rules=Rules(record=True))
     assert sorted(roomy.leases.cpus[roomy.leases.start_s == 0.0]) == [5.0, 6.0]
 
 
@@ -178,7 +178,7 @@ def test_joint_puts_light_jobs_beside_heavy_ones():
     heavy, light = steep(), flat()
     jobs = [one(heavy if i < 4 else light, iterations=9000, job_id=i) for i in range(8)]
     tuned, joint = (
-        simulate_fleet(trace_of(jobs), servers(2), f"fifo:{a}").completion_s.mean()
+        simulate_trace(trace_of(jobs), servers(2), f"fifo:{a}").completion_s.mean()
         for a in ("tune", "joint")
     )
     assert joint <= tuned
@@ -186,7 +186,7 @@ def test_joint_puts_light_jobs_beside_heavy_ones():
 
 def test_joint_hands_out_spare_cpus():
     jobs = [one(flat(), iterations=9000, job_id=i) for i in range(3)]
-    history = simulate_fleet(
+    history = simulate_trace(
         trace_of(jobs), servers(1, cpus=13.0), "fifo:joint", rules=Rules(record=True)
     )
     assert sorted(history.leases.cpus) == [4.0, 4.0, 5.0]
@@ -205,21 +205,21 @@ def test_a_restart_costs_what_the_job_says_else_the_rules():
             priority=1.0,
         ),
     ]
-    history = simulate_fleet(trace_of(jobs), servers(), "priority:fair")
+    history = simulate_trace(trace_of(jobs), servers(), "priority:fair")
     assert history.preemptions.tolist() == [1, 0]
     assert history.finish_s[0] == pytest.approx(300 + 300 + 5700 + 30)
-    free = simulate_fleet(trace_of(jobs), servers(), "priority:fair", rules=Rules(restart_s=0.0))
+    free = simulate_trace(trace_of(jobs), servers(), "priority:fair", rules=Rules(restart_s=0.0))
     assert free.finish_s[0] == pytest.approx(6300)
 
 
 def test_a_server_that_fails_loses_the_round_and_its_jobs_go_elsewhere():
     trace = trace_of([one(flat(), iterations=3000)])
     rules = Rules(outages=(Outage(server=0, start_s=950.0, end_s=2000.0),), record=True)
-    history = simulate_fleet(trace, servers(2), "fifo:fair", rules=rules)
+    history = simulate_trace(trace, servers(2), "fifo:fair", rules=rules)
     assert history.leases.server.tolist() == [0, 1]
     assert history.finish_s[0] == pytest.approx(3000 + 300 + 30)
     with pytest.raises(InvalidInputError, match="outage of server 5"):
-        simulate_fleet(
+        simulate_trace(
             trace, servers(2), "fifo:fair", rules=Rules(outages=(Outage(server=5, start_s=1.0),))
         )
 
@@ -229,12 +229,12 @@ def test_quotas_hold_tenants_back():
     part = flat()
     trace = trace_of([replace(job, sensitivity=part) for job in jobs])
     for allocator in ("fair", "greedy", "tune", "opt", "joint"):
-        history = simulate_fleet(
+        history = simulate_trace(
             trace, servers(), f"fifo:{allocator}", rules=Rules(quotas={"a": 2})
         )
         assert history.start_s.tolist() == [0.0, 0.0, 300.0, 300.0, 0.0, 0.0]
     with pytest.raises(InvalidInputError, match="quota for tenant 'c'"):
-        simulate_fleet(trace, servers(), "fifo:fair", rules=Rules(quotas={"c": 1}))
+        simulate_trace(trace, servers(), "fifo:fair", rules=Rules(quotas={"c": 1}))
 
 
 def test_jobs_run_on_the_types_they_name_and_on_the_fastest_of_them():
@@ -248,10 +248,10 @@ def test_jobs_run_on_the_types_they_name_and_on_the_fastest_of_them():
         speed=np.array([1.0, 3.0]),
     )
     jobs = [one(part, iterations=900), one(part, iterations=900, job_id=1, gpu_types=("old",))]
-    history = simulate_fleet(trace_of(jobs), servers(2, kinds=["old", "new"]), "fifo:joint")
+    history = simulate_trace(trace_of(jobs), servers(2, kinds=["old", "new"]), "fifo:joint")
     assert history.finish_s.tolist() == [300.0, 900.0]
     with pytest.raises(InfeasibleError, match="needs 9 GPUs"):
-        simulate_fleet(
+        simulate_trace(
             trace_of([one(part, iterations=9, gpus=9)]),
             servers(2, kinds=["old", "new"]),
             "fifo:fair",
@@ -269,18 +269,18 @@ def test_elastic_jobs_grow_into_free_gpus_and_shrink_to_run():
         speed=gpus / 2.0,
     )
     alone = trace_of([one(part, iterations=1200, gpus=2, min_gpus=1, max_gpus=4)])
-    assert simulate_fleet(alone, servers(), "fifo:joint").finish_s[0] == 600.0
-    assert simulate_fleet(alone, servers(), "fifo:tune").finish_s[0] == 1200.0
+    assert simulate_trace(alone, servers(), "fifo:joint").finish_s[0] == 600.0
+    assert simulate_trace(alone, servers(), "fifo:tune").finish_s[0] == 1200.0
     short = trace_of([one(part, iterations=1200, gpus=8, min_gpus=1)])
-    assert simulate_fleet(short, servers(1), "fifo:joint").finish_s[0] == 600.0
+    assert simulate_trace(short, servers(1), "fifo:joint").finish_s[0] == 600.0
 
 
 def test_a_multi_gpu_job_goes_to_one_server_or_is_split_over_few():
     jobs = [one(flat(), iterations=3000, gpus=3), one(flat("b"), iterations=3000, gpus=4, job_id=1)]
-    history = simulate_fleet(trace_of(jobs), servers(2), "fifo:tune", rules=Rules(record=True))
+    history = simulate_trace(trace_of(jobs), servers(2), "fifo:tune", rules=Rules(record=True))
     assert len(history.leases) == 2
     wide = trace_of([one(flat(), iterations=3000, gpus=7)])
-    history = simulate_fleet(wide, servers(2), "fifo:tune", rules=Rules(record=True))
+    history = simulate_trace(wide, servers(2), "fifo:tune", rules=Rules(record=True))
     assert sorted(history.leases.gpus) == [3, 4]
 
 
@@ -288,17 +288,17 @@ def test_a_job_over_several_servers_loses_what_the_rules_say():
     wide = trace_of([one(flat(), iterations=3000, gpus=7), one(steep(), iterations=300, job_id=1)])
     for loss, end in ((0.0, 3000.0), (0.25, 4000.0)):
         rules = Rules(split_loss={"flat": loss, "steep": 0.5})
-        history = simulate_fleet(wide, servers(2), "fifo:fair", rules=rules)
+        history = simulate_trace(wide, servers(2), "fifo:fair", rules=rules)
         assert history.finish_s.tolist() == pytest.approx([end, 300.0])
     with pytest.raises(InvalidInputError, match="split_loss of 'x'; the trace has flat, steep"):
-        simulate_fleet(wide, servers(2), "fifo:fair", rules=Rules(split_loss={"x": 0.1}))
+        simulate_trace(wide, servers(2), "fifo:fair", rules=Rules(split_loss={"x": 0.1}))
 
 
 def test_jobs_that_can_never_run_are_named():
     trace = trace_of([one(flat(), iterations=10, gpus=2)])
     gone = Rules(outages=(Outage(server=0, start_s=0.0, end_s=math.inf),))
     with pytest.raises(InfeasibleError, match="1 jobs wait at 0 s and none can run"):
-        simulate_fleet(trace, servers(1), "fifo:greedy", rules=gone)
+        simulate_trace(trace, servers(1), "fifo:greedy", rules=gone)
 
 
 def test_a_power_cap_holds_and_choosing_loses_less_than_one_limit():
@@ -309,20 +309,20 @@ def test_a_power_cap_holds_and_choosing_loses_less_than_one_limit():
     stiff = replace(flat("stiff"), frontier_speed=share, frontier_w=np.array([300.0, 280.0, 260.0]))
     jobs = [one(gentle if i % 2 else stiff, iterations=9000, job_id=i) for i in range(8)]
     trace = trace_of(jobs)
-    free = simulate_fleet(trace, servers(), "fifo:fair")
+    free = simulate_trace(trace, servers(), "fifo:fair")
     assert load_of(free).peak_w == 2400.0
     assert metrics_of(free).energy_j == pytest.approx(8 * 300 * 9000)
     held = {}
     for equal in (False, True):
         rules = Rules(power_cap_w=1800.0, equal_clocks=equal)
-        history = simulate_fleet(trace, servers(), "fifo:fair", rules=rules)
+        history = simulate_trace(trace, servers(), "fifo:fair", rules=rules)
         assert load_of(history).peak_w <= 1800.0
         held[equal] = history.attained_gpu_s.sum()
     assert held[False] < held[True]
     with pytest.raises(InfeasibleError, match="at their slowest"):
-        simulate_fleet(trace, servers(), "fifo:fair", rules=Rules(power_cap_w=90.0))
+        simulate_trace(trace, servers(), "fifo:fair", rules=Rules(power_cap_w=90.0))
     with pytest.raises(InvalidInputError, match="carry no frontier"):
-        simulate_fleet(small_trace(), servers(), "fifo:fair", rules=Rules(power_cap_w=100.0))
+        simulate_trace(small_trace(), servers(), "fifo:fair", rules=Rules(power_cap_w=100.0))
 
 
 @pytest.mark.parametrize("policy", ["fifo:fair", "srtf:greedy", "fifo:tune", "las:joint"])
@@ -333,7 +333,7 @@ def test_a_power_cap_below_what_all_need_lets_jobs_wait(policy):
         replace(flat("hot"), frontier_speed=share, frontier_w=np.array([500.0, 400.0])),
     ]
     jobs = [one(parts[i % 2], iterations=900, job_id=i) for i in range(8)]
-    history = simulate_fleet(trace_of(jobs), servers(), policy, rules=Rules(power_cap_w=650.0))
+    history = simulate_trace(trace_of(jobs), servers(), policy, rules=Rules(power_cap_w=650.0))
     assert history.unfinished == 0
     assert load_of(history).peak_w <= 650.0
     # One hot job and two cool ones at most are within the cap, or six cool ones.
@@ -354,7 +354,7 @@ def test_elastic_jobs_do_not_grow_beyond_a_power_cap():
         frontier_w=np.array([100.0]),
     )
     jobs = [one(part, iterations=900, gpus=2, min_gpus=1, max_gpus=8, job_id=i) for i in range(3)]
-    history = simulate_fleet(
+    history = simulate_trace(
         trace_of(jobs), servers(), "fifo:joint", rules=Rules(power_cap_w=450.0)
     )
     assert history.unfinished == 0
@@ -362,14 +362,14 @@ def test_elastic_jobs_do_not_grow_beyond_a_power_cap():
 
 
 def test_opt_reports_its_gap():
-    history = simulate_fleet(small_trace(jobs=12), servers(1), "fifo:opt")
+    history = simulate_trace(small_trace(jobs=12), servers(1), "fifo:opt")
     load = load_of(history)
     assert 0 <= load.mean_gap < 0.2
-    assert math.isnan(load_of(simulate_fleet(small_trace(), servers(1), "fifo:tune")).mean_gap)
+    assert math.isnan(load_of(simulate_trace(small_trace(), servers(1), "fifo:tune")).mean_gap)
 
 
 def test_metrics_of_all_jobs_of_classes_and_of_a_window():
-    history = simulate_fleet(small_trace(jobs=8), servers(1), "fifo:fair")
+    history = simulate_trace(small_trace(jobs=8), servers(1), "fifo:fair")
     whole = metrics_of(history)
     assert (whole.jobs, whole.unfinished) == (8, 0)
     assert whole.mean_s == pytest.approx(history.completion_s.mean())
@@ -387,7 +387,7 @@ def test_metrics_of_all_jobs_of_classes_and_of_a_window():
 
 def test_progress_is_told():
     told = []
-    simulate_fleet(
+    simulate_trace(
         small_trace(), servers(), "fifo:fair", progress=lambda done, all_: told.append((done, all_))
     )
     assert told[-1] == (6, 6)
@@ -408,7 +408,7 @@ def test_a_restart_as_long_as_a_round_is_refused():
     slow = replace(flat(), restart_s=300.0)
     trace = trace_of([Job(job_id=0, sensitivity=slow, iterations=10)])
     with pytest.raises(InvalidInputError, match="takes 300 s, a round 300 s"):
-        simulate_fleet(trace, servers(1), "las:tune")
+        simulate_trace(trace, servers(1), "las:tune")
 
 
 def test_an_outage_at_the_end_of_a_round_takes_nothing_of_it():
@@ -416,7 +416,7 @@ def test_an_outage_at_the_end_of_a_round_takes_nothing_of_it():
 
     def finish(start_s: float) -> float:
         rules = Rules(outages=(Outage(server=0, start_s=start_s, end_s=start_s + 900.0),))
-        history = simulate_fleet(trace, servers(2, gpus=1), "fifo:tune", rules=rules)
+        history = simulate_trace(trace, servers(2, gpus=1), "fifo:tune", rules=rules)
         return float(history.finish_s[0])
 
     assert finish(600.0) + 300.0 == pytest.approx(finish(601.0))

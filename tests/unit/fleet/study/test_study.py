@@ -66,10 +66,10 @@ def test_a_window_counts_its_jobs_alone(trace, servers):
 
 
 def test_both_rules_leave_out_what_the_released_code_lacks(trace, servers):
-    found = study(asked(trace, servers, "fifo:tune", "fifo:joint", released=(False, True)))
+    found = study(asked(trace, servers, "fifo:tune", "fifo:joint", simulators=("ours", "released")))
     titles = sorted(run.title for run in found.runs)
     assert titles == ["fifo:joint", "fifo:tune", "fifo:tune as released"]
-    released = next(run for run in found.runs if run.released)
+    released = next(run for run in found.runs if run.simulator.name == "released")
     assert released.to_json()["preemptions"] is None
 
 

@@ -12,7 +12,7 @@ from partita.core.fleet import trace_of
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.fleet.policies.metrics import metrics_of
 from partita.fleet.policies.resources import servers_of
-from partita.fleet.simulate.play import simulate_fleet
+from partita.fleet.simulate.table import simulate_trace
 from partita.fleet.study.traces import (
     TraceWish,
     changed_trace,
@@ -126,7 +126,7 @@ def test_elastic_jobs_on_a_planner_curve_end_sooner_under_joint(curve):
     elastic = changed_trace(fixed, TraceWish(elastic=(1, 4)))
     assert summary_of(elastic).elastic == 20
     means = [
-        metrics_of(simulate_fleet(trace, servers, "fifo:joint")).mean_s
+        metrics_of(simulate_trace(trace, servers, "fifo:joint")).mean_s
         for trace in (fixed, elastic)
     ]
     assert means[1] < means[0]

@@ -1,17 +1,22 @@
-"""A trace played by the rules of Synergy's released code; `kernels/released.py` lists them."""
+"""A trace played by the rules of Synergy's released code; `synergy_rounds.py` lists them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from partita.core.columns import Floats, Longs
 from partita.core.fleet import FleetHistory, Trace, Usage
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.fleet.policies.kernels import released as kernel
-from partita.fleet.policies.kernels import released_packing as packing
 from partita.fleet.policies.kernels.compiled import as_lists, compiled, pays
 from partita.fleet.policies.resources import GB, Servers
+from partita.fleet.policies.table import Policy
+from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.recorder import known_before
+from partita.fleet.simulate.rounds import Progress
+from partita.fleet.simulate.table import Simulator
+from partita.released import synergy_packing as packing
+from partita.released import synergy_rounds as kernel
 
 ORDERINGS = {
     "fifo": packing.FIFO,
@@ -25,6 +30,16 @@ ALLOCATORS = {"fair": packing.FAIR, "greedy": packing.GREEDY, "tune": packing.TU
 STORAGE_MB_PER_S = 62.5
 """What the released code asks of storage for each GPU, whatever the profile says."""
 ROUND_S = 300.0
+DIFFERENCES = (
+    "FTF serves the largest ratio of shared to lone time first; the released code the smallest",
+    "DRF fills progressively by tenant and Tetris counts alignment; released, both are sort keys",
+    "tune demotes along the matrix as far as needed; released, from the ideal to the fair share",
+    "jobs stay on their GPUs and whole jobs go to one server; released, all is packed anew",
+    "a resumption or move costs a restart; released, nothing",
+    "a job ends with its last iteration and keeps parts of iterations; released, with the round",
+    "an idle gap is waited through; released, the run ends there and later jobs are lost",
+)
+"""Where our rules depart from the released code's, for those who compare the two."""
 _ROWS = 4096
 
 
@@ -261,3 +276,46 @@ def _history(
             memory_bytes=rows.memory * GB,
         ),
     )
+
+
+def with_storage(servers: Servers) -> Servers:
+    """Return servers with the storage that these rules need, where theirs is not known.
+
+    The released code asks for a fixed bandwidth per GPU; storage that is not known does not bind.
+    """
+    needed = STORAGE_MB_PER_S * servers.gpus
+    found = np.where(servers.storage_mb_per_s > 0, servers.storage_mb_per_s, needed)
+    return replace(servers, storage_mb_per_s=found)
+
+
+def _knows(policy: str) -> bool:
+    ordering, _, allocator = policy.partition(":")
+    return ordering in ORDERINGS and allocator in ALLOCATORS
+
+
+def _simulate(
+    trace: Trace,
+    servers: Servers,
+    policy: Policy,
+    rules: Rules | None,
+    progress: Progress | None,
+) -> FleetHistory:
+    del progress  # one call of a kernel
+    if rules is not None and rules != Rules():
+        raise InvalidInputError(
+            "rules of rounds cannot be given with the released ones: 300 s, no restart cost, no "
+            "outages, quotas, leases or power cap"
+        )
+    ordering, _, allocator = policy.name.partition(":")
+    return simulate_released(trace, with_storage(servers), ordering=ordering, allocator=allocator)
+
+
+SIMULATOR = Simulator(
+    name="released",
+    simulate=_simulate,
+    knows=_knows,
+    suffix=" as released",
+    fixed_rules="by the rules of the released code: rounds of 300 s, no cost of a restart",
+    not_counted=("preemptions", "migrations"),
+    differences=DIFFERENCES,
+)

@@ -24,7 +24,8 @@ they change the order in which it gives these up.
 import math
 
 from partita.fleet.policies.kernels.compiled import Column
-from partita.fleet.policies.kernels.released_packing import (
+from partita.fleet.policies.kernels.sorting import SORTING, sort_jobs
+from partita.released.synergy_packing import (
     ACTIVE,
     DONE,
     DRF,
@@ -59,7 +60,6 @@ from partita.fleet.policies.kernels.released_packing import (
     allocate,
     empty_room,
 )
-from partita.fleet.policies.kernels.sorting import SORTING, sort_jobs
 
 NOISE = 1e-13
 """Keys closer than this share of them may change places by rounding."""

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from partita.core.fleet import Job, Sensitivity, trace_of
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.fleet.policies.kernels import compiled as kernels
-from partita.fleet.policies.kernels import released, released_packing
 from partita.fleet.policies.kernels.sorting import sort_jobs
 from partita.fleet.simulate.options import Rules
-from partita.fleet.simulate.play import simulate_fleet
-from partita.fleet.simulate.released import ALLOCATORS, ORDERINGS, simulate_released
+from partita.fleet.simulate.table import simulate_trace
 from partita.formats.synergy import read_trace
+from partita.released import synergy_packing, synergy_rounds
+from partita.released.synergy import ALLOCATORS, ORDERINGS, simulate_released
 from partita.testing.fleet_builders import flat, small_trace, steep
 
 POLICIES = [(ordering, allocator) for ordering in ORDERINGS for allocator in ALLOCATORS]
@@ -174,17 +174,19 @@ def test_a_victim_that_asks_for_no_more_than_fair_is_slow_and_keeps_its_key():
 def test_what_the_released_code_does_not_know_is_refused():
     trace = small_trace()
     with pytest.raises(InvalidInputError, match="'priority' is not in the released code"):
-        simulate_fleet(trace, servers(), "priority:fair", as_released=True)
+        simulate_trace(trace, servers(), "priority:fair", simulator="released")
     with pytest.raises(InvalidInputError, match="all alike"):
-        simulate_fleet(trace, servers(2, kinds=["a", "b"]), "fifo:fair", as_released=True)
+        simulate_trace(trace, servers(2, kinds=["a", "b"]), "fifo:fair", simulator="released")
     with pytest.raises(InvalidInputError, match="rules of rounds"):
-        simulate_fleet(trace, servers(), "fifo:fair", as_released=True, rules=Rules(restart_s=1.0))
+        simulate_trace(
+            trace, servers(), "fifo:fair", simulator="released", rules=Rules(restart_s=1.0)
+        )
     with pytest.raises(InvalidInputError, match="an iteration of 'flat' takes 400 s"):
-        simulate_fleet(
-            jobs(5, part=flat(iteration_s=400.0)), servers(), "fifo:fair", as_released=True
+        simulate_trace(
+            jobs(5, part=flat(iteration_s=400.0)), servers(), "fifo:fair", simulator="released"
         )
     with pytest.raises(InfeasibleError, match="asks for 9 GPUs; there are 8"):
-        simulate_fleet(jobs(5, gpus=9), servers(), "fifo:fair", as_released=True)
+        simulate_trace(jobs(5, gpus=9), servers(), "fifo:fair", simulator="released")
 
 
 @given(
@@ -211,7 +213,7 @@ def test_rounds_that_are_skipped_change_nothing(drawn, policy):
     ordering, allocator = policy
     with pytest.MonkeyPatch.context() as patch:
         fast = simulate_released(trace, servers(2), ordering=ordering, allocator=allocator)
-        patch.setattr("partita.fleet.policies.kernels.released.equal_rounds", lambda *_: 1)
+        patch.setattr("partita.released.synergy_rounds.equal_rounds", lambda *_: 1)
         slow = simulate_released(trace, servers(2), ordering=ordering, allocator=allocator)
     assert np.array_equal(fast.finish_s, slow.finish_s, equal_nan=True)
     assert (fast.rounds, fast.events) == (slow.rounds, slow.events)
@@ -241,17 +243,17 @@ class Event:
 @given(st.lists(st.one_of(st.none(), st.integers(0, 4)), max_size=60))
 def test_the_heap_is_that_of_python(steps):
     when = [step or 0 for step in steps]
-    events = released_packing.Events(
+    events = synergy_packing.Events(
         clock=[0.0], tied=[], place=[], heap=[0] * len(steps), when=when
     )
-    count, theirs = [0] * released_packing.COUNTS, []
+    count, theirs = [0] * synergy_packing.COUNTS, []
     for number, step in enumerate(steps):
         if step is not None:
-            released.push(number, events, count)
+            synergy_rounds.push(number, events, count)
             heapq.heappush(theirs, Event(step, number))
         elif theirs:
-            assert released.pop(events, count) == heapq.heappop(theirs).number
-    assert events.heap[: count[released_packing.QUEUED]] == [event.number for event in theirs]
+            assert synergy_rounds.pop(events, count) == heapq.heappop(theirs).number
+    assert events.heap[: count[synergy_packing.QUEUED]] == [event.number for event in theirs]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=40))

@@ -1,0 +1,65 @@
+"""The visible table of engines: who runs the jobs of a live fleet.
+
+A new engine is a class with the methods of `protocol.Engine`, a function that makes one for the
+declared servers, and a row here. Other packages add theirs by entry points of the group
+``partita.fleet.engines``, which name such a function.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+from partita.fleet.engines.protocol import Engine
+from partita.fleet.policies.resources import Servers
+from partita.plugins import PluginGroup, guarded, load_target
+
+PLUGINS = PluginGroup(group="partita.fleet.engines", noun="engine")
+DEFAULT_ENGINE = "local"
+MakeEngine: TypeAlias = Callable[..., Engine]
+"""Takes the declared servers, and ``groups``: whether control groups may be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEntry:
+    """An engine.
+
+    Attributes:
+        target: Function that makes it, as ``"module:name"``; imported when it is asked for.
+        title: Where jobs run, in a few words.
+    """
+
+    target: str
+    title: str
+
+
+ENGINES: Mapping[str, EngineEntry] = {
+    "local": EngineEntry(
+        target="partita.fleet.engines.local:make_local_engine", title="processes of this machine"
+    ),
+}
+
+
+def engine_names() -> list[str]:
+    """Return the names of all engines, built in and plugged in; loads none."""
+    return list(dict.fromkeys([*ENGINES, *PLUGINS.names()]))
+
+
+def make_engine(name: str, servers: Servers, *, groups: bool = True) -> Engine:
+    """Return an engine for some servers.
+
+    Args:
+        name: A row of the table, or a plug-in.
+        servers: The declared servers.
+        groups: Whether control groups may be used where they are permitted.
+
+    Raises:
+        InvalidInputError: There is no such engine.
+        UnsupportedError: It is a plug-in that cannot be loaded, or fails.
+    """
+    if name in ENGINES:  # what is built in cannot be replaced
+        return cast("Engine", load_target(ENGINES[name].target)(servers, groups=groups))
+    found = PLUGINS.find(name)
+    if found is None:
+        raise PLUGINS.unknown(name, ENGINES)
+    make: MakeEngine = guarded("engine", name, found)
+    return make(servers, groups=groups)

@@ -1,0 +1,1 @@
+"""What reproduces published code, its faults included; imported only when it is asked for."""
