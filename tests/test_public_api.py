@@ -17,6 +17,7 @@ NAMES = [
     "Timeline",
     "check",
     "evaluate",
+    "frontier",
     "load",
     "lower",
     "parallelize",

@@ -21,6 +21,7 @@ _HOME_OF = {
     "Timeline": "partita.core.timeline",
     "check": "partita.cost.judge",
     "evaluate": "partita.cost.judge",
+    "frontier": "partita.flows.energy",
     "load": "partita.documents",
     "lower": "partita.program.lower",
     "plan": "partita.flows.plan",

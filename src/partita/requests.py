@@ -58,6 +58,7 @@ class Option:
         below: Value that a number must not reach.
         usual: The default in words, where it depends on something else.
         is_argument: Whether it is given by position on the command line.
+        is_required: Whether a command needs at least one of several values.
     """
 
     help: str
@@ -70,6 +71,7 @@ class Option:
     below: float | None = None
     usual: str = ""
     is_argument: bool = False
+    is_required: bool = False
 
     def is_added(self, value: str) -> bool:
         """Return whether a plug-in adds a value to the choices."""

@@ -57,7 +57,7 @@ def _parameter(field: Field) -> Callable[[Any], Any]:
 
 
 def _is_required(field: Field) -> bool:
-    return field.default is not None and not field.is_multiple
+    return field.option.is_required or (field.default is not None and not field.is_multiple)
 
 
 def _spellings(field: Field) -> list[str]:

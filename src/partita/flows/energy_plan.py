@@ -22,7 +22,7 @@ from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution
 from partita.cost.durations import instruction_seconds
 from partita.cost.judge import judge
-from partita.energy.frontier.choose import Wish, choose_point
+from partita.energy.frontier.choose import PointLimits, choose_point
 from partita.energy.frontier.modelled import modelled_profile
 from partita.energy.frontier.savings import frontier_of, model_of, played
 from partita.errors import InfeasibleError, InvalidInputError
@@ -306,7 +306,7 @@ def _candidates(
         )
         frontier = frontier_of(solution, modelled(solution), points=points, at=(limit_s,))
         within = float(frontier.time_s[0]) <= limit_s * (1 + TIE)
-        point = choose_point(frontier, Wish(deadline_s=limit_s)) if within else None
+        point = choose_point(frontier, PointLimits(deadline_s=limit_s)) if within else None
         words = distinct_words(problem, plan, ranked[0][0]) if number else describe_plan(plan)
         found.append(
             EnergyCandidate(solution=solution, words=words, frontier=frontier, point=point)

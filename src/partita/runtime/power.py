@@ -19,7 +19,7 @@ from partita.energy.client.server_link import ServerError, check_address
 from partita.energy.devices.modelled import ModelledDevice
 from partita.energy.devices.protocol import PowerDevice, WorkingDevice
 from partita.energy.devices.table import DEVICES, open_device
-from partita.energy.frontier.choose import parse_wish
+from partita.energy.frontier.choose import parse_limits
 from partita.errors import InvalidInputError
 from partita.runtime.metering import EnergyMeter, Meter, NoMeter
 from partita.runtime.process_transport import Member, used_devices
@@ -41,7 +41,7 @@ class Power:
         device: The power device of every rank, as ``open_device`` takes it; empty = what there is,
             and in an emulated run a modelled one of the type that the plan names.
         server: Address of an energy server; empty = none.
-        wish: What the clocks have to keep, as ``parse_wish`` reads it; empty = the server decides.
+        wish: Limits that the clocks have to keep, as text; empty = the server decides.
         profile_steps: Steps after which results are reported.
         keep_log: Whether all instructions and readings are kept for files.
     """
@@ -58,7 +58,7 @@ class Power:
         if self.server:
             check_address(self.server)
         if self.wish:
-            parse_wish(self.wish)  # refuses one that makes no sense before anything runs
+            parse_limits(self.wish)  # refuses one that makes no sense before anything runs
         name = self.device.partition(":")[0]
         if name == "modelled":
             open_device(self.device)  # refuses options that make no sense before anything runs
@@ -197,7 +197,7 @@ class _Registration:
             metadata=task.graph.name,
             microbatches=program.num_microbatches,
             solution=encode(_solution(task)),
-            wish=asdict(parse_wish(power.wish)) if power.wish else None,
+            wish=asdict(parse_limits(power.wish)) if power.wish else None,
         )
 
     def __call__(self) -> str:

@@ -1,6 +1,5 @@
 """``partita energy compare``: frontiers, plans and clock plans side by side, by one accounting."""
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,8 @@ import click
 import numpy as np
 
 from partita.cli.console import print_json, progress, stdout_console, table
-from partita.cli.energy.inputs import (
-    EnergySource,
-    read_clock_file,
-    read_source,
-    source_options,
-    take_source_options,
-    tries_option,
-)
-from partita.cli.options import FiniteRange, output_options
+from partita.cli.from_request import takes
+from partita.cli.options import output_options
 from partita.core.energy import TIE, EnergyOrigin, Frontier
 from partita.documents import OpenedFile, open_file
 from partita.energy.frontier.savings import (
@@ -30,43 +22,47 @@ from partita.energy.frontier.savings import (
     savings,
     waiting_w,
 )
-from partita.errors import FormatError
+from partita.errors import FormatError, InvalidInputError
+from partita.flows.energy import (
+    EnergySource,
+    EnergySourceFields,
+    SearchFields,
+    StragglerFields,
+    read_clock_file,
+    read_source,
+)
 from partita.formats.perseus import read_frontier_csv
+from partita.requests import OnProgress, declare, part
 from partita.units import format_joules
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRequest(EnergySourceFields, SearchFields, StragglerFields):
+    """Plans, profiles, frontiers and clocks that are set side by side."""
+
+    items: tuple[str, ...] = declare(
+        (), is_argument=True, is_required=True, help="Files to compare."
+    )
 
 
 @click.command(
     epilog="Example: partita energy compare profile.csv published.csv.gz freqs_pipeline_00000.py "
     "--microbatches 12 --blocking-power 83.64"
 )
-@click.argument("items", nargs=-1, required=True)
-@source_options
-@click.option("--points", type=click.IntRange(1, 2000), default=50, show_default=True)
-@tries_option
-@click.option(
-    "--straggler", type=FiniteRange(1), default=1.2, show_default=True, help="T' / all-max."
-)
-@click.option(
-    "--pipelines",
-    type=click.IntRange(2),
-    default=16,
-    show_default=True,
-    help="Pipelines that wait for the straggler.",
-)
+@takes(CompareRequest)
 @output_options
-def command(items: tuple[str, ...], **rest: Any) -> None:
+def command(request: CompareRequest, *, as_json: bool, quiet: bool, debug: bool) -> None:
     """Say what each of ITEMS saves against all clocks at their highest.
 
     An item is a plan, an energy profile or a frontier; or, after one of these, points that somebody
     claims (a CSV with time and energy, such as Perseus's iteration_time_energy.csv) or a clock plan
     (.py), which is played on the first. Savings with a straggler are those of all pipelines.
     """
-    rest.pop("debug")
-    options = take_source_options(rest)
-    with progress("comparing", quiet=rest["quiet"] or rest["as_json"]) as tell:
-        found = _compared(items, options, _solver(rest), tell)
-    gains = [_gains(each, rest["straggler"], rest["pipelines"]) for each in found]
-    if rest["as_json"]:
+    del debug  # read by main
+    with progress("comparing", quiet=quiet or as_json) as on_progress:
+        found = _compared(request, on_progress)
+    gains = [_gains(each, request) for each in found]
+    if as_json:
         figures = [_figures(each, gain) for each, gain in zip(found, gains, strict=True)]
         print_json({"items": figures})
         return
@@ -75,7 +71,7 @@ def command(items: tuple[str, ...], **rest: Any) -> None:
     console.print(table(_COLUMNS, rows))
     console.print(
         "saved against all clocks at their highest: in T_min, in the time of all-max, in T*, and "
-        f"with a straggler {rest['straggler']:g} times as slow among {rest['pipelines']} pipelines"
+        f"with a straggler {request.straggler:g} times as slow among {request.pipelines} pipelines"
     )
     for line in dict.fromkeys(line for each in found for line in each.assumed):
         console.print(f"assumed: {line}", style="dim")
@@ -102,24 +98,20 @@ class Compared:
     assumed: tuple[str, ...] = ()
 
 
-def _compared(
-    items: Sequence[str],
-    options: dict[str, Any],
-    solve: Callable[[EnergySource], Frontier],
-    tell: Callable[[str], None],
-) -> list[Compared]:
+def _compared(request: CompareRequest, on_progress: OnProgress) -> list[Compared]:
     found: list[Compared] = []
     base: EnergySource | None = None
-    for item in items:
-        tell(item)
+    for item in request.items:
+        on_progress(item)
         file = open_file(item)
         foreign = _is_clock_plan(item) or _is_points(file)
         if not foreign:
-            source = read_source(file, options, alone=len(items) == 1)
+            fields = part(EnergySourceFields, request)
+            source = read_source(file, fields, alone=len(request.items) == 1)
             base = base or source
-            found.append(_solved(source, solve))
+            found.append(_solved(source, request))
         elif base is None:
-            raise click.UsageError(
+            raise InvalidInputError(
                 f"{item} says nothing of all-max; name a plan, a profile or a frontier before it"
             )
         else:
@@ -138,19 +130,14 @@ def _is_points(file: OpenedFile) -> bool:
         return False
 
 
-def _solver(rest: Mapping[str, Any]) -> Callable[[EnergySource], Frontier]:
-    """Return what solves a source as the options say."""
-    return lambda source: frontier_of(
+def _solved(source: EnergySource, request: CompareRequest) -> Compared:
+    frontier = source.frontier or frontier_of(
         source.solution,
         source.profile,
-        points=rest["points"],
-        stragglers=(rest["straggler"],),
-        tries=rest["tries"],
+        points=request.points,
+        stragglers=(request.straggler,),
+        tries=request.tries,
     )
-
-
-def _solved(source: EnergySource, solve: Callable[[EnergySource], Frontier]) -> Compared:
-    frontier = source.frontier or solve(source)
     return Compared(
         name=source.name,
         what=_labelled("solved", frontier.origin),
@@ -188,10 +175,11 @@ def _foreign(file: OpenedFile, base: EnergySource, first: Compared) -> Compared:
     )
 
 
-def _gains(each: Compared, straggler: float, pipelines: int) -> tuple[Savings, Savings]:
+def _gains(each: Compared, request: StragglerFields) -> tuple[Savings, Savings]:
+    slow = {"straggler": request.straggler, "pipelines": request.pipelines}
     return (
         savings(each.frontier),
-        savings(each.frontier, straggler=straggler, pipelines=pipelines, waiting=each.waiting_w),
+        savings(each.frontier, waiting=each.waiting_w, **slow),  # type: ignore[arg-type]
     )
 
 

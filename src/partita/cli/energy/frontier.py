@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -14,27 +13,13 @@ from partita.cli.console import (
     table,
     terminal_width,
 )
-from partita.cli.energy.inputs import (
-    ORIGIN_WORDS,
-    EnergySource,
-    claims,
-    read_source,
-    source_options,
-    take_source_options,
-    tries_option,
-)
-from partita.cli.options import FiniteRange, output_options
+from partita.cli.from_request import takes
+from partita.cli.options import output_options
 from partita.core.energy import Frontier
 from partita.documents import save, write_bytes, write_text
-from partita.energy.frontier.savings import (
-    Savings,
-    frontier_figures,
-    frontier_of,
-    model_of,
-    savings,
-)
+from partita.energy.frontier.savings import Savings, model_of, savings
 from partita.errors import InvalidInputError
-from partita.flows.summary import describe_plan
+from partita.flows.energy import FrontierRequest, FrontierResult, claims, frontier_request
 from partita.formats.perseus import write_clock_plan, write_frontier_csv
 from partita.report.charts import frontier_chart, render
 from partita.report.frontier_picture import frontier_picture
@@ -49,36 +34,21 @@ MOST_ROWS = 12
     "--picture frontier.svg -o frontier.json\n\n"
     "partita energy frontier gpt-small.plan.json --plans clocks"
 )
-@click.argument("source")
-@source_options
-@click.option("--points", type=click.IntRange(1, 2000), default=50, show_default=True)
-@click.option(
-    "--at",
-    type=FiniteRange(0, min_open=True),
-    multiple=True,
-    help="A further time in seconds, between the fastest step and T*; several times.",
-)
-@tries_option
-@click.option("--to-slowest", is_flag=True, help="Go on beyond the least energy.")
-@click.option(
-    "--straggler",
-    type=FiniteRange(1),
-    default=1.2,
-    show_default=True,
-    help="Of the savings: T' / all-max.",
-)
-@click.option(
-    "--pipelines",
-    type=click.IntRange(2),
-    default=16,
-    show_default=True,
-    help="Of the savings with a straggler: pipelines that wait for each other.",
-)
+@takes(FrontierRequest)
 @click.option("--picture", help="Write the curve as a picture, .svg, .png or .pdf.")
 @click.option("--plans", help="Write the clocks of every point: DIR/freqs_pipeline_%05d.py.")
 @click.option("-o", "--output", help="Write the frontier: FILE.json, or its points as FILE.csv.")
 @output_options
-def command(source: str, **rest: Any) -> None:
+def command(
+    request: FrontierRequest,
+    *,
+    picture: str | None,
+    plans: str | None,
+    output: str | None,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+) -> None:
     """Find the least energy for every time of a step of SOURCE.
 
     SOURCE is a plan (what 'partita plan' wrote; its devices are modelled unless --profile names
@@ -86,58 +56,14 @@ def command(source: str, **rest: Any) -> None:
     wrote, whose stages run as one pipeline. Every point has a real clock for every instruction, and
     its time and energy are simulated.
     """
-    rest.pop("debug")
-    options = take_source_options(rest)
-    quiet = rest["quiet"] or rest["as_json"]
-    with progress("frontier", quiet=quiet) as tell:
-        tell(f"reading {source}")
-        found = read_source(source, options)
-        tell(f"{found.name}: {describe_plan(found.solution.plan)}")
-        frontier = frontier_of(
-            found.solution,
-            found.profile,
-            points=rest["points"],
-            to_slowest=rest["to_slowest"],
-            at=rest["at"],
-            stragglers=(rest["straggler"],),
-            tries=rest["tries"],
-        )
-    gains = [
-        savings(frontier),
-        savings(frontier, straggler=rest["straggler"], pipelines=rest["pipelines"]),
-    ]
-    written = _write(frontier, found, rest)
-    if rest["as_json"]:
-        print_json(
-            {
-                "source": found.name,
-                "plan": describe_plan(found.solution.plan),
-                **frontier_figures(frontier),
-                "savings": [gain.to_json() for gain in gains],
-                "assumed": list(found.assumed),
-                "written": written,
-            }
-        )
+    del debug  # read by main
+    with progress("frontier", quiet=quiet or as_json) as on_progress:
+        result = frontier_request(request, on_progress)
+    written = _write(result, picture=picture, plans=plans, output=output)
+    if as_json:
+        print_json({**result.to_json(), "written": written})
         return
-    _show(frontier, found, gains, written)
-
-
-def share(value: float) -> str:
-    """Return a change of energy for people, to a tenth of a percent."""
-    return f"{100 * value:+.1f} %"
-
-
-def headlines(frontier: Frontier) -> list[str]:
-    """Return a frontier in two lines: what is saved at once, and at T*."""
-    base = savings(frontier)
-    best = float(frontier.energy_j.min())
-    at_once = f"{format_joules(frontier.all_max_j)} -> {format_joules(base.energy_j)}"
-    return [
-        f"T_min {frontier.fastest_s:.5g} s  all-max {at_once} ({share(-base.saving)}, no slowdown)",
-        f"T* {frontier.best_s:.5g} s  {format_joules(best)} "
-        f"({share(best / frontier.all_max_j - 1)})  "
-        f"gap to bound {100 * float(frontier.gap.max()):.2f} %",
-    ]
+    _show(result, written)
 
 
 def savings_line(gain: Savings) -> str:
@@ -181,13 +107,9 @@ def _cells(frontier: Frontier, time_s: float, energy_j: float) -> list[str]:
     ]
 
 
-def _show(
-    frontier: Frontier, found: EnergySource, gains: list[Savings], written: list[str]
-) -> None:
-    console = stdout_console()
-    words = f"{describe_plan(found.solution.plan)} on {len(frontier.devices)} devices"
-    console.print(f"{found.name} · {words} · {ORIGIN_WORDS[frontier.origin]}")
-    for line in headlines(frontier):
+def _show(result: FrontierResult, written: list[str]) -> None:
+    console, frontier = stdout_console(), result.frontier
+    for line in result.lines():
         console.print(line)
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     click.echo(frontier_picture(frontier, terminal_width(), encoding=encoding), nl=False)
@@ -198,28 +120,30 @@ def _show(
             f"{len(better)} of {len(frontier)} points are faster and cheaper than all clocks at "
             "their highest: above some clock the devices throttle"
         )
-    for gain in gains:
+    for gain in result.savings:
         console.print(savings_line(gain))
-    for line in found.assumed:
+    for line in result.source.assumed:
         console.print(f"assumed: {line}", style="dim")
     for path in written:
         console.print(f"written: {path}")
 
 
-def _write(frontier: Frontier, found: EnergySource, rest: dict[str, Any]) -> list[str]:
-    written = []
-    if rest["picture"]:
-        drawn = render(lambda: frontier_chart(frontier, title=found.name), rest["picture"])
-        write_bytes(rest["picture"], drawn)
-        written.append(rest["picture"])
-    if rest["plans"]:
-        written.append(_write_plans(frontier, found, Path(rest["plans"])))
-    if rest["output"]:
-        if Path(rest["output"]).suffix.lower() == ".csv":
-            write_text(rest["output"], write_frontier_csv(frontier))
+def _write(
+    result: FrontierResult, *, picture: str | None, plans: str | None, output: str | None
+) -> list[str]:
+    written, frontier = [], result.frontier
+    if picture:
+        title = result.source.name
+        write_bytes(picture, render(lambda: frontier_chart(frontier, title=title), picture))
+        written.append(picture)
+    if plans:
+        written.append(_write_plans(result, Path(plans)))
+    if output:
+        if Path(output).suffix.lower() == ".csv":
+            write_text(output, write_frontier_csv(frontier))
         else:
-            save(frontier, rest["output"])
-        written.append(rest["output"])
+            save(frontier, output)
+        written.append(output)
     return written
 
 
@@ -234,9 +158,10 @@ def write_picture(path: str, text: str) -> None:
     write_text(path, text)
 
 
-def _write_plans(frontier: Frontier, found: EnergySource, folder: Path) -> str:
+def _write_plans(result: FrontierResult, folder: Path) -> str:
     """Write the clocks of every point; as Perseus numbers them, the last is the fastest."""
-    program = model_of(found.solution, found.profile).program
+    frontier = result.frontier
+    program = model_of(result.source.solution, result.source.profile).program
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:

@@ -1,6 +1,6 @@
 """``partita energy profile``: seconds and joules of each stage by clock, from whatever there is."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,50 +8,55 @@ import click
 import numpy as np
 
 from partita.cli.console import print_json, progress, stdout_console, table
-from partita.cli.energy.inputs import (
-    ORIGIN_WORDS,
-    blocking_option,
-    read_blocking,
-)
 from partita.cli.energy.logs import numbered, read_logs
-from partita.cli.inputs import ProblemOptions, read_solution, take_problem_options
-from partita.cli.options import FiniteRange, cluster_options, output_options
+from partita.cli.from_request import takes
+from partita.cli.options import output_options
 from partita.core.energy import EnergyOrigin, EnergyProfile
 from partita.core.program import Kind
 from partita.core.solution import Solution
 from partita.documents import open_file, read_text, save, write_text
 from partita.energy.frontier.replay import RankLog
 from partita.errors import FormatError, InvalidInputError
+from partita.flows.energy import ORIGIN_WORDS, BlockingFields, read_blocking
 from partita.flows.energy_plan import modelled
+from partita.flows.fields import ClusterFields
+from partita.flows.solutions import SolutionRequest, read_solution
 from partita.formats.perseus import profile_from_logs, read_results, write_energy_csv
 from partita.formats.perseus_runs import WARM_UP, profile_from_reports, ranks_of
+from partita.requests import declare, fields_of
 from partita.units import format_joules, format_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyProfileRequest(ClusterFields, BlockingFields):
+    """Where an energy profile comes from."""
+
+    source: str = declare("", is_argument=True, help="A profile, a folder of logs, or a plan.")
+    modelled: bool = declare(False, help="Model the devices of a PLAN.")
+    graph: str | None = declare(None, help="The graph, where PLAN is a bare plan.")
+    ranks_per_stage: int = declare(
+        1, minimum=1, help="Ranks that share a stage in a folder of logs."
+    )
+    clock: float | None = declare(None, help="MHz of a log that does not say its clocks.")
+    warm_up: float = declare(
+        WARM_UP,
+        minimum=0,
+        maximum=0.9,
+        help="Share of the steps of each report that is left out.",
+    )
+    name: str | None = declare(None, usual="SOURCE's name", help="Name of the profile.")
 
 
 @click.command(
     epilog="Example: partita energy profile gpt-small.plan.json --modelled -o profile.csv\n\n"
     "partita energy profile logs --ranks-per-stage 2 --blocking-power 83.64 -o profile.json"
 )
-@click.argument("source")
-@click.option("--modelled", "is_modelled", is_flag=True, help="Model the devices of a PLAN.")
-@click.option("--graph", help="The graph, where PLAN is a bare plan.")
-@cluster_options
-@click.option(
-    "--ranks-per-stage", type=click.IntRange(1), default=1, help="Of a folder of logs. [1]"
-)
-@click.option("--clock", type=float, help="MHz of a log that does not say its clocks.")
-@click.option(
-    "--warm-up",
-    type=FiniteRange(0, 0.9),
-    default=WARM_UP,
-    show_default=True,
-    help="Share of the steps of each report that is left out.",
-)
-@click.option("--name", help="What to call the profile. [SOURCE's name]")
-@blocking_option
+@takes(EnergyProfileRequest)
 @click.option("-o", "--output", help="Where to write it: FILE.json, or FILE.csv as Perseus's.")
 @output_options
-def command(source: str, **rest: Any) -> None:
+def command(
+    request: EnergyProfileRequest, *, output: str | None, as_json: bool, quiet: bool, debug: bool
+) -> None:
     """Make an energy profile of SOURCE.
 
     SOURCE is a profile.csv or a profile of ours; a folder with instructions-%d.csv and
@@ -59,23 +64,19 @@ def command(source: str, **rest: Any) -> None:
     from --clock); a folder with %d.sched.json and %d.prof.json (and ranks.json); or a plan, with
     --modelled, for devices that nobody has here.
     """
-    rest.pop("debug")
-    options = take_problem_options(rest)
-    _refuse_ignored(rest, options, is_folder=Path(source).is_dir())
-    blocking = read_blocking(rest["blocking"])
-    with progress("profile", quiet=rest["quiet"] or rest["as_json"]) as tell:
-        tell(f"reading {source}")
-        if Path(source).is_dir():
-            found = _from_folder(Path(source), rest, blocking)
+    del debug  # read by main
+    is_folder = Path(request.source).is_dir()
+    _refuse_ignored(request, is_folder=is_folder)
+    with progress("profile", quiet=quiet or as_json) as on_progress:
+        on_progress(f"reading {request.source}")
+        found = _from_folder(request) if is_folder else _from_file(request)
+    if output:
+        if Path(output).suffix.lower() == ".csv":
+            write_text(output, write_energy_csv(found))
         else:
-            found = _from_file(source, rest, options, blocking)
-    if rest["output"]:
-        if Path(rest["output"]).suffix.lower() == ".csv":
-            write_text(rest["output"], write_energy_csv(found))
-        else:
-            save(found, rest["output"])
-    if rest["as_json"]:
-        print_json({**_figures(found), "written": rest["output"]})
+            save(found, output)
+    if as_json:
+        print_json({**_figures(found), "written": output})
         return
     console = stdout_console()
     console.print(
@@ -83,60 +84,61 @@ def command(source: str, **rest: Any) -> None:
         f"{ORIGIN_WORDS[found.origin]} · {_blocking_words(found)}"
     )
     console.print(table(_COLUMNS, [list(row.values()) for row in _rows(found)]))
-    if rest["output"]:
-        console.print(f"written: {rest['output']}")
-        if Path(rest["output"]).suffix.lower() == ".csv" and found.blocking_w:
+    if output:
+        console.print(f"written: {output}")
+        if Path(output).suffix.lower() == ".csv" and found.blocking_w:
             console.print(
                 "a profile.csv does not hold the blocking power; give it again", style="dim"
             )
 
 
-def _refuse_ignored(rest: dict[str, Any], options: ProblemOptions, *, is_folder: bool) -> None:
+def _refuse_ignored(request: EnergyProfileRequest, *, is_folder: bool) -> None:
     """Refuse options that say nothing of such a source."""
+    given = request.given()
+    names: tuple[str, ...] = ("ranks_per_stage", "clock", "warm_up")
+    why = "is for a folder of logs; this is a file"
     if is_folder:
-        given = {"graph": rest["graph"], "cluster": options.cluster, "devices": options.devices}
+        names = ("graph", "cluster", "devices")
         why = "is for a PLAN; this is a folder of logs"
-    else:
-        given = {
-            "ranks-per-stage": rest["ranks_per_stage"] != 1 or None,
-            "clock": rest["clock"],
-            "warm-up": rest["warm_up"] != WARM_UP or None,
-        }
-        why = "is for a folder of logs; this is a file"
-    for name, value in given.items():
-        if value is not None:
-            raise click.UsageError(f"--{name} {why}")
+    for name in names:
+        if name in given:
+            raise InvalidInputError(f"--{name.replace('_', '-')} {why}")
 
 
-def _from_file(
-    source: str, rest: dict[str, Any], options: ProblemOptions, blocking: dict[str, float]
-) -> EnergyProfile:
-    file = open_file(source)
-    found = None if rest["graph"] is not None else file.load()
+def _from_file(request: EnergyProfileRequest) -> EnergyProfile:
+    file, blocking = open_file(request.source), read_blocking(request.blocking_power)
+    found = None if request.graph is not None else file.load()
     if isinstance(found, EnergyProfile):
-        if rest["is_modelled"]:
-            raise click.UsageError("--modelled needs a PLAN; this is a profile already")
-        return _changed(found, rest["name"] or found.name, {**found.blocking_w, **blocking})
-    if found is not None and not isinstance(found, Solution) and not rest["is_modelled"]:
+        if request.modelled:
+            raise InvalidInputError("--modelled needs a PLAN; this is a profile already")
+        return _changed(found, request.name or found.name, {**found.blocking_w, **blocking})
+    if found is not None and not isinstance(found, Solution) and not request.modelled:
         kind = type(found).__name__.lower()
-        raise InvalidInputError(f"{source!r} holds a {kind}; expected an energy profile or a plan")
-    if not rest["is_modelled"]:
-        raise click.UsageError("a plan has no measured energy; say --modelled to model its devices")
-    profile = modelled(read_solution(file, rest["graph"], options))
-    return _changed(profile, rest["name"] or profile.name, {**profile.blocking_w, **blocking})
+        raise InvalidInputError(
+            f"{request.source!r} holds a {kind}; expected an energy profile or a plan"
+        )
+    if not request.modelled:
+        raise InvalidInputError(
+            "a plan has no measured energy; say --modelled to model its devices"
+        )
+    cluster = {field.name: getattr(request, field.name) for field in fields_of(ClusterFields)}
+    plan = SolutionRequest(plan=file, graph=request.graph, **cluster)
+    profile = modelled(read_solution(plan))
+    return _changed(profile, request.name or profile.name, {**profile.blocking_w, **blocking})
 
 
 def _changed(profile: EnergyProfile, name: str, blocking: dict[str, float]) -> EnergyProfile:
     return replace(profile, name=name, blocking_w=blocking)
 
 
-def _from_folder(folder: Path, rest: dict[str, Any], blocking: dict[str, float]) -> EnergyProfile:
-    if rest["is_modelled"]:
-        raise click.UsageError("--modelled needs a PLAN; this is a folder of logs")
-    name = rest["name"] or folder.resolve().name
-    logs = read_logs(folder, rest["clock"])
+def _from_folder(request: EnergyProfileRequest) -> EnergyProfile:
+    if request.modelled:
+        raise InvalidInputError("--modelled needs a PLAN; this is a folder of logs")
+    folder, blocking = Path(request.source), read_blocking(request.blocking_power)
+    name = request.name or folder.resolve().name
+    logs = read_logs(folder, request.clock)
     if logs:
-        return _from_logs(logs, rest["ranks_per_stage"], name, blocking)
+        return _from_logs(logs, request.ranks_per_stage, name, blocking)
     reports = numbered(folder, r"(\d+)\.prof\.json")
     if not reports:
         raise InvalidInputError(
@@ -149,7 +151,7 @@ def _from_folder(folder: Path, rest: dict[str, Any], blocking: dict[str, float])
     known = folder / "ranks.json"
     ranks = ranks_of(_results(known)) if known.exists() else {}
     return profile_from_reports(
-        pairs, ranks, name=name, blocking_w=blocking, warm_up=rest["warm_up"]
+        pairs, ranks, name=name, blocking_w=blocking, warm_up=request.warm_up
     )
 
 

@@ -1,6 +1,7 @@
 """``partita energy replay``: clocks from elsewhere, or a recorded log, in the simulator."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -8,16 +9,9 @@ from typing import Any
 import click
 
 from partita.cli.console import print_json, progress, stdout_console, table
-from partita.cli.energy.frontier import share, write_picture
-from partita.cli.energy.inputs import (
-    ORIGIN_WORDS,
-    EnergySource,
-    read_clock_file,
-    read_source,
-    source_options,
-    take_source_options,
-)
+from partita.cli.energy.frontier import write_picture
 from partita.cli.energy.logs import read_logs
+from partita.cli.from_request import takes
 from partita.cli.options import output_options
 from partita.core.json_values import number_or_none
 from partita.documents import open_file
@@ -25,10 +19,35 @@ from partita.energy.frontier.frontier import EnergyModel
 from partita.energy.frontier.replay import replay_log
 from partita.energy.frontier.savings import model_of, planned_clocks, played
 from partita.errors import InvalidInputError
+from partita.flows.energy import (
+    ORIGIN_WORDS,
+    EnergySource,
+    EnergySourceFields,
+    read_clock_file,
+    read_source,
+    share,
+)
 from partita.flows.summary import describe_plan
 from partita.report.charts import ORIGINS
 from partita.report.clock_svg import clock_svg
+from partita.requests import declare, part
 from partita.units import format_joules
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayRequest(EnergySourceFields):
+    """Clocks or a log, and the plan or profile to play them on."""
+
+    source: str = declare("", is_argument=True, help="A plan, an energy profile or a frontier.")
+    clocks: str = declare("", is_argument=True, help="A clock plan, or a folder of logs.")
+    clock: float | None = declare(None, help="MHz of a log that does not say its clocks.")
+    claimed_time: float | None = declare(
+        None, usual="its comment", help="Seconds that CLOCKS claims."
+    )
+    claimed_energy: float | None = declare(
+        None, usual="its comment", help="Joules that CLOCKS claims."
+    )
+    picture: str | None = declare(None, help="Write the step coloured by clock, an SVG file.")
 
 
 @click.command(
@@ -36,57 +55,50 @@ from partita.units import format_joules
     "--blocking-power 83.64\n\n"
     "partita energy replay gpt-small.plan.json logs"
 )
-@click.argument("source")
-@click.argument("clocks")
-@source_options
-@click.option("--clock", type=float, help="MHz of a log that does not say its clocks.")
-@click.option("--claimed-time", type=float, help="Seconds that CLOCKS claims. [its comment]")
-@click.option("--claimed-energy", type=float, help="Joules that CLOCKS claims. [its comment]")
-@click.option("--picture", help="Write the step coloured by clock, an SVG file.")
+@takes(ReplayRequest)
 @output_options
-def command(source: str, clocks: str, **rest: Any) -> None:
+def command(request: ReplayRequest, *, as_json: bool, quiet: bool, debug: bool) -> None:
     """Play CLOCKS on SOURCE and compare with what was claimed or measured.
 
     SOURCE is a plan, an energy profile or a frontier, as for 'partita energy frontier'. CLOCKS is a
     clock plan (ours, Zeus's or Perseus's; it is read as data and never run), or a folder with
     instructions-%d.csv, and time-energy-%d.csv if energy was read, of each rank of a run.
     """
-    rest.pop("debug")
-    options = take_source_options(rest)
-    with progress("replay", quiet=rest["quiet"] or rest["as_json"]) as tell:
-        tell(f"{clocks} on {source}")
-        found = read_source(source, options)
+    del debug  # read by main
+    with progress("replay", quiet=quiet or as_json) as on_progress:
+        on_progress(f"{request.clocks} on {request.source}")
+        found = read_source(request.source, part(EnergySourceFields, request))
         model = model_of(found.solution, found.profile)
-        if Path(clocks).is_dir():
-            _refuse_claims(rest)
-            figures = _log_figures(model, Path(clocks), rest["clock"])
+        if Path(request.clocks).is_dir():
+            _refuse_claims(request)
+            figures = _log_figures(model, Path(request.clocks), request.clock)
         else:
-            if rest["clock"] is not None:
-                raise click.UsageError("--clock is for a log; a clock plan says its clocks")
-            figures = _plan_figures(model, clocks, rest)
+            if request.clock is not None:
+                raise InvalidInputError("--clock is for a log; a clock plan says its clocks")
+            figures = _plan_figures(model, request)
     figures = {"origin": found.profile.origin.value, "assumed": list(found.assumed), **figures}
-    if rest["as_json"]:
+    if as_json:
         print_json(figures)
         return
-    _show(found, clocks, figures)
+    _show(found, request.clocks, figures)
 
 
-def _refuse_claims(rest: dict[str, Any]) -> None:
+def _refuse_claims(request: ReplayRequest) -> None:
     for name in ("claimed_time", "claimed_energy", "picture"):
-        if rest[name] is not None:
+        if getattr(request, name) is not None:
             given = name.replace("_", "-")
-            raise click.UsageError(f"--{given} is for a clock plan; a log says what was measured")
+            raise InvalidInputError(f"--{given} is for a clock plan; a log says what was measured")
 
 
-def _plan_figures(model: EnergyModel, path: str, rest: dict[str, Any]) -> dict[str, Any]:
-    file = read_clock_file(open_file(path))
+def _plan_figures(model: EnergyModel, request: ReplayRequest) -> dict[str, Any]:
+    file = read_clock_file(open_file(request.clocks))
     step = played(model, planned_clocks(model.program, file.entries))
-    if rest["picture"]:
-        title = f"{Path(path).name} ({ORIGINS[model.profile.origin]})"
+    if request.picture:
+        title = f"{Path(request.clocks).name} ({ORIGINS[model.profile.origin]})"
         facts = [f"{format_joules(step.energy_j)}, {format_joules(step.waiting_j)} of it waiting"]
-        write_picture(rest["picture"], clock_svg(step.timeline, title=title, facts=facts))
+        write_picture(request.picture, clock_svg(step.timeline, title=title, facts=facts))
     all_max_s, all_max_j = model.all_max()
-    time_s, energy_j = rest["claimed_time"], rest["claimed_energy"]
+    time_s, energy_j = request.claimed_time, request.claimed_energy
     return {
         "time_s": step.time_s,
         "energy_j": step.energy_j,
@@ -95,7 +107,7 @@ def _plan_figures(model: EnergyModel, path: str, rest: dict[str, Any]) -> dict[s
         "all_max_j": all_max_j,
         "claimed_s": number_or_none(file.time_s if time_s is None else time_s),
         "claimed_j": number_or_none(file.energy_j if energy_j is None else energy_j),
-        "written": [rest["picture"]] if rest["picture"] else [],
+        "written": [request.picture] if request.picture else [],
     }
 
 

@@ -22,7 +22,7 @@ class JobInfo:
         microbatches: Microbatches of a step in each pipeline; None = the ranks or a solution say.
         schedule: Order of the microbatches; None = 1F1B, or as the solution says.
         solution: A ``partita.solution`` document: the plan that runs.
-        wish: What the deployed clocks have to keep: the fields of ``Wish``.
+        wish: What the deployed clocks have to keep: the fields of ``PointLimits``.
         profile: A ``partita.energy-profile`` document, where it is known beforehand.
     """
 

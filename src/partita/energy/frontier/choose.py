@@ -20,7 +20,7 @@ TIE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class PointLimits:
     """What a point has to keep; ``None`` = nothing. Without any the fastest point is taken.
 
     Attributes:
@@ -46,19 +46,19 @@ class Wish:
                 raise InvalidInputError(f"{what} is {value}; expected a number >= 0")
 
 
-WISHES: Mapping[str, str] = {
+LIMIT_FIELDS: Mapping[str, str] = {
     "slowdown": "slowdown",
     "deadline": "deadline_s",
     "energy": "energy_j",
     "power": "power_w",
     "straggler": "straggler_s",
 }
-"""Fields of a wish that are numbers, by the names that commands have for them."""
+"""Limits that are numbers, by the names that commands have for them."""
 LEAST_ENERGY = "least-energy"
 
 
-def parse_wish(text: str) -> Wish:
-    """Return the wish of a text such as ``slowdown=0.02``, ``deadline=1.5,power=900``.
+def parse_limits(text: str) -> PointLimits:
+    """Return the limits in a text such as ``slowdown=0.02``, ``deadline=1.5,power=900``.
 
     Raises:
         InvalidInputError: It is none; says what there is.
@@ -66,47 +66,49 @@ def parse_wish(text: str) -> Wish:
     values: dict[str, Any] = {}
     for part in text.split(","):
         name, _, number = part.strip().partition("=")
-        field = "least_energy" if part.strip() == LEAST_ENERGY else WISHES.get(name)
+        field = "least_energy" if part.strip() == LEAST_ENERGY else LIMIT_FIELDS.get(name)
         if field is None or field in values:
-            known = ", ".join(f"{wish}=NUMBER" for wish in WISHES)
-            raise InvalidInputError(f"wish {part!r}; expected {known} or {LEAST_ENERGY}, each once")
+            known = ", ".join(f"{limit}=NUMBER" for limit in LIMIT_FIELDS)
+            raise InvalidInputError(
+                f"limit {part!r}; expected {known} or {LEAST_ENERGY}, each once"
+            )
         try:
             values[field] = True if field == "least_energy" else float(number)
         except ValueError:
-            raise InvalidInputError(f"wish {part!r}: {number!r} is no number") from None
-    return Wish(**values)
+            raise InvalidInputError(f"limit {part!r}: {number!r} is no number") from None
+    return PointLimits(**values)
 
 
-def choose_point(frontier: Frontier, wish: Wish) -> int:
-    """Return the point that keeps a wish: limits on energy first, then as cheap as time allows.
+def choose_point(frontier: Frontier, limits: PointLimits) -> int:
+    """Return the point that keeps limits: those on energy first, then as cheap as time allows.
 
     A straggler that takes T' makes waiting free: the cheapest point within T', and never one slower
     than T*, which has the least energy of all.
 
     Raises:
-        InfeasibleError: No point keeps it; says what the frontier reaches.
+        InfeasibleError: No point keeps them; says what the frontier reaches.
     """
     allowed = np.ones(len(frontier), dtype=bool)
     power = frontier.energy_j / np.maximum(frontier.time_s, 1e-300)
-    if wish.energy_j is not None:
-        allowed &= _within(frontier.energy_j, wish.energy_j)
-        _check(allowed, f"{wish.energy_j:g} J", f"{frontier.energy_j.min():g} J")
-    if wish.power_w is not None:
-        allowed &= _within(power, wish.power_w)
-        _check(allowed, f"{wish.power_w:g} W", f"{power.min():g} W")
-    limits = []
-    if wish.deadline_s is not None:
-        limits.append(wish.deadline_s)
-    if wish.slowdown is not None:
-        limits.append(frontier.all_max_s * (1 + wish.slowdown))
-    if limits:
-        fast = _within(frontier.time_s, min(limits))
-        _check(fast, f"{min(limits):g} s", f"{frontier.time_s.min():g} s")
+    if limits.energy_j is not None:
+        allowed &= _within(frontier.energy_j, limits.energy_j)
+        _check(allowed, f"{limits.energy_j:g} J", f"{frontier.energy_j.min():g} J")
+    if limits.power_w is not None:
+        allowed &= _within(power, limits.power_w)
+        _check(allowed, f"{limits.power_w:g} W", f"{power.min():g} W")
+    times = []
+    if limits.deadline_s is not None:
+        times.append(limits.deadline_s)
+    if limits.slowdown is not None:
+        times.append(frontier.all_max_s * (1 + limits.slowdown))
+    if times:
+        fast = _within(frontier.time_s, min(times))
+        _check(fast, f"{min(times):g} s", f"{frontier.time_s.min():g} s")
         allowed &= fast
         _check(allowed, "these limits together", "each alone")
-    relaxed = bool(limits) or wish.least_energy
-    if wish.straggler_s is not None:
-        near = allowed & _within(frontier.time_s, wish.straggler_s)
+    relaxed = bool(times) or limits.least_energy
+    if limits.straggler_s is not None:
+        near = allowed & _within(frontier.time_s, limits.straggler_s)
         if near.any():
             allowed, relaxed = near, True
     candidates = np.flatnonzero(allowed)

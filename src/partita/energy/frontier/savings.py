@@ -23,7 +23,7 @@ from partita.core.solution import Solution
 from partita.core.timeline import Timeline
 from partita.cost.durations import instruction_seconds
 from partita.cost.judge import measure
-from partita.energy.frontier.choose import Wish, choose_point
+from partita.energy.frontier.choose import PointLimits, choose_point
 from partita.energy.frontier.clock_plan import NAMES
 from partita.energy.frontier.frontier import TRIES, EnergyModel, energy_model, solve_frontier
 from partita.energy.frontier.pipeline import Pipeline, bare_pipeline
@@ -346,7 +346,7 @@ def savings(
         raise InvalidInputError("a straggler needs other pipelines that wait; pipelines is 1")
     fastest = float(frontier.time_s[0])
     limit = max(straggler * frontier.all_max_s, fastest)
-    point = choose_point(frontier, Wish(straggler_s=limit))
+    point = choose_point(frontier, PointLimits(straggler_s=limit))
     if straggler <= 1:
         own = float(frontier.energy_j[point])
         return Savings(

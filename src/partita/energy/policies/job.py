@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from partita.core.energy import EnergyOrigin, EnergyProfile
 from partita.core.problem import Schedule
 from partita.core.solution import Solution
-from partita.energy.frontier.choose import Wish
+from partita.energy.frontier.choose import PointLimits
 
 Samples = Mapping[str, tuple[tuple[float, ...], ...]]
 """Figures by name of instruction: for each iteration one for each such instruction, in order."""
@@ -33,7 +33,7 @@ class Job:
     schedule: Schedule = Schedule.ONE_F_ONE_B
     microbatches: int | None = None
     solution: Solution | None = None
-    wish: Wish = field(default_factory=Wish)
+    wish: PointLimits = field(default_factory=PointLimits)
     profile: EnergyProfile | None = None
 
     @property

@@ -24,7 +24,7 @@ import numpy as np
 
 from partita.core.codec import write_json
 from partita.core.energy import EnergyProfile, Frontier
-from partita.energy.frontier.choose import TIE, Wish, choose_point
+from partita.energy.frontier.choose import TIE, PointLimits, choose_point
 from partita.energy.frontier.clock_plan import Entry
 from partita.energy.policies.base import ChosenPoint, Deployment, Scheduler, State, positive
 from partita.energy.policies.job import Job, Rank, Result, Straggler
@@ -242,7 +242,7 @@ class _Place:
     """
 
     frontier: Frontier
-    wish: Wish
+    wish: PointLimits
 
     @property
     def time_s(self) -> float:
@@ -271,7 +271,9 @@ class _Place:
         usual = self._nearest()[0]
         if held_up_s <= self.time_s * (1 + TIE):
             return usual
-        freed = Wish(energy_j=self.wish.energy_j, power_w=self.wish.power_w, straggler_s=held_up_s)
+        freed = PointLimits(
+            energy_j=self.wish.energy_j, power_w=self.wish.power_w, straggler_s=held_up_s
+        )
         try:
             return choose_point(self.frontier, freed)
         except InfeasibleError:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from partita.core.codec import decode_as
 from partita.core.energy import EnergyProfile
 from partita.core.solution import Solution
-from partita.energy.frontier.choose import Wish
+from partita.energy.frontier.choose import PointLimits
 from partita.energy.policies.base import Deployment
 from partita.energy.policies.job import Job
 from partita.energy.policies.session import Session
@@ -210,7 +210,7 @@ def core_job(body: JobBody) -> Job:
         schedule=body.schedule,
         microbatches=body.num_microbatches,
         solution=solution,
-        wish=body.wish.wish() if body.wish is not None else Wish(),
+        wish=body.wish.wish() if body.wish is not None else PointLimits(),
         profile=profile,
     )
 

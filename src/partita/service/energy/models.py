@@ -18,7 +18,7 @@ from pydantic import (
 
 from partita.core.energy import EnergyOrigin
 from partita.core.problem import Schedule
-from partita.energy.frontier.choose import Wish
+from partita.energy.frontier.choose import PointLimits
 from partita.energy.policies.job import Rank, Result, Straggler
 
 MAX_RANKS = 2**16
@@ -44,7 +44,7 @@ Names = Annotated[list[Name], Field(max_length=2**20)]
 
 
 class WishBody(BaseModel):
-    """What the deployed point has to keep; see ``Wish``."""
+    """What the deployed point has to keep; see ``PointLimits``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -55,9 +55,9 @@ class WishBody(BaseModel):
     power_w: Joules | None = None
     straggler_s: Seconds | None = None
 
-    def wish(self) -> Wish:
+    def wish(self) -> PointLimits:
         """Return it as a core type."""
-        return Wish(**self.model_dump())
+        return PointLimits(**self.model_dump())
 
 
 class JobBody(BaseModel):

@@ -8,7 +8,7 @@ import pytest
 
 from partita.core.problem import Metric, Objective, Problem, Schedule
 from partita.core.solution import Solution
-from partita.energy.frontier.choose import Wish
+from partita.energy.frontier.choose import PointLimits
 from partita.energy.policies.job import Job, Straggler
 from partita.testing.builders import chain, flat_cluster, pipeline
 
@@ -40,18 +40,18 @@ def test_a_profile_that_is_brought_is_not_measured_again(cluster: Any) -> None:
 
 def test_the_wish_decides_the_point(cluster: Any) -> None:
     usual = deployed(cluster)
-    frugal = deployed(cluster, replace(JOB, wish=Wish(least_energy=True)))
+    frugal = deployed(cluster, replace(JOB, wish=PointLimits(least_energy=True)))
     assert frugal.deployment.energy_j[0] < usual.deployment.energy_j[0]
     frontier = frugal.session.scheduler.chosen(0).frontier
     assert frugal.deployment.energy_j[0] == frontier.energy_j.min()
 
 
-@pytest.mark.parametrize("wish", [Wish(deadline_s=1e-3), Wish(energy_j=1.0), Wish(power_w=1.0)])
-def test_a_wish_that_nothing_keeps_gets_the_nearest_and_a_note(cluster: Any, wish: Wish) -> None:
-    told = deployed(cluster, replace(JOB, wish=wish))
+@pytest.mark.parametrize("limits", [{"deadline_s": 1e-3}, {"energy_j": 1.0}, {"power_w": 1.0}])
+def test_limits_that_nothing_keeps_get_the_nearest_and_a_note(cluster: Any, limits: Any) -> None:
+    told = deployed(cluster, replace(JOB, wish=PointLimits(**limits)))
     assert "no point of the frontier keeps" in told.deployment.note
     frontier, point = told.session.scheduler.chosen(0).frontier, told.session.scheduler.chosen(0)
-    assert point.point == (0 if wish.deadline_s else int(np.argmin(frontier.energy_j)))
+    assert point.point == (0 if "deadline_s" in limits else int(np.argmin(frontier.energy_j)))
 
 
 def test_a_straggler_elsewhere_moves_the_point_to_the_least_of_both(cluster: Any) -> None:
@@ -72,7 +72,7 @@ def test_a_straggler_elsewhere_moves_the_point_to_the_least_of_both(cluster: Any
 
 
 def test_limits_of_energy_hold_with_a_straggler_and_those_of_time_do_not(cluster: Any) -> None:
-    told = deployed(cluster, replace(JOB, wish=Wish(slowdown=0.0)))
+    told = deployed(cluster, replace(JOB, wish=PointLimits(slowdown=0.0)))
     usual = told.deployment.time_s[0]
     told.straggle(slowdown=1.2)
     assert told.deployment.time_s[0] > usual
