@@ -47,13 +47,16 @@ def part_of(path: Path) -> str:
 
 
 @cache
-def imports(path: Path) -> tuple[tuple[str, int], ...]:
-    """Return every imported module of a file with its line, also inside functions."""
-    return tuple(_imports(path))
+def nodes(path: Path) -> tuple[ast.Import | ast.ImportFrom | ast.Call, ...]:
+    """Return the imports and calls of a file, also inside functions; a file is parsed once."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    wanted = (ast.Import, ast.ImportFrom, ast.Call)
+    return tuple(node for node in ast.walk(tree) if isinstance(node, wanted))
 
 
-def _imports(path: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield every imported module of a file with its line, also inside functions."""
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -113,7 +116,7 @@ def test_only_cli_prints() -> None:
             continue
         calls = [
             node.lineno
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for node in nodes(path)
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
         ]
         assert not calls, f"{path}: print at lines {calls}"

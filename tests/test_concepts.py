@@ -6,6 +6,7 @@ each idea has a token that nobody can do it without, and the modules that may ho
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,16 +57,17 @@ def _holds(home: str, name: str) -> bool:
 
 def offenders(concept: Concept, sources: Mapping[str, str]) -> list[str]:
     """Return where the token of an idea occurs outside its home, as ``module:line``."""
-    token = re.compile(concept.token)
+    token = re.compile(concept.token, re.MULTILINE)
     return [
         f"{name}:{number}"
         for name, text in sources.items()
-        if not any(_holds(home, name) for home in concept.homes)
+        if token.search(text) and not any(_holds(home, name) for home in concept.homes)
         for number, line in enumerate(text.splitlines(), 1)
         if token.search(line)
     ]
 
 
+@cache
 def package_sources() -> dict[str, str]:
     return {
         path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8")

@@ -133,14 +133,14 @@ def test_a_rank_that_never_comes_is_named() -> None:
 def test_a_rank_that_dies_is_named() -> None:
     code = (
         "import os\n"
-        "from partita.profile import calibrate_local, calibrate_ranks\n"
+        "from partita.profiler.calibrate import local, ranks\n"
         "from partita.profiler.calibrate.records import MeasureOptions\n"
-        "real = calibrate_ranks._measure_links\n"
+        "real = ranks._measure_links\n"
         "def links(rank, options):\n"
         "    if rank.rank == 1: os._exit(7)\n"
         "    real(rank, options)\n"
-        "calibrate_ranks._measure_links = links\n"
-        "calibrate_local.measure_local(2, MeasureOptions(limit_s=5), fork=True)\n"
+        "ranks._measure_links = links\n"
+        "local.measure_local(2, MeasureOptions(limit_s=5), fork=True)\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -153,14 +153,14 @@ def test_a_rank_that_dies_is_named() -> None:
 def test_a_rank_that_hangs_is_named() -> None:
     code = (
         "import time\n"
-        "from partita.profile import calibrate_local, calibrate_ranks\n"
+        "from partita.profiler.calibrate import local, ranks\n"
         "from partita.profiler.calibrate.records import MeasureOptions\n"
-        "real = calibrate_ranks._measure_links\n"
+        "real = ranks._measure_links\n"
         "def links(rank, options):\n"
         "    if rank.rank == 1: time.sleep(600)\n"
         "    real(rank, options)\n"
-        "calibrate_ranks._measure_links = links\n"
-        "calibrate_local.measure_local(2, MeasureOptions(limit_s=3), fork=True)\n"
+        "ranks._measure_links = links\n"
+        "local.measure_local(2, MeasureOptions(limit_s=3), fork=True)\n"
     )
     begin = time.monotonic()
     result = subprocess.run(

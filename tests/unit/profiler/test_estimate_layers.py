@@ -1,5 +1,7 @@
 """Layers of published partitions on captured models."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -33,6 +35,7 @@ UNIFORM = [
 ]
 
 
+@cache
 def labelled(name: str) -> Graph:
     model = build_model(name, device="meta")
     batch = example_inputs(name, 2, device="meta")

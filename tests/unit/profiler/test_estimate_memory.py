@@ -1,5 +1,7 @@
 """Memory of estimates: against closed forms, hand-made graphs, and what torch really holds."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,7 @@ from partita.profiler.estimate.trace import Kernels
 HIDDEN, HEADS, BATCH = 768, 12, 2
 
 
+@cache
 def gpt(
     sequence_length: int = 128,
     *,

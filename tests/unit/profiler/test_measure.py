@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from functools import cache
 
 import numpy as np
 import pytest
@@ -110,6 +111,7 @@ MODELS = {
 }
 
 
+@cache
 def measured(name: str, *, mode: CaptureMode = CaptureMode.TRAINING, batch: int = 0, **options):
     make, loss = MODELS[name]
     model, example = make(batch) if batch else make()

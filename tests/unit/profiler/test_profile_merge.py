@@ -1,6 +1,7 @@
 """Costs of several device types in one graph, and models named by the user's code."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from partita.profiler.measure.model import profile_model
 from partita.profiler.merge import merge_costs
 
 
+@cache
 def profiled(kind: str, *, batch: int = 2, width: int = 4) -> Graph:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
