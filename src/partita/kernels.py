@@ -1,100 +1,232 @@
-"""Hot loops over columns, interpreted on small inputs and compiled on large ones.
+"""Hot loops over columns: interpreted on small inputs, compiled and cached on disk for large ones.
 
-A kernel is a plain function that only indexes its arguments, so that it runs on lists and, compiled
-by Numba with an on-disk cache, on arrays. Numba is imported only where it pays: for an input of
-``COMPILE_FROM`` rows, or once a kernel was interpreted on ``COMPILE_AFTER`` rows in all, as a
-search over many plans does.
+A kernel is a plain function marked with ``@kernel``. It indexes columns, and named tuples of
+columns, and calls other kernels. Interpreted it runs as it stands, on lists, which Python indexes
+faster than arrays; its compiled twin, made on first use along with the twins of the kernels that it
+calls, runs on the arrays. Both do the same floating-point operations in the same order (no fast
+mathematics), so that the size of an input never changes an answer.
+
+This is the only module that imports Numba, and it does so where compiled code pays; ``Threshold``
+says when. A family of kernels that is always compiled calls ``compiled(kernel)`` itself.
+
+Numba's cache on disk notices a change in the file of the function that is called, and not one in
+the files of the functions it calls, although their machine code is part of the entry. So the name
+under which an entry is kept carries a digest of everything that goes into it: the sources of all
+kernels reached, the constants that they read, and the fields of the named tuples they know.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, TypeAlias
+import dis
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from partita.core.columns import Array
-
-COMPILE_FROM = 30_000
-COMPILE_AFTER = 3_000_000
-_interpreted: Counter[Callable[..., None]] = Counter()
-"""Rows that each kernel was interpreted on, which decides how it runs and not what it returns."""
-
 Column: TypeAlias = Any
-"""What a kernel indexes: a list, or compiled an array."""
+"""What a kernel indexes: a list, or compiled an array; also a named tuple of these."""
+Number: TypeAlias = Any
+"""What a kernel computes from its columns: an integer, a float or a truth value."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Value = TypeVar("_Value")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
-@cache
-def _compiled(kernel: Callable[..., None]) -> Callable[..., None]:
-    from numba import njit  # noqa: PLC0415 (loaded only where it pays)
+class Threshold(NamedTuple):
+    """When compiled code pays: loading Numba takes as long as interpreting some 100,000 steps.
 
-    result: Callable[..., None] = njit(cache=True)(kernel)
+    Attributes:
+        size: Least size of a call, in the unit of the family (rows, steps, ideals, job-rounds).
+        total: Size of all interpreted calls of a kernel together from which on it is compiled: a
+            search over many plans makes many small calls.
+        loaded: Whether a kernel that is compiled already runs so at any size.
+    """
+
+    size: float = 30_000
+    total: float = math.inf
+    loaded: bool = False
+
+
+ROWS = Threshold(size=30_000, total=3_000_000)
+"""For kernels that make one pass over rows."""
+
+
+class _Options(NamedTuple):
+    """How a kernel is compiled; see ``kernel``."""
+
+    allocates: bool
+    inline: bool
+
+
+_options: dict[Callable[..., Any], _Options] = {}
+_entries: dict[Callable[..., Any], Any] = {}
+_callees: dict[Callable[..., Any], Any] = {}
+_interpreted: defaultdict[Callable[..., Any], float] = defaultdict(float)
+"""Sizes that each kernel was interpreted on, which decides how it runs and not what it returns."""
+
+
+@overload
+def kernel(function: _Function) -> _Function: ...
+
+
+@overload
+def kernel(
+    *, allocates: bool = False, inline: bool = False
+) -> Callable[[_Function], _Function]: ...
+
+
+def kernel(
+    function: _Function | None = None, *, allocates: bool = False, inline: bool = False
+) -> _Function | Callable[[_Function], _Function]:
+    """Mark a function as a kernel, and return it as it is: interpreted calls cost nothing more.
+
+    Args:
+        function: The function.
+        allocates: Whether it makes arrays or lists. For those that do not, references to columns
+            are not counted, which would take most of the time of a small kernel.
+        inline: Whether its machine code becomes part of its callers, for kernels that are small and
+            take many columns, which a call would copy.
+    """
+
+    def mark(marked: _Function) -> _Function:
+        _options[marked] = _Options(allocates=allocates, inline=inline)
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+def pays(function: Callable[..., Any], size: float, when: Threshold | None = None) -> bool:
+    """Return whether a kernel is to run compiled; if not, count the size as interpreted.
+
+    Args:
+        function: The kernel.
+        size: Size of its input, in all calls together where the caller knows of more.
+        when: From which size on; ``None`` = ``ROWS``.
+    """
+    limit = ROWS if when is None else when
+    if size >= limit.size or _interpreted[function] >= limit.total:
+        return True
+    if limit.loaded and function in _entries:
+        return True
+    _interpreted[function] += size
+    return False
+
+
+def run(
+    function: Callable[..., _R],
+    size: float,
+    inputs: Sequence[Column],
+    outputs: Sequence[Column],
+    when: Threshold | None = None,
+) -> _R:
+    """Run a kernel, interpreted or compiled, that fills its outputs; return what it returns.
+
+    Args:
+        function: The kernel; it takes the inputs, then the outputs.
+        size: Size of the input; see ``pays``.
+        inputs: Arrays, numbers, and named tuples of them; they are only read.
+        outputs: Arrays, and named tuples of them, that it changes.
+        when: From which size on it is compiled; ``None`` = ``ROWS``.
+    """
+    if pays(function, size, when):
+        return compiled(function)(*inputs, *outputs)
+    # Most are arrays: asking for them here saves a call each, which small inputs would notice.
+    array = np.ndarray
+    given = [v.tolist() if type(v) is array else as_lists(v) for v in inputs]
+    lists = [v.tolist() if type(v) is array else as_lists(v) for v in outputs]
+    result = function(*given, *lists)
+    for output, values in zip(outputs, lists, strict=True):
+        if type(output) is array:
+            output[:] = values
+        else:
+            for part, column in zip(output, values, strict=True):
+                part[:] = column
     return result
 
 
-def run_kernel(
-    kernel: Callable[..., None],
-    size: int,
-    inputs: Sequence[Array],
-    outputs: Sequence[Array],
-) -> None:
-    """Run a kernel on inputs, filling outputs, interpreted or compiled.
+def as_lists(value: _Value) -> _Value:
+    """Return an array as a list, a named tuple with its arrays as lists, anything else as it is."""
+    given: Any = value
+    if isinstance(given, (np.ndarray, np.generic)):
+        given = given.tolist()
+    elif hasattr(given, "_fields"):
+        given = type(given)(*map(as_lists, given))
+    result: _Value = given
+    return result
 
-    Args:
-        kernel: The kernel.
-        size: Rows that it works on, in all calls together where the caller knows of more.
-        inputs: Columns that it reads.
-        outputs: Columns that it changes.
+
+def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return the compiled twin of a kernel, which takes arrays in place of lists."""
+    twin = _entries.get(function)
+    if twin is None:
+        twin = _entries[function] = _compile(function, is_entry=True)
+    result: Callable[_P, _R] = twin
+    return result
+
+
+def _compile(function: Callable[..., Any], *, is_entry: bool) -> Callable[..., Any]:
+    """Return a function in machine code, called from Python (an entry) or by other kernels.
+
+    Only entries are kept on disk: they hold the machine code of all that they call.
     """
-    if size >= COMPILE_FROM or _interpreted[kernel] >= COMPILE_AFTER:
-        _compiled(kernel)(*inputs, *outputs)
-        return
-    _interpreted[kernel] += size
-    lists = [array.tolist() for array in outputs]
-    kernel(*(array.tolist() for array in inputs), *lists)
-    for array, values in zip(outputs, lists, strict=True):
-        array[:] = values
+    from numba import njit  # noqa: PLC0415 (loaded only where it pays)
+
+    assert isinstance(function, FunctionType)
+    options = _options[function]
+    scope = dict(function.__globals__)
+    for name, callee in _called(function):
+        if callee not in _callees:
+            _callees[callee] = _compile(callee, is_entry=False)
+        scope[name] = _callees[callee]
+    twin = FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+    twin.__qualname__ = function.__qualname__
+    settings: dict[str, Any] = {
+        "_nrt": options.allocates,
+        "forceinline": options.inline and not is_entry,
+        # Wrappers that only Python or C would call take longer to compile than the loops.
+        "no_cpython_wrapper": not is_entry,
+        "no_cfunc_wrapper": True,
+    }
+    if not is_entry:
+        return njit(**settings)(twin)  # type: ignore[no-any-return]
+    try:
+        twin.__qualname__ += f"_{_digest(function)}"
+        return njit(cache=True, **settings)(twin)  # type: ignore[no-any-return]
+    except (OSError, RuntimeError):  # no source to be read, or no directory for a cache
+        return njit(**settings)(twin)  # type: ignore[no-any-return]
 
 
-def csr(source: Array, target: Array, num_nodes: int) -> tuple[Array, Array]:
-    """Return ``(ptr, targets)`` of a graph, the targets of each source together."""
-    order = np.argsort(source, kind="stable")
-    pointers = np.zeros(num_nodes + 1, dtype=np.int64)
-    np.cumsum(np.bincount(source, minlength=num_nodes), out=pointers[1:])
-    return pointers, target[order].astype(np.int64)
+def _called(function: FunctionType) -> Iterator[tuple[str, FunctionType]]:
+    """Yield the kernels that a function calls, by the name under which it knows them."""
+    for name, value in _read(function):
+        if isinstance(value, FunctionType) and value in _options:
+            yield name, value
 
 
-def longest_levels(
-    ptr: Column, targets: Column, waiting: Column, queue: Column, level: Column, count: Column
-) -> None:
-    """Fill ``level`` with the longest path to each node, ``count[0]`` with the nodes reached."""
-    tail = 0
-    for node in range(len(level)):
-        if waiting[node] == 0:
-            queue[tail] = node
-            tail += 1
-    head = 0
-    while head < tail:
-        node = queue[head]
-        head += 1
-        above = level[node] + 1
-        for edge in range(ptr[node], ptr[node + 1]):
-            after = targets[edge]
-            level[after] = max(level[after], above)
-            waiting[after] -= 1
-            if waiting[after] == 0:
-                queue[tail] = after
-                tail += 1
-    count[0] = tail
+def _read(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """Yield what a function reads of the module around it, by name, in the order of first use."""
+    names = (step.argval for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL")
+    for name in dict.fromkeys(names):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
 
 
-def heaviest_suffix(ptr: Column, targets: Column, weight: Column, total: Column) -> None:
-    """Fill ``total`` with each node's weight plus the largest total of its targets.
-
-    Edges must lead from lower to higher numbers.
-    """
-    for node in range(len(total) - 1, -1, -1):
-        best = 0
-        for edge in range(ptr[node], ptr[node + 1]):
-            best = max(best, total[targets[edge]])
-        total[node] = weight[node] + best
+def _digest(function: FunctionType) -> str:
+    """Return a digest of all that the machine code of a kernel follows from."""
+    reached = [function]
+    for caller in reached:
+        reached.extend(callee for _, callee in _called(caller) if callee not in reached)
+    parts = {Path(found.__code__.co_filename).read_bytes() for found in reached}
+    for found in reached:
+        for name, value in _read(found):
+            if isinstance(value, (int, float, str, tuple)):
+                parts.add(f"{found.__module__} {name} {value!r}".encode())
+        for value in found.__globals__.values():
+            if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
+                parts.add(f"{value.__module__} {value.__qualname__} {value._fields}".encode())
+    return hashlib.blake2b(b"\0".join(sorted(parts)), digest_size=6).hexdigest()

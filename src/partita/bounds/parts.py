@@ -13,7 +13,7 @@ from partita.bounds.paths import steps
 from partita.core.columns import Array
 from partita.core.graph import Graph
 from partita.cost.tables import Units, units
-from partita.kernels import Column, run_kernel
+from partita.kernels import Column, kernel, run
 
 QUANTILES = (0.5, 0.2, 0.0)
 
@@ -49,7 +49,7 @@ def parts(graph: Graph, price: Array, weight: Array) -> Iterator[Part]:
     quantiles = dict.fromkeys(paid[int((1 - q) * (len(paid) - 1))] for q in QUANTILES)
     for threshold in (float(value) for value in quantiles if value > 0):
         count = int(np.searchsorted(-paid, -threshold, side="right"))
-        run_kernel(_unite, len(paid), [source[done:count], reader[done:count]], [label])
+        run(_unite, len(paid), [source[done:count], reader[done:count]], [label])
         done = count
         heaviest = int(np.argmax(np.bincount(label, weights=weight, minlength=len(graph))))
         yield Part(label == heaviest, threshold)
@@ -63,6 +63,7 @@ def _first_of_group(group: Units) -> Array:
     return np.asarray(first[group.of])
 
 
+@kernel
 def _unite(a: Column, b: Column, label: Column) -> None:
     """Join the parts of two nodes in each row; ``label`` is the root of the part of each node."""
     for row in range(len(a)):

@@ -19,7 +19,8 @@ import numpy as np
 
 from partita.core.columns import Array, derived
 from partita.core.graph import Graph
-from partita.kernels import Column, csr, run_kernel
+from partita.core.order import csr
+from partita.kernels import Column, kernel, run
 
 MOST_JOINED = 8
 """Inputs of an op up to which the join is looked at; the time is quadratic in them."""
@@ -76,9 +77,7 @@ def path_ends(way: Steps, seconds: Array, moved_s: Array, first_s: Array | None 
         first_s: When each op may start at the earliest by itself.
     """
     start = np.zeros(len(seconds)) if first_s is None else first_s.astype(np.float64)
-    run_kernel(
-        _join, 3 * len(way.source), [way.order, way.ptr, way.source, moved_s, seconds], [start]
-    )
+    run(_join, 3 * len(way.source), [way.order, way.ptr, way.source, moved_s, seconds], [start])
     return start + seconds
 
 
@@ -92,7 +91,7 @@ def place_ends(way: Steps, seconds: Array, moved_s: Array) -> Array:
     """
     classes = len(seconds)
     end = seconds.T.copy().ravel()
-    run_kernel(
+    run(
         _places,
         moved_s.size,
         [way.order, way.ptr, way.source, moved_s.transpose(2, 0, 1).ravel(), np.array([classes])],
@@ -125,10 +124,11 @@ def num_paths(way: Steps, busy: Array) -> int:
     place = np.empty(len(busy), dtype=np.int64)
     place[way.order] = np.arange(len(way.order))
     followed = np.zeros(len(busy), dtype=np.int64)
-    run_kernel(_cover, len(way.source), [way.order, way.ptr, way.source, place], [followed, of])
+    run(_cover, len(way.source), [way.order, way.ptr, way.source, place], [followed, of])
     return len(np.unique(of[way.order][busy[way.order]]))
 
 
+@kernel
 def _join(  # noqa: C901 (one compiled loop)
     order: Column, ptr: Column, source: Column, moved_s: Column, seconds: Column, start: Column
 ) -> None:
@@ -166,6 +166,7 @@ def _join(  # noqa: C901 (one compiled loop)
         start[node] = earliest
 
 
+@kernel
 def _places(
     order: Column, ptr: Column, source: Column, moved_s: Column, count: Column, end: Column
 ) -> None:
@@ -185,6 +186,7 @@ def _places(
             end[node * classes + here] += ready
 
 
+@kernel
 def _cover(
     order: Column, ptr: Column, source: Column, place: Column, followed: Column, of: Column
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partita.core.columns import group_rows
 from partita.errors import InvalidInputError
 
 
@@ -73,3 +74,11 @@ def _some_cycle(waiting: list[int], source: NDArray[Any], target: NDArray[Any]) 
         walk.append(node)
         node = before[node]
     return walk[seen[node] :][::-1]
+
+
+def csr(
+    source: NDArray[Any], target: NDArray[Any], num_nodes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return ``(ptr, targets)`` of a graph: node n leads to ``targets[ptr[n]:ptr[n + 1]]``."""
+    pointers, rows = group_rows(source, num_nodes)
+    return pointers, target[rows].astype(np.int64)

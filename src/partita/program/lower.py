@@ -16,7 +16,6 @@ from partita.core.plan import Plan, Shard
 from partita.core.problem import Mode, Problem
 from partita.core.program import Kind, Program
 from partita.errors import InvalidInputError
-from partita.kernels import csr, longest_levels, run_kernel
 from partita.program.layout import (
     Bucket,
     Crossings,
@@ -27,6 +26,7 @@ from partita.program.layout import (
     reductions,
     tensor_bytes,
 )
+from partita.program.levels import longest_levels
 from partita.program.listing import Listing
 from partita.program.order import ListOrder, ordered
 from partita.program.schedules import Order, Pipeline, in_flight
@@ -164,16 +164,8 @@ class _Lowering:
         return self._longest(np.concatenate(source), np.concatenate(target), total)
 
     def _longest(self, source: Array, target: Array, total: int) -> Array:
-        ptr, targets = csr(source, target, total)
-        waiting = np.bincount(target, minlength=total).astype(np.int64)
-        level, count = np.zeros(total, dtype=np.int64), np.zeros(1, dtype=np.int64)
-        run_kernel(
-            longest_levels,
-            len(source),
-            [ptr, targets],
-            [waiting, np.zeros(total, np.int64), level, count],
-        )
-        if count[0] < total:
+        level, reached = longest_levels(source, target, total)
+        if reached < total:
             raise InvalidInputError(
                 f"schedule {self.plan.schedule.value!r} cannot run this plan: the orders of the "
                 "devices wait for each other in a circle"

@@ -7,7 +7,7 @@ import numpy as np
 from partita.core.columns import Array, derived
 from partita.core.program import FIRST_COLLECTIVE, Kind, Program
 from partita.errors import InvalidInputError
-from partita.kernels import Column, run_kernel
+from partita.kernels import Column, kernel, run
 
 _FORWARD, _BACKWARD, _BACKWARD_INPUT = (
     int(Kind.FORWARD),
@@ -55,7 +55,7 @@ def _matched(program: Program) -> Matching:
     recvs = int(np.count_nonzero(program.kind == Kind.RECV))
     error = np.full(3, -1, dtype=np.int64)
     cells = program.num_stages * program.num_microbatches
-    run_kernel(
+    run(
         _match,
         rows,
         [
@@ -92,6 +92,7 @@ def _refuse(program: Program, row: int, other: int) -> None:
     )
 
 
+@kernel
 def _match(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled pass over all rows)
     ptr: Column,
     kind: Column,

@@ -16,9 +16,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from partita.core.columns import Array
+from partita.core.order import csr
 from partita.core.plan import Plan, Shard
 from partita.core.program import Kind
-from partita.kernels import csr, heaviest_suffix, run_kernel
+from partita.kernels import Column, kernel, run
 from partita.program.layout import Crossings, Layout
 
 SLOTS = 4
@@ -49,15 +50,28 @@ def in_flight(plan: Plan, layout: Layout, crossing: Crossings) -> Array:
     ptr, targets = csr(crossing.producer, crossing.reader, count)
     weight = layout.replicas.astype(np.int64)
     total = np.zeros(count, dtype=np.int64)
-    run_kernel(heaviest_suffix, len(targets) + count, [ptr, targets, weight], [total])
+    run(_fill_suffix, len(targets) + count, [ptr, targets, weight], [total])
     shards = np.array([s.shard in (Shard.GRADIENTS, Shard.PARAMETERS) for s in plan.stages])
     if shards.any():
         total = _rounded_up(ptr, targets, layout, shards)
     return total.astype(np.int32)
 
 
+@kernel
+def _fill_suffix(ptr: Column, targets: Column, weight: Column, total: Column) -> None:
+    """Fill ``total`` with each node's weight plus the largest total of its targets.
+
+    Edges must lead from lower to higher numbers, so that one pass from the end knows all targets.
+    """
+    for node in range(len(total) - 1, -1, -1):
+        best = 0
+        for edge in range(ptr[node], ptr[node + 1]):
+            best = max(best, total[targets[edge]])
+        total[node] = weight[node] + best
+
+
 def _rounded_up(ptr: Array, targets: Array, layout: Layout, shards: Array) -> Array:
-    """Like ``heaviest_suffix``, with W of sharded stages rounded up to whole rounds."""
+    """Like ``_fill_suffix``, with W of sharded stages rounded up to whole rounds."""
     total = np.zeros(layout.num_stages, dtype=np.int64)
     for stage in range(layout.num_stages - 1, -1, -1):
         after = targets[ptr[stage] : ptr[stage + 1]]

@@ -22,7 +22,8 @@ from partita.core.columns import Array, derived
 from partita.core.program import FIRST_COLLECTIVE, Kind, Program, TransferMode
 from partita.core.timeline import Timeline, TimelineOrigin
 from partita.errors import InvalidInputError
-from partita.kernels import Column, csr, longest_levels, run_kernel
+from partita.kernels import Column, kernel, run
+from partita.program.levels import longest_levels
 from partita.program.matching import Matching, match
 
 _UPDATE, _SEND, _RECV = int(Kind.UPDATE), int(Kind.SEND), int(Kind.RECV)
@@ -99,7 +100,7 @@ def _times(
     start, end = np.zeros(rows), np.full(rows, -1.0)
     cause, position = np.full(rows, -1, dtype=np.int32), program.ptr[:-1].copy()
     blocking = transfers is TransferMode.BLOCKING
-    run_kernel(
+    run(
         _play,
         effort,
         [
@@ -219,10 +220,7 @@ def _turns(program: Program, matching: Matching) -> Array:
     number, device = matching.joint[rows], program.device[rows]
     follows = device[1:] == device[:-1]
     source, target = number[:-1][follows], number[1:][follows]
-    ptr, targets = csr(source, target, size)
-    waiting = np.bincount(target, minlength=size).astype(np.int64)
-    scratch, level, count = (np.zeros(length, dtype=np.int64) for length in (size, size, 1))
-    run_kernel(longest_levels, len(source), [ptr, targets], [waiting, scratch, level, count])
+    level, _ = longest_levels(source, target, size)
     first = np.full(size, len(program.devices), dtype=np.int64)
     np.minimum.at(first, number, device)
     turn = np.empty(size, dtype=np.int64)
@@ -242,6 +240,7 @@ def _ring_successor(program: Program, rows: Array, to_cluster: Array) -> Array:
     return np.array([table[pair] for pair in pairs], dtype=np.int64)
 
 
+@kernel(allocates=True)
 def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event loop)
     ptr: Column,
     kind: Column,

@@ -8,13 +8,14 @@ import numpy as np
 from partita.core.columns import Floats, Longs
 from partita.core.fleet import FleetHistory, Trace, Usage
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.fleet.policies.kernels.compiled import as_lists, compiled, pays
+from partita.fleet.policies.kernels import JOB_ROUNDS
 from partita.fleet.policies.resources import GB, Servers
 from partita.fleet.policies.table import Policy
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.recorder import known_before
 from partita.fleet.simulate.rounds import Progress
 from partita.fleet.simulate.table import Simulator
+from partita.kernels import as_lists, compiled, pays
 from partita.released import synergy_packing as packing
 from partita.released import synergy_rounds as kernel
 
@@ -66,11 +67,13 @@ def simulate_released(
     count = np.zeros(packing.COUNTS, dtype=np.int64)
     events = _events(trace, by_arrival, jobs, servers.num_gpus, count)
     work = float((trace.fair_s / ROUND_S).sum())
-    fast = pays(kernel.FAMILY, work)
-    run = compiled(kernel.FAMILY) if fast else kernel.released_rounds
+    run = kernel.released_rounds
+    fast = pays(run, work, JOB_ROUNDS)
     if not fast:
         jobs, demands, room = as_lists(jobs), as_lists(demands), as_lists(room)
         events = as_lists(events)
+    else:
+        run = compiled(run)
     policy = (ORDERINGS[ordering], ALLOCATORS[allocator])
     chunks: list[packing.Rows] = []
     while count[packing.STATUS] in (packing.RUNNING, packing.FULL):

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from partita.fleet.policies.kernels.compiled import Column
+from partita.kernels import Column, kernel
 
 FIFO, SRTF, LAS, FTF, DRF, TETRIS = range(6)
 FAIR, GREEDY, TUNE = range(3)
@@ -104,6 +104,7 @@ class Rows(NamedTuple):
     memory: Column
 
 
+@kernel
 def empty_room(room: Room, demands: Demands, count: Column) -> None:
     """Free everything."""
     for s in range(len(room.gpus)):
@@ -119,6 +120,7 @@ def empty_room(room: Room, demands: Demands, count: Column) -> None:
     count[FREE_GPUS] = len(room.gpus) * int(room.capacity[0])
 
 
+@kernel
 def hold(j: int, s: int, gpus: int, jobs: Jobs, room: Room, count: Column) -> None:
     """Put GPUs of a job on a server; its vector is taken by the caller."""
     p = count[NUM_PIECES]
@@ -135,6 +137,7 @@ def hold(j: int, s: int, gpus: int, jobs: Jobs, room: Room, count: Column) -> No
     jobs.num_pieces[j] += 1
 
 
+@kernel
 def walk_gpus(
     n: int,
     hint: Column,
@@ -176,6 +179,7 @@ def walk_gpus(
     return steps if found == n else 0
 
 
+@kernel
 def place(
     j: int,
     fair: bool,
@@ -209,6 +213,7 @@ def place(
     return True
 
 
+@kernel
 def demote(j: int, jobs: Jobs, demands: Demands, room: Room) -> None:
     """Give a running job the fair share on the GPUs it has, where it holds more of anything.
 
@@ -230,6 +235,7 @@ def demote(j: int, jobs: Jobs, demands: Demands, room: Room) -> None:
     jobs.cpus[j], jobs.memory[j], jobs.storage[j] = fair[0], fair[1], fair[2]
 
 
+@kernel
 def next_victim(s: int, jobs: Jobs, room: Room) -> int:
     """Return the piece on a server that gives first: few servers, many CPUs, much memory."""
     best = -1
@@ -251,6 +257,7 @@ def next_victim(s: int, jobs: Jobs, room: Room) -> int:
     return best
 
 
+@kernel
 def reclaim(
     s: int, cpus: float, memory: float, storage: float, jobs: Jobs, demands: Demands, room: Room
 ) -> None:
@@ -277,6 +284,7 @@ def reclaim(
         demote(room.piece_job[room.walk[i]], jobs, demands, room)
 
 
+@kernel
 def target_server(n: int, room: Room) -> int:
     """Return where to make room: the first server with n free GPUs, else the fullest not full."""
     best = -1
@@ -288,6 +296,7 @@ def target_server(n: int, room: Room) -> int:
     return best
 
 
+@kernel
 def make_room(j: int, fair: bool, jobs: Jobs, demands: Demands, room: Room) -> None:
     """Reclaim on as many servers as the GPUs of a job need."""
     d = jobs.demand[j]
@@ -310,6 +319,7 @@ def make_room(j: int, fair: bool, jobs: Jobs, demands: Demands, room: Room) -> N
         room.gpus[s] = abs(room.gpus[s])
 
 
+@kernel
 def allocate(
     j: int,
     allocator: int,
@@ -330,18 +340,3 @@ def allocate(
             return 1
     make_room(j, fair, jobs, demands, room)
     return 1 if place(j, fair, jobs, demands, room, count) else -1
-
-
-PACKING = (
-    empty_room,
-    hold,
-    walk_gpus,
-    place,
-    demote,
-    next_victim,
-    reclaim,
-    target_server,
-    make_room,
-    allocate,
-)
-"""The kernels above, callees first."""

@@ -23,8 +23,8 @@ they change the order in which it gives these up.
 
 import math
 
-from partita.fleet.policies.kernels.compiled import Column
-from partita.fleet.policies.kernels.sorting import SORTING, sort_jobs
+from partita.fleet.policies.kernels.sorting import sort_jobs
+from partita.kernels import Column, kernel
 from partita.released.synergy_packing import (
     ACTIVE,
     DONE,
@@ -38,7 +38,6 @@ from partita.released.synergy_packing import (
     LAS,
     NEXT,
     NOW,
-    PACKING,
     QUEUED,
     ROUND_S,
     ROUNDS,
@@ -65,6 +64,7 @@ NOISE = 1e-13
 """Keys closer than this share of them may change places by rounding."""
 
 
+@kernel
 def push(event: int, events: Events, count: Column) -> None:
     """Add an event to the heap as Python's ``heapq`` does."""
     heap, when = events.heap, events.when
@@ -76,6 +76,7 @@ def push(event: int, events: Events, count: Column) -> None:
     heap[at] = event
 
 
+@kernel
 def pop(events: Events, count: Column) -> int:
     """Take the first event from the heap as Python's ``heapq`` does."""
     heap, when = events.heap, events.when
@@ -96,6 +97,7 @@ def pop(events: Events, count: Column) -> int:
     return int(first)
 
 
+@kernel
 def pass_events(rounds: int, running: int, jobs: Jobs, events: Events, count: Column) -> None:
     """Let the events of equal rounds go through the heap; those of the last stay there.
 
@@ -116,6 +118,7 @@ def pass_events(rounds: int, running: int, jobs: Jobs, events: Events, count: Co
                 pop(events, count)
 
 
+@kernel
 def set_keys(
     ordering: int,
     ahead: int,
@@ -155,6 +158,7 @@ def set_keys(
             jobs.key[j], jobs.slope[j] = jobs.arrival[j], 0.0
 
 
+@kernel
 def choose(
     ordering: int,
     allocator: int,
@@ -185,6 +189,7 @@ def choose(
     return found
 
 
+@kernel
 def fill_round(
     ordering: int,
     allocator: int,
@@ -219,6 +224,7 @@ def fill_round(
     return running
 
 
+@kernel
 def equal_rounds(ordering: int, free_order: bool, jobs: Jobs, clock: Column, count: Column) -> int:
     """Return how many rounds from this one on have the same grants."""
     rounds = 1.0e15
@@ -238,6 +244,7 @@ def equal_rounds(ordering: int, free_order: bool, jobs: Jobs, clock: Column, cou
     return max(int(rounds), 1)
 
 
+@kernel
 def twins(a: int, b: int, jobs: Jobs) -> bool:
     """Return whether two jobs have the same key, bit for bit, while neither's grant changes."""
     return bool(
@@ -249,6 +256,7 @@ def twins(a: int, b: int, jobs: Jobs) -> bool:
     )
 
 
+@kernel
 def rounds_in_order(a: int, b: int, noise: float, jobs: Jobs) -> float:
     """Return for how many further rounds job a keeps its place before job b."""
     gap = jobs.key[b] - jobs.key[a]
@@ -266,6 +274,7 @@ def rounds_in_order(a: int, b: int, noise: float, jobs: Jobs) -> float:
     return max(float(math.ceil(meet * (1 - 1e-9) - 1e-9)), 0.0)
 
 
+@kernel
 def write_row(
     rounds: int, running: int, jobs: Jobs, room: Room, clock: Column, count: Column, rows: Rows
 ) -> None:
@@ -287,6 +296,7 @@ def write_row(
     rows.memory[row] = memory
 
 
+@kernel
 def advance(rounds: int, running: int, jobs: Jobs, events: Events, count: Column) -> None:
     """Let equal rounds pass, and end the jobs that are done."""
     clock = events.clock
@@ -314,6 +324,7 @@ def advance(rounds: int, running: int, jobs: Jobs, events: Events, count: Column
     count[ACTIVE] = kept
 
 
+@kernel
 def admit(jobs: Jobs, events: Events, count: Column) -> None:
     """Add the jobs that have arrived; equal arrivals in the order of the heap."""
     num_jobs = len(jobs.arrival)
@@ -337,6 +348,7 @@ def admit(jobs: Jobs, events: Events, count: Column) -> None:
         count[TIES_ACTIVE] += events.tied[j]
 
 
+@kernel
 def sort_active(jobs: Jobs, events: Events, count: Column) -> None:
     """Sort the active jobs by key, then arrival; those equal in both stay in their order."""
     active = count[ACTIVE]
@@ -362,6 +374,7 @@ def sort_active(jobs: Jobs, events: Events, count: Column) -> None:
         jobs.order[at] = j
 
 
+@kernel
 def raise_starving(jobs: Jobs, clock: Column, count: Column) -> bool:
     """Raise the jobs that starve, from the next round on; return whether there are new ones."""
     found = False
@@ -373,6 +386,7 @@ def raise_starving(jobs: Jobs, clock: Column, count: Column) -> bool:
     return found
 
 
+@kernel
 def released_rounds(
     policy: tuple[int, int],
     jobs: Jobs,
@@ -413,25 +427,3 @@ def released_rounds(
         advance(rounds, running, jobs, events, count)
         if count[TIES_AHEAD] > 0:
             pass_events(rounds, running, jobs, events, count)
-
-
-FAMILY = (
-    *SORTING,
-    *PACKING,
-    push,
-    pop,
-    pass_events,
-    set_keys,
-    choose,
-    fill_round,
-    twins,
-    rounds_in_order,
-    equal_rounds,
-    write_row,
-    advance,
-    admit,
-    sort_active,
-    raise_starving,
-    released_rounds,
-)
-"""Every kernel of this simulator, callees first."""

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from partita.energy import improve
+from partita.energy.frontier import improve
 from partita.energy.frontier.draws import draw_below, draw_share, new_draws
+from partita.kernels import compiled
 
 
 @njit
@@ -21,11 +22,11 @@ def test_the_stream_is_that_of_a_kernel_that_was_seeded() -> None:
     assert mine == _numbas(2000)
 
 
-def test_uncompiled_kernels_draw_the_same() -> None:
+def test_compiled_kernels_draw_the_same() -> None:
     first, second = new_draws(7), new_draws(7)
     for _ in range(700):
-        assert draw_share(first) == draw_share(second)
-        assert draw_below(first, 12) == draw_below.py_func(second, 12)
+        assert draw_share(first) == compiled(draw_share)(second)
+        assert draw_below(first, 12) == compiled(draw_below)(second, 12)
 
 
 def test_the_search_for_clocks_touches_no_generator_of_others() -> None:

@@ -10,11 +10,11 @@ from partita.core.problem import Metric, Objective, Problem
 from partita.core.rules import Rule
 from partita.core.solution import Proof
 from partita.errors import InvalidInputError
+from partita.kernels import run
 from partita.planners.assignment import anneal, tree
 from partita.planners.assignment.descent import improved, temperatures
 from partita.planners.assignment.effort import Effort
 from partita.planners.assignment.instance import Instance
-from partita.planners.assignment.kernels import run_search
 from partita.planners.assignment.portfolio import best_assignment
 from partita.planners.assignment.starts import cut_into_runs, near_sequence, node_orders, starts
 from partita.planners.hierarchical import plan_hierarchical
@@ -71,7 +71,7 @@ def test_the_cost_that_is_kept_is_the_cost_computed_anew(instance):
     for temperature in (5.0, 0.5, 1e-9):
         state = annealer._state(start, 3)
         annealer._given.heat[0] = temperature
-        run_search(anneal._walk, annealer._given, state, work=0)
+        run(anneal._walk, 0, (annealer._given,), (state,))
         place = state.device[state.part]
         assert state.cost[0] == pytest.approx(instance.cost(place))
         assert np.isfinite(instance.cost(place))
@@ -90,7 +90,7 @@ def test_a_kernel_does_the_same_interpreted_and_compiled():
     annealer._given.heat[0] = 0.5
     states = [annealer._state(starts(instance)[0], 9) for _ in range(2)]
     for state, work in zip(states, (0, 10**6), strict=True):
-        run_search(anneal._walk, annealer._given, state, work=work)
+        run(anneal._walk, work, (annealer._given,), (state,))
     for one, other in zip(*states, strict=True):
         assert one == pytest.approx(other)
 

@@ -179,7 +179,7 @@ def test_compiled_and_uncompiled_walks_agree(monkeypatch):
     slow = check(problem, plan)
     late = with_late_receives(lower(*make(SHAPES["uneven stages"])))
     slow_message = refusal(*make(SHAPES["uneven stages"]), late)
-    monkeypatch.setattr(kernels, "COMPILE_FROM", 0)
+    monkeypatch.setattr(kernels, "ROWS", kernels.Threshold(size=0))
     assert check(problem, plan) == slow
     late = with_late_receives(lower(*make(SHAPES["uneven stages"])))
     assert refusal(*make(SHAPES["uneven stages"]), late) == slow_message

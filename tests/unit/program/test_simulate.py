@@ -596,7 +596,7 @@ def test_compiled_and_uncompiled_kernels_give_equal_timelines(links, monkeypatch
         rng, schedule=Schedule.ONE_F_ONE_B, shard=Shard.OPTIMIZER, make_cluster=CLUSTERS[links]
     )
     slow_program, slow = lower(problem, plan), simulate(problem, plan)
-    monkeypatch.setattr(kernels, "COMPILE_FROM", 0)
+    monkeypatch.setattr(kernels, "ROWS", kernels.Threshold(size=0))
     assert lower(problem, plan) == slow_program
     fast = simulate(problem, plan)
     assert dataclasses.replace(fast, period_s=0.0) == dataclasses.replace(slow, period_s=0.0)

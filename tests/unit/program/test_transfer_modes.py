@@ -246,7 +246,7 @@ def test_compiled_and_uncompiled_kernels_agree(links, monkeypatch):
         make_cluster=CLUSTERS[links],
     )
     slow = simulate(problem, plan, transfers=BLOCKING)
-    monkeypatch.setattr(kernels, "COMPILE_FROM", 0)
+    monkeypatch.setattr(kernels, "ROWS", kernels.Threshold(size=0))
     fast = simulate(problem, plan, transfers=BLOCKING)
     assert dataclasses.replace(fast, period_s=0.0) == dataclasses.replace(slow, period_s=0.0)
 

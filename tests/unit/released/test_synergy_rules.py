@@ -1,6 +1,7 @@
 """The released rules without the published data: small cases by hand, compiled equal to plain."""
 
 import heapq
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 
 from partita.core.fleet import Job, Sensitivity, trace_of
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.fleet.policies.kernels import compiled as kernels
 from partita.fleet.policies.kernels.sorting import sort_jobs
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.table import simulate_trace
 from partita.formats.synergy import read_trace
+from partita.kernels import Threshold
+from partita.released import synergy as simulator
 from partita.released import synergy_packing, synergy_rounds
 from partita.released.synergy import ALLOCATORS, ORDERINGS, simulate_released
 from partita.testing.fleet_builders import flat, small_trace, steep
@@ -224,11 +226,10 @@ def test_rounds_that_are_skipped_change_nothing(drawn, policy):
 def test_compiled_kernels_return_what_plain_ones_do(monkeypatch, every_s):
     trace = small_trace(jobs=30, every_s=every_s)
     for ordering, allocator in (("fifo", "tune"), ("las", "greedy")):
+        monkeypatch.setattr(simulator, "JOB_ROUNDS", Threshold(size=math.inf))
         plain = simulate_released(trace, servers(2), ordering=ordering, allocator=allocator)
-        monkeypatch.setattr(kernels, "COMPILE_FROM", 0)
+        monkeypatch.setattr(simulator, "JOB_ROUNDS", Threshold(size=0))
         fast = simulate_released(trace, servers(2), ordering=ordering, allocator=allocator)
-        monkeypatch.setattr(kernels, "COMPILE_FROM", 10**9)
-        monkeypatch.setattr(kernels, "_loaded", set())
         assert fast == plain
 
 

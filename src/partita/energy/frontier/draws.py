@@ -6,9 +6,9 @@ cannot take as an argument. The state is 624 words and the place of the next one
 """
 
 import numpy as np
-from numba import njit
 
 from partita.core.columns import Array
+from partita.kernels import kernel
 
 _WORDS, _MIDDLE = 624, 397
 _MASK = 0xFFFFFFFF
@@ -20,14 +20,14 @@ def new_draws(seed: int) -> Array:
     return np.append(words.astype(np.int64), _WORDS)
 
 
-@njit(cache=True)
+@kernel
 def draw_share(state: Array) -> float:
     """Return a number of at least 0 and below 1."""
     high, low = _next_word(state) >> 5, _next_word(state) >> 6
     return float((high * 67108864.0 + low) / 9007199254740992.0)
 
 
-@njit(cache=True)
+@kernel
 def draw_below(state: Array, end: int) -> int:
     """Return a whole number from 0 to ``end - 1``, of at most 2^32."""
     if end <= 1:
@@ -42,7 +42,7 @@ def draw_below(state: Array, end: int) -> int:
     return drawn
 
 
-@njit(cache=True)
+@kernel
 def _next_word(state: Array) -> int:
     if state[_WORDS] == _WORDS:
         _refill(state)
@@ -54,7 +54,7 @@ def _next_word(state: Array) -> int:
     return int(word ^ (word >> 18))
 
 
-@njit(cache=True)
+@kernel
 def _refill(state: Array) -> None:
     """Compute the next 624 words of the recurrence."""
     for k in range(_WORDS):

@@ -12,7 +12,6 @@ what its changes reach.
 """
 
 import numpy as np
-from numba import njit
 
 from partita.core.columns import Array
 from partita.energy.frontier.draws import draw_below, draw_share, new_draws
@@ -27,6 +26,7 @@ from partita.energy.frontier.rounding import (
     slowest_within,
     spend_slack_of,
 )
+from partita.kernels import compiled, kernel
 
 LARGEST_GROUP = 12
 HEAT = 0.01
@@ -53,10 +53,11 @@ def improve(web: Web, draft: Draft, limit_s: float, *, tries: int, enough_j: flo
     limit_s *= 1 + TOLERANCE
     scratch = np.zeros((3, LARGEST_GROUP), dtype=np.int64)
     draws = new_draws(SEED)
-    return float(_search(web, draft, limit_s, variable, scratch, tries, heat, enough_j, draws))
+    search = compiled(_search)
+    return float(search(web, draft, limit_s, variable, scratch, tries, heat, enough_j, draws))
 
 
-@njit(cache=True)
+@kernel(allocates=True)
 def _search(  # noqa: PLR0913, PLR0917 (columns of a kernel)
     web: Web,
     draft: Draft,
@@ -98,7 +99,7 @@ def _search(  # noqa: PLR0913, PLR0917 (columns of a kernel)
     return most
 
 
-@njit(cache=True)
+@kernel
 def _group(web: Web, seed: int, wanted: int, group: Array, marked: Array, draws: Array) -> int:
     """Fill ``group`` with a random connected set of nodes around one; return its size."""
     group[0], size = seed, 1
@@ -125,7 +126,7 @@ def _group(web: Web, seed: int, wanted: int, group: Array, marked: Array, draws:
     return size
 
 
-@njit(cache=True)
+@kernel
 def _rebuild(
     web: Web,
     draft: Draft,
@@ -155,7 +156,7 @@ def _rebuild(
     spend_slack_of(web, draft, limit_s, group, False)
 
 
-@njit(cache=True)
+@kernel
 def _gain(web: Web, draft: Draft, group: Array, before: Array) -> float:
     """Return the joules that a group saves against its options before."""
     gain = 0.0
@@ -164,7 +165,7 @@ def _gain(web: Web, draft: Draft, group: Array, before: Array) -> float:
     return gain
 
 
-@njit(cache=True)
+@kernel(allocates=True)
 def _spread(
     web: Web, draft: Draft, limit_s: float, group: Array, before: Array, there: Array
 ) -> float:
@@ -183,7 +184,7 @@ def _spread(
     return saved
 
 
-@njit(cache=True)
+@kernel
 def _moved(web: Web, group: Array, by: int, there: Array) -> bool:
     """Fill ``there`` with the nodes some places further in their teams; whether all exist."""
     for k in range(len(group)):
@@ -194,7 +195,7 @@ def _moved(web: Web, group: Array, by: int, there: Array) -> bool:
     return True
 
 
-@njit(cache=True)
+@kernel
 def _same_before(web: Web, draft: Draft, group: Array, before: Array, there: Array) -> bool:
     """Whether other nodes have the options that a group had, out of as many."""
     for k in range(len(group)):
@@ -206,7 +207,7 @@ def _same_before(web: Web, draft: Draft, group: Array, before: Array, there: Arr
     return True
 
 
-@njit(cache=True)
+@kernel
 def _copied(
     web: Web, draft: Draft, limit_s: float, group: Array, there: Array, old: Array
 ) -> float:

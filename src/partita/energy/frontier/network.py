@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from partita.core.columns import Array
 from partita.energy.frontier.options import Options
 from partita.energy.frontier.precedence import Precedence
+from partita.kernels import compiled, kernel
 
 LONGEST = 1 << 50
 """Units of time in the longest step that can be asked for: fine enough for any profile."""
@@ -58,11 +58,13 @@ class Network:
     def longest_times(self, duration: Array) -> Array:
         """Return the earliest time of each event for a duration of each arc."""
         times = np.zeros(self.num_events, dtype=np.int64)
-        _earliest(self.tail, self.head, duration, np.argsort(self.tail, kind="stable"), times)
+        compiled(_earliest)(
+            self.tail, self.head, duration, np.argsort(self.tail, kind="stable"), times
+        )
         return times
 
 
-@njit(cache=True)
+@kernel
 def _earliest(tail: Array, head: Array, duration: Array, order: Array, times: Array) -> None:
     for arc in order:
         times[head[arc]] = max(times[head[arc]], times[tail[arc]] + duration[arc])

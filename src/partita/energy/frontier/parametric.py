@@ -15,15 +15,15 @@ Each vertex costs one Dijkstra and a few breadth-first searches.
 import heapq
 
 import numpy as np
-from numba import njit
 
 from partita.core.columns import Array
+from partita.kernels import kernel
 
 NO_LIMIT = 1 << 60
 """Capacity of an arc at its shortest duration."""
 
 
-@njit(cache=True)
+@kernel
 def fill_tight_paths(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (columns of a kernel)
     tail: Array,
     head: Array,
@@ -141,7 +141,7 @@ def fill_tight_paths(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (columns
     return sent
 
 
-@njit(cache=True)
+@kernel
 def refresh(  # noqa: PLR0913, PLR0917 (columns of a kernel)
     arc: int,
     flow: Array,
@@ -176,7 +176,7 @@ def refresh(  # noqa: PLR0913, PLR0917 (columns of a kernel)
         behind_room[arc] = value - (upto[k - 1] if k > first[arc] else 0)
 
 
-@njit(cache=True)
+@kernel(allocates=True)
 def fall_of_times(  # noqa: PLR0913, PLR0917 (columns of a kernel)
     tail: Array,
     head: Array,
@@ -219,7 +219,7 @@ def fall_of_times(  # noqa: PLR0913, PLR0917 (columns of a kernel)
     return -1
 
 
-@njit(cache=True)
+@kernel(allocates=True)
 def sweep(  # noqa: PLR0913, PLR0917 (columns of a kernel)
     tail: Array,
     head: Array,

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
+from partita.core.order import csr
 from partita.core.program import LAST_COMPUTE, Program
 from partita.energy.frontier.options import Options
-from partita.kernels import csr
 from partita.program.dependencies import Dependencies
 
 MOST_WAITS = 4

@@ -7,6 +7,7 @@ from partita.energy.frontier.network import Network, network_of
 from partita.energy.frontier.options import Options
 from partita.energy.frontier.parametric import NO_LIMIT, sweep
 from partita.energy.frontier.precedence import Precedence
+from partita.kernels import compiled
 
 
 class Relaxed:
@@ -53,7 +54,7 @@ class Relaxed:
             arcs = (net.tail, net.head, net.adjacent_ptr, net.adjacent)
             costs = (net.first, net.upto, net.duration)
             state = (self._step, self._times, self._flow)
-            self._sent = sweep(*arcs, *costs, *state, wanted, reached, until, self._sent)
+            self._sent = compiled(sweep)(*arcs, *costs, *state, wanted, reached, until, self._sent)
         known = np.flatnonzero(reached[:, 0] >= 0)
         return {float(limits[row]): self._durations(reached[row]) for row in known}
 

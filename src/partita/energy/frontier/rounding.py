@@ -12,13 +12,13 @@ A ``Draft`` keeps the earliest start and the latest end of every activity while 
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from partita.core.columns import Array
+from partita.core.order import csr
 from partita.core.program import Program
 from partita.energy.frontier.options import Options
 from partita.energy.frontier.precedence import Precedence
-from partita.kernels import csr
+from partita.kernels import compiled, kernel
 from partita.program.dependencies import Dependencies
 
 TOLERANCE = 1e-10
@@ -122,7 +122,7 @@ def fastest_draft(web: Web) -> Draft:
 
 def longest_s(web: Web, draft: Draft) -> float:
     """Return the length of the step with a draft's choices."""
-    return float(set_times(web, draft, np.inf))
+    return float(compiled(set_times)(web, draft, np.inf))
 
 
 def round_down(web: Web, wanted_s: Array, limit_s: float) -> Draft:
@@ -135,19 +135,19 @@ def round_down(web: Web, wanted_s: Array, limit_s: float) -> Draft:
     """
     drafts = [fastest_draft(web) for _ in range(2)]
     for draft, by_second in zip(drafts, (False, True), strict=True):
-        fit(web, draft, wanted_s + TOLERANCE * limit_s)
-        spend_slack(web, draft, limit_s * (1 + TOLERANCE), by_second)
+        compiled(fit)(web, draft, wanted_s + TOLERANCE * limit_s)
+        compiled(spend_slack)(web, draft, limit_s * (1 + TOLERANCE), by_second)
     return min(drafts, key=lambda draft: float(web.joules[draft.choice].sum()))
 
 
-@njit(cache=True)
+@kernel
 def fit(web: Web, draft: Draft, room: Array) -> None:
     """Move every choice to the slowest option within its room."""
     for i in range(len(room)):
         draft.choice[i] = slowest_within(web, i, draft.choice[i], room[i])
 
 
-@njit(cache=True)
+@kernel
 def slowest_within(web: Web, node: int, option: int, room_s: float) -> int:
     """Return the slowest option of a node, from a given one on, that takes no longer."""
     while option < web.last[node] and web.seconds[option + 1] <= room_s:
@@ -155,7 +155,7 @@ def slowest_within(web: Web, node: int, option: int, room_s: float) -> int:
     return option
 
 
-@njit(cache=True)
+@kernel
 def set_times(web: Web, draft: Draft, limit_s: float) -> float:
     """Set all starts and latest ends; return the length of the step."""
     length = 0.0
@@ -167,7 +167,7 @@ def set_times(web: Web, draft: Draft, limit_s: float) -> float:
     return length
 
 
-@njit(cache=True)
+@kernel
 def _earliest_start(web: Web, draft: Draft, node: int) -> float:
     start: float = web.release[node]
     for k in range(web.pred_ptr[node], web.pred_ptr[node + 1]):
@@ -177,7 +177,7 @@ def _earliest_start(web: Web, draft: Draft, node: int) -> float:
     return start
 
 
-@njit(cache=True)
+@kernel
 def _latest_end(web: Web, draft: Draft, node: int, limit_s: float) -> float:
     latest: float = limit_s - web.tail[node]
     for k in range(web.succ_ptr[node], web.succ_ptr[node + 1]):
@@ -187,7 +187,7 @@ def _latest_end(web: Web, draft: Draft, node: int, limit_s: float) -> float:
     return latest
 
 
-@njit(cache=True)
+@kernel
 def choose(web: Web, draft: Draft, limit_s: float, node: int, option: int) -> None:
     """Give a node an option; starts and latest ends are kept up to date."""
     draft.choice[node] = option
@@ -195,7 +195,7 @@ def choose(web: Web, draft: Draft, limit_s: float, node: int, option: int) -> No
     _backward(web, draft, limit_s, node, _mark(web.pred_ptr, web.pred, draft.dirty, node))
 
 
-@njit(cache=True)
+@kernel
 def choose_all(web: Web, draft: Draft, limit_s: float, nodes: Array, options: Array) -> None:
     """Give some nodes their options, all at once."""
     lowest, highest, pending = len(draft.choice), 0, 0
@@ -212,7 +212,7 @@ def choose_all(web: Web, draft: Draft, limit_s: float, nodes: Array, options: Ar
     _backward(web, draft, limit_s, highest, pending)
 
 
-@njit(cache=True)
+@kernel
 def _forward(web: Web, draft: Draft, node: int, pending: int) -> None:
     """Set the starts of marked nodes, which come after one, and of those they reach."""
     while pending > 0:
@@ -226,7 +226,7 @@ def _forward(web: Web, draft: Draft, node: int, pending: int) -> None:
                 pending += _mark(web.succ_ptr, web.succ, draft.dirty, node)
 
 
-@njit(cache=True)
+@kernel
 def _backward(web: Web, draft: Draft, limit_s: float, node: int, pending: int) -> None:
     """Set the latest ends of marked nodes, which come before one, and of those they reach."""
     while pending > 0:
@@ -240,7 +240,7 @@ def _backward(web: Web, draft: Draft, limit_s: float, node: int, pending: int) -
                 pending += _mark(web.pred_ptr, web.pred, draft.dirty, node)
 
 
-@njit(cache=True)
+@kernel
 def _mark(ptr: Array, others: Array, dirty: Array, node: int) -> int:
     """Mark the neighbours of a node; return how many were not marked yet."""
     marked = 0
@@ -251,7 +251,7 @@ def _mark(ptr: Array, others: Array, dirty: Array, node: int) -> int:
     return marked
 
 
-@njit(cache=True)
+@kernel(allocates=True)
 def spend_slack(web: Web, draft: Draft, limit_s: float, by_second: bool) -> None:
     """Hand out slack until nobody can use any: the largest saving first, or that a second."""
     set_times(web, draft, limit_s)
@@ -259,7 +259,7 @@ def spend_slack(web: Web, draft: Draft, limit_s: float, by_second: bool) -> None
     spend_slack_of(web, draft, limit_s, everyone, by_second)
 
 
-@njit(cache=True)
+@kernel
 def spend_slack_of(web: Web, draft: Draft, limit_s: float, nodes: Array, by_second: bool) -> None:
     """Hand out slack to some nodes."""
     while True:

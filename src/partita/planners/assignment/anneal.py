@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
+from partita.kernels import Threshold, kernel, run
 from partita.planners.assignment.instance import Instance, neighbours
-from partita.planners.assignment.kernels import Arrays, run_search
 
 STEPS = 20_000
 """Steps that one temperature lasts."""
@@ -145,7 +145,7 @@ class Annealer:
         best, least = start, self.instance.cost(start)
         for temperature in temperatures:
             self._given.heat[0] = temperature
-            run_search(_walk, self._given, state, work=self.steps * len(temperatures))
+            run(_walk, self.steps * len(temperatures), (self._given,), (state,), Threshold())
             if state.cost[0] < least * (1 - 1e-12):
                 place = state.device[state.part]
                 best, least = place, self.instance.cost(place)
@@ -187,13 +187,15 @@ def _near_devices(matrix: Array) -> Array:
     return np.argpartition(cost + apart * scale, count - 1, axis=1)[:, :count].astype(np.int64)
 
 
-def _draw(state: Arrays) -> int:
+@kernel(inline=True)
+def _draw(state: _State) -> int:
     """Return the next random number."""
     state.word[0] = state.word[0] * 48271 % _RANDOM
     return int(state.word[0])
 
 
-def _chosen(state: Arrays, delta: float, temperature: float) -> bool:
+@kernel(inline=True)
+def _chosen(state: _State, delta: float, temperature: float) -> bool:
     """Return whether a change is accepted."""
     if delta <= 0:
         return True
@@ -202,7 +204,8 @@ def _chosen(state: Arrays, delta: float, temperature: float) -> bool:
     return _draw(state) / _RANDOM < math.exp(-delta / temperature)
 
 
-def _pull(given: Arrays, state: Arrays, node: int, a: int, b: int, but: int) -> float:
+@kernel(inline=True)
+def _pull(given: _Given, state: _State, node: int, a: int, b: int, but: int) -> float:
     """Return the change of edge cost when a node goes from device a to b; ``but`` stays out."""
     devices = given.sizes[1]
     delta = 0.0
@@ -221,7 +224,8 @@ def _pull(given: Arrays, state: Arrays, node: int, a: int, b: int, but: int) -> 
     return delta
 
 
-def _between(given: Arrays, node: int, near: int, a: int, b: int) -> float:
+@kernel(inline=True)
+def _between(given: _Given, node: int, near: int, a: int, b: int) -> float:
     """Return the change for the edges between a node that goes from a to b, and one back."""
     devices = given.sizes[1]
     turn = given.matrix[b * devices + a] - given.matrix[a * devices + b]
@@ -231,19 +235,22 @@ def _between(given: Arrays, node: int, near: int, a: int, b: int) -> float:
     return 0.0
 
 
-def _gain(given: Arrays, state: Arrays, part: int, weight: float) -> float:
+@kernel(inline=True)
+def _gain(given: _Given, state: _State, part: int, weight: float) -> float:
     """Return the change of spread when a part gains a weight."""
     device = state.device[part]
     over = state.load[part] - given.share[device]
     return float(given.factor[device] * weight * (weight + 2.0 * over))
 
 
-def _may(given: Arrays, node: int, device: int) -> bool:
+@kernel(inline=True)
+def _may(given: _Given, node: int, device: int) -> bool:
     """Return whether a node may be on a device."""
     return len(given.allowed) == 0 or bool(given.allowed[node * given.sizes[1] + device])
 
 
-def _target(given: Arrays, state: Arrays, node: int) -> int:
+@kernel(inline=True)
+def _target(given: _Given, state: _State, node: int) -> int:
     """Return a part for a node: a neighbour's, one near to a neighbour's, or any."""
     sort = _draw(state) % 100
     first, count = given.ptr[node], given.ptr[node + 1] - given.ptr[node]
@@ -256,7 +263,8 @@ def _target(given: Arrays, state: Arrays, node: int) -> int:
     return int(state.held[given.near[state.device[part] * near + _draw(state) % near]])
 
 
-def _try_move(given: Arrays, state: Arrays, node: int, to: int, temperature: float) -> None:
+@kernel(inline=True)
+def _try_move(given: _Given, state: _State, node: int, to: int, temperature: float) -> None:
     """Move a node to a part, if accepted."""
     here = state.part[node]
     a, b = state.device[here], state.device[to]
@@ -272,7 +280,8 @@ def _try_move(given: Arrays, state: Arrays, node: int, to: int, temperature: flo
         _shift(state, node, here, to)
 
 
-def _shift(state: Arrays, node: int, here: int, to: int) -> None:
+@kernel(inline=True)
+def _shift(state: _State, node: int, here: int, to: int) -> None:
     """Carry a node from part to part, each part between giving one end and taking the other."""
     hole = state.position[node]
     step = 1 if to > here else -1
@@ -293,7 +302,8 @@ def _shift(state: Arrays, node: int, here: int, to: int) -> None:
     state.part[node] = to
 
 
-def _try_swap(given: Arrays, state: Arrays, node: int, to: int, temperature: float) -> None:
+@kernel(inline=True)
+def _try_swap(given: _Given, state: _State, node: int, to: int, temperature: float) -> None:
     """Swap a node with one of a part, if accepted."""
     here = state.part[node]
     begin = state.begin[to]
@@ -317,7 +327,8 @@ def _try_swap(given: Arrays, state: Arrays, node: int, to: int, temperature: flo
         state.part[node], state.part[near] = to, here
 
 
-def _labels(given: Arrays, state: Arrays, part: int, other: int) -> float:
+@kernel(inline=True)
+def _labels(given: _Given, state: _State, part: int, other: int) -> float:
     """Return the change of cost when two parts exchange devices."""
     devices = given.sizes[1]
     a, b = state.device[part], state.device[other]
@@ -347,7 +358,8 @@ def _labels(given: Arrays, state: Arrays, part: int, other: int) -> float:
     return delta
 
 
-def _fits(given: Arrays, state: Arrays, part: int, device: int) -> bool:
+@kernel(inline=True)
+def _fits(given: _Given, state: _State, part: int, device: int) -> bool:
     """Return whether all of a part may be on a device, and are enough for it."""
     if state.begin[part + 1] - state.begin[part] < given.least[device]:
         return False
@@ -358,7 +370,8 @@ def _fits(given: Arrays, state: Arrays, part: int, device: int) -> bool:
     return True
 
 
-def _try_labels(given: Arrays, state: Arrays, part: int, other: int, temperature: float) -> None:
+@kernel(inline=True)
+def _try_labels(given: _Given, state: _State, part: int, other: int, temperature: float) -> None:
     """Exchange the devices of two parts, if accepted."""
     a, b = state.device[part], state.device[other]
     if not (_fits(given, state, part, b) and _fits(given, state, other, a)):
@@ -370,7 +383,8 @@ def _try_labels(given: Arrays, state: Arrays, part: int, other: int, temperature
         state.held[b], state.held[a] = part, other
 
 
-def _walk(given: Arrays, state: Arrays) -> None:
+@kernel(inline=True)
+def _walk(given: _Given, state: _State) -> None:
     """Try as many steps as asked at one temperature."""
     nodes = given.sizes[0]
     parts = given.sizes[1]

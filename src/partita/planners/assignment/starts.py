@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
+from partita.kernels import Threshold, kernel, run
 from partita.planners.assignment.instance import Instance, neighbours, one_for_each
-from partita.planners.assignment.kernels import Arrays, run_search
 
 _BAND = 4.0
 _MAX_WORK = 200_000_000
@@ -181,7 +181,7 @@ def cut_into_runs(instance: Instance, order: Array, sequence: Array) -> Array | 
     runs = _runs(instance, order, sequence)
     cells = int(runs.row[-1])
     table = _Table(np.full(cells, np.inf), np.full(cells, -1, dtype=np.int64))
-    run_search(_cut, runs, table, work=_work(runs.low, runs.high))
+    run(_cut, _work(runs.low, runs.high), (runs,), (table,), Threshold())
     place = np.empty(instance.num_nodes, dtype=np.int64)
     end = instance.num_nodes
     for rank in range(len(sequence), 0, -1):
@@ -263,7 +263,8 @@ def _bands(prefix: Array, share: Array, least: Array, width: float) -> tuple[Arr
     return np.minimum(low, high), high
 
 
-def _cut(runs: Arrays, table: Arrays) -> None:
+@kernel(inline=True)
+def _cut(runs: _Runs, table: _Table) -> None:
     """Fill the table; see the module."""
     table.best[0] = 0.0
     for rank in range(1, len(runs.low)):

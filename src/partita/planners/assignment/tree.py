@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
+from partita.kernels import Threshold, kernel, run
 from partita.planners.assignment.effort import Effort
 from partita.planners.assignment.instance import Instance, neighbours
-from partita.planners.assignment.kernels import Arrays, run_search
 
 _FIRST_STEPS = 20_000
 _STEPS = 400_000
@@ -115,7 +115,7 @@ def search_all(
     steps = _FIRST_STEPS
     while state.at[0] >= 0 and state.at[3] < limit and not effort.tell(float(state.value[0])):
         state.at[2] = min(steps, limit - state.at[3])
-        run_search(_descend, given, state, work=steps)
+        run(_descend, steps, (given,), (state,), Threshold())
         steps = _STEPS
     effort.tell(float(state.value[0]))
     place = np.empty(instance.num_nodes, dtype=np.int64)
@@ -218,7 +218,8 @@ def _begin(instance: Instance, order: Array, start: Array) -> _State:
     )
 
 
-def _spread(given: Arrays, state: Arrays, left: float) -> float:
+@kernel(inline=True)
+def _spread(given: _Given, state: _State, left: float) -> float:
     """Return the least spread with some weight left to fill in where the loads are lowest."""
     devices = given.sizes[1]
     total = left
@@ -244,7 +245,8 @@ def _spread(given: Arrays, state: Arrays, left: float) -> float:
     return spread
 
 
-def _attach(given: Arrays, state: Arrays, node: int, device: int, sign: float) -> None:
+@kernel(inline=True)
+def _attach(given: _Given, state: _State, node: int, device: int, sign: float) -> None:
     """Add the edges of a node on a device to what its neighbours see, or take them away."""
     devices = given.sizes[1]
     for edge in range(given.ptr[node], given.ptr[node + 1]):
@@ -264,7 +266,8 @@ def _attach(given: Arrays, state: Arrays, node: int, device: int, sign: float) -
         state.least[near] = cheapest
 
 
-def _put(given: Arrays, state: Arrays, node: int, device: int) -> None:
+@kernel(inline=True)
+def _put(given: _Given, state: _State, node: int, device: int) -> None:
     """Place a node."""
     state.place[node] = device
     state.value[1] -= state.least[node]
@@ -276,7 +279,8 @@ def _put(given: Arrays, state: Arrays, node: int, device: int) -> None:
     _attach(given, state, node, device, 1.0)
 
 
-def _take(given: Arrays, state: Arrays, node: int) -> None:
+@kernel(inline=True)
+def _take(given: _Given, state: _State, node: int) -> None:
     """Take a node away again."""
     device = state.place[node]
     _attach(given, state, node, device, -1.0)
@@ -288,7 +292,8 @@ def _take(given: Arrays, state: Arrays, node: int) -> None:
         state.at[1] += 1
 
 
-def _open(given: Arrays, state: Arrays, node: int, device: int) -> bool:
+@kernel(inline=True)
+def _open(given: _Given, state: _State, node: int, device: int) -> bool:
     """Return whether a node may go to a device: by the rules, by symmetry, and with enough left."""
     if len(given.allowed) > 0 and not given.allowed[node * given.sizes[1] + device]:
         return False
@@ -298,7 +303,8 @@ def _open(given: Arrays, state: Arrays, node: int, device: int) -> bool:
     return bool(given.sizes[0] - node - 1 >= state.at[1])
 
 
-def _descend(given: Arrays, state: Arrays) -> None:
+@kernel(inline=True)
+def _descend(given: _Given, state: _State) -> None:
     """Go on with the search for some steps; a number of placed nodes below 0 is its end."""
     nodes, devices = given.sizes[0], given.sizes[1]
     node = state.at[0]

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array, group_rows
-from partita.kernels import Column
-from partita.planners.baechi.compiled import COMPILE_FROM, Kernel, Number, as_lists
-from partita.planners.baechi.instance import Instance
+from partita.kernels import Column, Number, as_lists, compiled, kernel, pays
+from partita.planners.baechi.instance import LONG, Instance
 from partita.planners.baechi.replay import (
     HELD_EXCESS,
     HELD_MAKESPAN,
@@ -78,11 +77,14 @@ class Annealer:
             effort: About how many moves will be tried; few on a small graph run interpreted.
         """
         walk = new_walk(g, device_of, order)
-        parts = (g, walk, _new_moves(g, walk, seed))
-        compiled = effort * (g.num_ops + len(g.pred)) >= COMPILE_FROM
-        self._anneal = _anneal.compiled if compiled else _anneal
-        self._parts = parts if compiled else tuple(map(as_lists, parts))
-        (_begin.compiled if compiled else _begin)(*self._parts)
+        moves = _new_moves(g, walk, seed)
+        if pays(_anneal, effort * (g.num_ops + len(g.pred)), LONG):
+            begin, self._anneal = compiled(_begin), compiled(_anneal)
+            self._parts = (g, walk, moves)
+        else:
+            begin, self._anneal = _begin, _anneal
+            self._parts = (as_lists(g), as_lists(walk), as_lists(moves))
+        begin(*self._parts)
 
     def run(self, moves: int, temperature: float, price: float) -> None:
         """Try moves at a temperature in seconds, a byte too much at a price in seconds."""
@@ -126,20 +128,20 @@ def _new_moves(g: Instance, walk: Walk, seed: int) -> Moves:
     )
 
 
-@Kernel
+@kernel
 def _uniform(m: Column) -> Number:
     """Return a random number above 0 and below 1."""
     m.state[SEED] = m.state[SEED] * MULTIPLIER % MODULUS
     return m.state[SEED] / MODULUS
 
 
-@Kernel
+@kernel
 def _below(m: Column, count: int) -> Number:
     """Return a random integer from 0 to below a count."""
     return int(_uniform(m) * count)
 
 
-@Kernel
+@kernel
 def _trace_path(x: Column, m: Column, num_ops: int) -> None:
     """Fill in the critical path: from the op that ends last, always what it waits for."""
     op = x.order[0]
@@ -154,7 +156,7 @@ def _trace_path(x: Column, m: Column, num_ops: int) -> None:
     m.state[PATH] = length
 
 
-@Kernel
+@kernel
 def _pick(g: Column, x: Column, m: Column) -> Number:
     """Return an op to move: two times out of three one of the critical path."""
     if _uniform(m) < 0.66:
@@ -164,7 +166,7 @@ def _pick(g: Column, x: Column, m: Column) -> Number:
     return _below(m, g.num_ops)
 
 
-@Kernel
+@kernel
 def _neighbour(g: Column, x: Column, m: Column, op: int) -> Number:
     """Return a device for an op: that of an op it reads or is read by, or any."""
     inputs = g.pred_ptr[op + 1] - g.pred_ptr[op]
@@ -177,7 +179,7 @@ def _neighbour(g: Column, x: Column, m: Column, op: int) -> Number:
     return _below(m, g.num_devices)
 
 
-@Kernel
+@kernel
 def _send(g: Column, x: Column, m: Column, op: int, device: int) -> None:
     """Put an op and its group on a device, if it may run there."""
     if x.device_of[op] == device or not g.may[op * g.num_devices + device]:
@@ -195,7 +197,7 @@ def _send(g: Column, x: Column, m: Column, op: int, device: int) -> None:
         m.state[FIRST] = min(m.state[FIRST], x.position[part])
 
 
-@Kernel
+@kernel
 def _send_run(g: Column, x: Column, m: Column, op: int, device: int) -> None:
     """Put an op and some that follow it on its device on another device."""
     here = x.device_of[op]
@@ -210,7 +212,7 @@ def _send_run(g: Column, x: Column, m: Column, op: int, device: int) -> None:
         index += 1
 
 
-@Kernel
+@kernel
 def _exchange(g: Column, x: Column, m: Column, op: int) -> None:
     """Put an op where another one is, and that one where it was."""
     reach = 4 * g.num_devices + 16
@@ -225,7 +227,7 @@ def _exchange(g: Column, x: Column, m: Column, op: int) -> None:
     _send(g, x, m, other, here)
 
 
-@Kernel
+@kernel
 def _shift(x: Column, begin: int, end: int) -> None:
     """Move the op at one position of the order to another."""
     op = x.order[begin]
@@ -240,7 +242,7 @@ def _shift(x: Column, begin: int, end: int) -> None:
     x.position[op] = end
 
 
-@Kernel
+@kernel
 def _reorder(g: Column, x: Column, m: Column, op: int) -> None:
     """Move an op along the order, within what it reads and who reads it."""
     here = x.position[op]
@@ -258,7 +260,7 @@ def _reorder(g: Column, x: Column, m: Column, op: int) -> None:
     m.state[FIRST] = min(m.state[FIRST], here, there)
 
 
-@Kernel
+@kernel
 def _move(g: Column, x: Column, m: Column) -> None:
     """Make a random move."""
     m.state[CHANGED], m.state[MOVED_FROM], m.state[FIRST] = 0, -1, g.num_ops
@@ -277,7 +279,7 @@ def _move(g: Column, x: Column, m: Column) -> None:
         _exchange(g, x, m, op)
 
 
-@Kernel
+@kernel
 def _undo(g: Column, x: Column, m: Column) -> None:
     """Take the last move back."""
     if m.state[MOVED_FROM] >= 0:
@@ -290,7 +292,7 @@ def _undo(g: Column, x: Column, m: Column) -> None:
         x.device_of[op] = old
 
 
-@Kernel
+@kernel
 def _note_best(x: Column, m: Column, num_ops: int) -> None:
     """Keep what is held if nothing better is: less excess, or as much and a shorter makespan."""
     excess, makespan = x.result[HELD_EXCESS], x.result[HELD_MAKESPAN]
@@ -302,7 +304,7 @@ def _note_best(x: Column, m: Column, num_ops: int) -> None:
         m.best_order[op] = x.order[op]
 
 
-@Kernel
+@kernel
 def _begin(g: Column, x: Column, m: Column) -> None:
     """Walk the placement for the first time."""
     count_work(g, x)
@@ -312,7 +314,7 @@ def _begin(g: Column, x: Column, m: Column) -> None:
     _note_best(x, m, g.num_ops)
 
 
-@Kernel
+@kernel
 def _anneal(g: Column, x: Column, m: Column, moves: int, temperature: float, price: float) -> None:
     """Try a number of moves at one temperature, a byte too much at a price."""
     cost = x.result[HELD_MAKESPAN] + price * x.result[HELD_EXCESS]

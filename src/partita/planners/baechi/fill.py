@@ -3,13 +3,11 @@
 import numpy as np
 
 from partita.core.columns import Array
-from partita.kernels import Column
-from partita.planners.baechi.compiled import Kernel, Number, run
-from partita.planners.baechi.instance import Instance
+from partita.kernels import Column, Number, kernel, run
+from partita.planners.baechi.instance import LONG, Instance
 from partita.planners.baechi.list_schedule import (
     REFUSED,
     Schedule,
-    State,
     fits,
     look,
     new_state,
@@ -30,7 +28,7 @@ def fill_devices(g: Instance, sequence: Array, caps: Array, *, visit: Array) -> 
         visit: The devices in the order in which they are filled.
     """
     state = new_state(g, None)
-    run(_fill, 4 * g.steps, (g, sequence, caps, visit), tuple(state))
+    run(_fill, 4 * g.steps, (g, sequence, caps, visit), (state,), LONG)
     return schedule_of(state)
 
 
@@ -41,11 +39,12 @@ def fill_as_released(g: Instance, sequence: Array, cap: float | None) -> Schedul
     stops at an op that comes before one that it reads: ``refused``.
     """
     state = new_state(g, None)
-    run(_fill_released, 4 * g.steps, (g, sequence, np.inf if cap is None else cap), tuple(state))
+    inputs = (g, sequence, np.inf if cap is None else cap)
+    run(_fill_released, 4 * g.steps, inputs, (state,), LONG)
     return schedule_of(state)
 
 
-@Kernel
+@kernel
 def _has_room(g: Column, s: Column, op: int, device: int, cap: float) -> Number:
     """Return whether an op fits a device below its cap."""
     look(g, s, op, device)
@@ -53,10 +52,9 @@ def _has_room(g: Column, s: Column, op: int, device: int, cap: float) -> Number:
     return s.used[device] + s.reserved[device] + new <= cap and fits(g, s, op, device)
 
 
-@Kernel
-def _fill(g: Column, sequence: Column, caps: Column, visit: Column, *columns: Column) -> None:
+@kernel
+def _fill(g: Column, sequence: Column, caps: Column, visit: Column, s: Column) -> None:
     """Fill devices; ops that fit nowhere are left out, with all that need them."""
-    s = State(*columns)
     current = 0
     for op in sequence:
         chosen = -1
@@ -76,10 +74,9 @@ def _fill(g: Column, sequence: Column, caps: Column, visit: Column, *columns: Co
         place(g, s, op, chosen)
 
 
-@Kernel
-def _fill_released(g: Column, sequence: Column, cap: float, *columns: Column) -> None:
+@kernel
+def _fill_released(g: Column, sequence: Column, cap: float, s: Column) -> None:
     """Fill devices as the released code does."""
-    s = State(*columns)
     device = 0
     for op in sequence:
         for row in range(g.pred_ptr[op], g.pred_ptr[op + 1]):

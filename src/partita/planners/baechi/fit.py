@@ -17,11 +17,10 @@ import numpy as np
 from partita.core.columns import Array
 from partita.core.problem import Problem
 from partita.errors import InfeasibleError
-from partita.kernels import Column
+from partita.kernels import Column, Number, kernel, run
 from partita.planners.baechi.annealing import Annealer
-from partita.planners.baechi.compiled import Kernel, Number, run
 from partita.planners.baechi.fill import fill_devices
-from partita.planners.baechi.instance import Instance, op_name
+from partita.planners.baechi.instance import LONG, Instance, op_name
 from partita.planners.baechi.list_schedule import Schedule
 from partita.planners.baechi.placement import Placed, placed
 from partita.planners.baechi.sequences import depth_first, fastest_first
@@ -217,7 +216,7 @@ def _searched(problem: Problem, g: Instance, steps: int) -> str | None:
     choice = np.full(g.num_ops, -1, dtype=np.int64)
     result = np.array([_GAVE_UP, 0], dtype=np.int64)
     columns = (used, count, choice, choice.copy(), np.zeros(g.num_ops), result)
-    run(_search, steps, (g, _alike(g), steps), columns)
+    run(_search, steps, (g, _alike(g), steps), columns, LONG)
     if result[0] != _NONE:
         return None
     op = op_name(problem, int(result[1]))
@@ -238,7 +237,7 @@ def _alike(g: Instance) -> Array:
     return same
 
 
-@Kernel
+@kernel
 def _search(g: Column, same: Column, most: int, *columns: Column) -> None:
     """Go through the placements, op by op along the data, and give up after so many steps.
 
@@ -279,7 +278,7 @@ def _search(g: Column, same: Column, most: int, *columns: Column) -> None:
         deepest = max(deepest, depth)
 
 
-@Kernel
+@kernel
 def _least_need(g: Column, device_of: Column, op: int, device: int) -> Number:
     """Return what an op adds to a device whatever the order; -1 where it may not run there."""
     if not g.may[op * g.num_devices + device]:

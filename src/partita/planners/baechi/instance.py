@@ -14,9 +14,13 @@ from partita.core.graph import Graph
 from partita.core.problem import Metric, Mode, Problem
 from partita.cost.tables import at_each_user, held_bytes, joined_ops
 from partita.errors import InfeasibleError
+from partita.kernels import Threshold
 from partita.objectives.makespan import baechi_needs
 from partita.objectives.placed import seconds_on
 from partita.objectives.sums import sum_by
+
+LONG = Threshold(size=500_000)
+"""Steps of a kernel from which compiled code is worth the import of Numba."""
 
 
 class Channels(StrEnum):

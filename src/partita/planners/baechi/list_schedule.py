@@ -18,9 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
-from partita.kernels import Column
-from partita.planners.baechi.compiled import Kernel, Number, run
-from partita.planners.baechi.instance import Instance
+from partita.kernels import Column, Number, kernel, run
+from partita.planners.baechi.instance import LONG, Instance
 
 READY, PLACED, REFUSED, TURN = 0, 1, 2, 3
 NEVER = np.inf
@@ -150,7 +149,7 @@ def event_schedule(
     children = np.full(g.num_ops, -1, dtype=np.int64) if favourite is None else favourite
     turns = np.arange(g.num_devices) if visit is None else visit
     flags = np.array([rank is None, favourite is not None, released], dtype=np.int64)
-    run(_event_loop, 8 * g.steps, (g, children, turns, flags), tuple(state))
+    run(_event_loop, 8 * g.steps, (g, children, turns, flags), (state,), LONG)
     return schedule_of(state)
 
 
@@ -163,7 +162,7 @@ def plain_schedule(g: Instance, sequence: Array, *, price: float = 0.0) -> Sched
         price: Seconds that a copied byte counts like, where memory is scarce.
     """
     state = new_state(g, None)
-    run(_plain_loop, 4 * g.steps, (g, sequence, price), tuple(state))
+    run(_plain_loop, 4 * g.steps, (g, sequence, price), (state,), LONG)
     return schedule_of(state)
 
 
@@ -175,7 +174,7 @@ def schedule_of(s: State) -> Schedule:
     return Schedule(s.device_of, order, s.start, makespan, int(s.count[REFUSED]))
 
 
-@Kernel
+@kernel
 def transfer(g: Column, row: int, source: int, target: int) -> Number:
     """Return the seconds of in-edge ``row`` between two devices."""
     given = g.given[row]
@@ -185,7 +184,7 @@ def transfer(g: Column, row: int, source: int, target: int) -> Number:
     return g.latency[pair] + g.size[row] / g.bandwidth[pair]
 
 
-@Kernel
+@kernel
 def look(g: Column, s: Column, op: int, device: int) -> None:
     """Fill in when an op's inputs can be on a device, and what has to be copied."""
     arrive, copies = 0.0, 0.0
@@ -217,7 +216,7 @@ def look(g: Column, s: Column, op: int, device: int) -> None:
     s.copies[op * g.num_devices + device] = copies
 
 
-@Kernel
+@kernel
 def _fetch(g: Column, s: Column, op: int, device: int) -> None:
     """Bring an op's inputs to a device: note which are there, and until when channels are busy."""
     for row in range(g.pred_ptr[op], g.pred_ptr[op + 1]):
@@ -235,7 +234,7 @@ def _fetch(g: Column, s: Column, op: int, device: int) -> None:
             s.got[place] = s.channel[device]
 
 
-@Kernel
+@kernel
 def fits(g: Column, s: Column, op: int, device: int) -> Number:
     """Return whether an op may run on a device and has room there, with all of its group."""
     cell = op * g.num_devices + device
@@ -251,7 +250,7 @@ def fits(g: Column, s: Column, op: int, device: int) -> Number:
     return need <= g.limit[device] and s.peak[device] + copies + g.held[op] <= g.limit[device]
 
 
-@Kernel
+@kernel
 def place(g: Column, s: Column, op: int, device: int) -> None:
     """Put an op on a device: its inputs, its time and its memory."""
     cell = op * g.num_devices + device
@@ -281,7 +280,7 @@ def place(g: Column, s: Column, op: int, device: int) -> None:
     s.count[PLACED] += 1
 
 
-@Kernel
+@kernel
 def _enlist(g: Column, s: Column, op: int, fifo: int) -> None:
     """Put an op among the ready ones, where its rank says."""
     if fifo:
@@ -298,7 +297,7 @@ def _enlist(g: Column, s: Column, op: int, fifo: int) -> None:
             look(g, s, op, device)
 
 
-@Kernel
+@kernel
 def _discharge(s: Column, op: int) -> None:
     """Take an op out of the ready ones."""
     at = 0
@@ -310,7 +309,7 @@ def _discharge(s: Column, op: int) -> None:
         at += 1
 
 
-@Kernel
+@kernel
 def _settle(g: Column, s: Column, now: float, fifo: int, released: int) -> None:
     """Let the ops that end now end, device by device, and their readers become ready."""
     for device in range(g.num_devices):
@@ -328,7 +327,7 @@ def _settle(g: Column, s: Column, now: float, fifo: int, released: int) -> None:
             s.free[device] = max(s.free[device], now)
 
 
-@Kernel
+@kernel
 def _when(g: Column, s: Column, op: int, device: int) -> Number:
     """Return when an op could start on a device; never where it does not fit."""
     if g.once:
@@ -338,7 +337,7 @@ def _when(g: Column, s: Column, op: int, device: int) -> Number:
     return max(s.arrive[op * g.num_devices + device], s.free[device])
 
 
-@Kernel
+@kernel
 def _urgent(g: Column, s: Column, op: int) -> Number:
     """Return from when on waiting gains an op nothing: the latest of its devices is as early."""
     latest = -1.0
@@ -349,7 +348,7 @@ def _urgent(g: Column, s: Column, op: int) -> Number:
     return latest if latest >= 0 else NEVER
 
 
-@Kernel
+@kernel
 def _wake(g: Column, s: Column, favourite: Column, device: int) -> None:
     """Let an idle device wait for the favourite child of its last op, if no other is better."""
     s.awake[device] = -1
@@ -367,7 +366,7 @@ def _wake(g: Column, s: Column, favourite: Column, device: int) -> None:
     s.awake[device] = child
 
 
-@Kernel
+@kernel
 def _choose(g: Column, s: Column, device: int, now: float) -> tuple[int, float]:
     """Return the op that an idle device takes now, -1 for none, and when it looks again."""
     later = NEVER
@@ -380,7 +379,7 @@ def _choose(g: Column, s: Column, device: int, now: float) -> tuple[int, float]:
     return -1, later
 
 
-@Kernel
+@kernel
 def _choose_awake(g: Column, s: Column, device: int, now: float) -> tuple[int, float]:
     """Return what a device takes that waits for a favourite: an urgent op, or the favourite."""
     first, later = -1, NEVER
@@ -400,7 +399,7 @@ def _choose_awake(g: Column, s: Column, device: int, now: float) -> tuple[int, f
     return -1, min(later, at)
 
 
-@Kernel
+@kernel
 def _has_room_twice(g: Column, s: Column, op: int, device: int) -> Number:
     """Return whether every copy of an op's inputs fits again after all have been counted."""
     total = s.used[device] + g.kept[op] + s.copies[op * g.num_devices + device]
@@ -411,7 +410,7 @@ def _has_room_twice(g: Column, s: Column, op: int, device: int) -> Number:
     return True
 
 
-@Kernel
+@kernel
 def _take_turns(g: Column, s: Column, visit: Column, now: float, released: int) -> Number:
     """Let each idle device take an op; return when something happens next."""
     following = NEVER
@@ -444,12 +443,9 @@ def _take_turns(g: Column, s: Column, visit: Column, now: float, released: int) 
     return following
 
 
-@Kernel
-def _event_loop(
-    g: Column, favourite: Column, visit: Column, flags: Column, *columns: Column
-) -> None:
+@kernel
+def _event_loop(g: Column, favourite: Column, visit: Column, flags: Column, s: Column) -> None:
     """Schedule from event to event."""
-    s = State(*columns)
     fifo, has_favourites, released = flags[0], flags[1], flags[2]
     for op in range(g.num_ops):
         if s.waiting[op] == 0:
@@ -464,10 +460,9 @@ def _event_loop(
         now = _take_turns(g, s, visit, now, released)
 
 
-@Kernel
-def _plain_loop(g: Column, sequence: Column, price: float, *columns: Column) -> None:
+@kernel
+def _plain_loop(g: Column, sequence: Column, price: float, s: Column) -> None:
     """Put each op in turn where it ends first; ties where less is copied, then by device."""
-    s = State(*columns)
     for op in sequence:
         best, least, fewest = -1, NEVER, NEVER
         for device in range(g.num_devices):

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
-from partita.kernels import Column
-from partita.planners.baechi.compiled import Kernel, Number, run
-from partita.planners.baechi.instance import Instance
+from partita.kernels import Column, Number, kernel, run
+from partita.planners.baechi.instance import LONG, Instance
 from partita.planners.baechi.list_schedule import transfer
 
 NEVER = np.inf
@@ -116,7 +115,8 @@ def least_seconds(g: Instance) -> Array:
 def tails(g: Instance) -> Array:
     """Return the longest path after each op, transfers left out."""
     tail = np.zeros(g.num_ops)
-    run(_fill_tails, g.num_ops + len(g.pred), (g, least_seconds(g), np.zeros(len(g.pred))), (tail,))
+    inputs = (g, least_seconds(g), np.zeros(len(g.pred)))
+    run(_fill_tails, g.num_ops + len(g.pred), inputs, (tail,), LONG)
     return tail
 
 
@@ -136,12 +136,12 @@ def upward_rank(g: Instance, *, transfers: float = 1.0) -> Array:
     else:
         moving = np.zeros(len(g.pred))
     tail = np.zeros(g.num_ops)
-    run(_fill_tails, g.num_ops + len(g.pred), (g, seconds, moving), (tail,))
+    run(_fill_tails, g.num_ops + len(g.pred), (g, seconds, moving), (tail,), LONG)
     rank: Array = tail + seconds
     return rank
 
 
-@Kernel
+@kernel
 def _fill_tails(g: Column, seconds: Column, moving: Column, tail: Column) -> None:
     """Fill in the longest path after each op."""
     for index in range(g.num_ops - 1, -1, -1):
@@ -154,19 +154,18 @@ def _fill_tails(g: Column, seconds: Column, moving: Column, tail: Column) -> Non
 def makespan_of(g: Instance, device_of: Array, order: Array) -> tuple[float, float]:
     """Return the makespan of a placement, and the bytes by which it exceeds the memory."""
     walk = new_walk(g, device_of, order)
-    run(_walk_all, 4 * (g.num_ops + len(g.pred)), (g,), tuple(walk))
+    run(_walk_all, 4 * (g.num_ops + len(g.pred)), (g,), (walk,), LONG)
     return float(walk.result[MAKESPAN]), float(walk.result[EXCESS])
 
 
-@Kernel
-def _walk_all(g: Column, *columns: Column) -> None:
+@kernel
+def _walk_all(g: Column, x: Column) -> None:
     """Walk the whole order."""
-    x = Walk(*columns)
     count_work(g, x)
     walk_from(g, x, 0, NEVER, 0.0)
 
 
-@Kernel
+@kernel
 def count_work(g: Column, x: Column) -> None:
     """Fill in the seconds of each device's ops."""
     for device in range(g.num_devices):
@@ -176,13 +175,13 @@ def count_work(g: Column, x: Column) -> None:
         x.work[device] += g.seconds[g.class_of[device] * g.num_ops + op]
 
 
-@Kernel
+@kernel
 def stride_of(g: Column) -> Number:
     """Return how many ops lie between checkpoints."""
     return g.num_ops // NUM_MARKS + 1
 
 
-@Kernel
+@kernel
 def _enter(g: Column, x: Column, begin: int) -> Number:
     """Set the devices as they are at a checkpoint, or idle at the beginning; return the excess."""
     size = g.num_devices
@@ -201,7 +200,7 @@ def _enter(g: Column, x: Column, begin: int) -> Number:
     return x.marks[base] if begin > 0 else 0.0
 
 
-@Kernel
+@kernel
 def _mark(g: Column, x: Column, index: int, excess: float) -> None:
     """Keep the devices as they are as a checkpoint of the walk that is being tried."""
     size = g.num_devices
@@ -215,7 +214,7 @@ def _mark(g: Column, x: Column, index: int, excess: float) -> None:
         x.trial_marks[at + 4 * size] = x.work[device] - x.left[device]
 
 
-@Kernel
+@kernel
 def _receive(g: Column, x: Column, op: int, begin: int, walk: int) -> tuple[float, float, int]:
     """Return when an op can start, the bytes copied for it, and what it waits for."""
     device = x.device_of[op]
@@ -244,7 +243,7 @@ def _receive(g: Column, x: Column, op: int, begin: int, walk: int) -> tuple[floa
     return at, copies, cause
 
 
-@Kernel
+@kernel
 def _hold(g: Column, x: Column, op: int, copies: float) -> Number:
     """Count what an op needs on its device; return the bytes by which that is too much."""
     device = x.device_of[op]
@@ -257,7 +256,7 @@ def _hold(g: Column, x: Column, op: int, copies: float) -> Number:
     return max(0.0, need - g.limit[device])
 
 
-@Kernel
+@kernel
 def walk_from(g: Column, x: Column, first: int, most: float, weight: float) -> Number:
     """Walk the order from the checkpoint before a position.
 
@@ -298,7 +297,7 @@ def walk_from(g: Column, x: Column, first: int, most: float, weight: float) -> N
     return makespan + weight * excess
 
 
-@Kernel
+@kernel
 def keep(g: Column, x: Column, first: int) -> None:
     """Hold the walk that was tried."""
     stride = stride_of(g)

@@ -3,9 +3,8 @@
 import numpy as np
 
 from partita.core.columns import Array
-from partita.kernels import Column
-from partita.planners.baechi.compiled import Kernel, run
-from partita.planners.baechi.instance import Instance
+from partita.kernels import Column, kernel, run
+from partita.planners.baechi.instance import LONG, Instance
 
 
 def by_rank(g: Instance, rank: Array) -> Array:
@@ -23,11 +22,12 @@ def depth_first(g: Instance) -> Array:
     """Return the order that follows each branch to its end before it begins the next."""
     order = np.zeros(g.num_ops, dtype=np.int64)
     stack = np.zeros(g.num_ops + 1, dtype=np.int64)
-    run(_depth_first, g.num_ops + len(g.pred), (g,), (np.diff(g.pred_ptr), stack, order))
+    outputs = (np.diff(g.pred_ptr), stack, order)
+    run(_depth_first, g.num_ops + len(g.pred), (g,), outputs, LONG)
     return order
 
 
-@Kernel
+@kernel
 def _depth_first(g: Column, waiting: Column, stack: Column, order: Column) -> None:
     """Fill in the order: the op that became ready last goes first."""
     height, done = 0, 0

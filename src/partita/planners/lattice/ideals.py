@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partita.core.columns import Array, Longs, group_rows
-from partita.kernels import COMPILE_FROM, run_kernel
+from partita.kernels import ROWS, Threshold, run
 from partita.planners.lattice.kernels import COUNT, OVER, STEPS, count_sets, fill_sets, find_covers
 from partita.planners.lattice.quotient import Quotient
 
@@ -169,7 +169,7 @@ def _spanned(q: Quotient, orders: Sequence[Array]) -> _Precedence:
         below = np.zeros(count * words, dtype=np.uint64)
         cover_ptr = np.zeros(count + 1, dtype=np.int64)
         inputs = (first, position, word_of, bit_of, np.array([words]))
-        run_kernel(find_covers, count * count, inputs, (below, cover_ptr, cover))
+        run(find_covers, count * count, inputs, (below, cover_ptr, cover))
         if cover_ptr[-1] <= len(cover):
             break
         cover = np.zeros(int(cover_ptr[-1]), dtype=np.int64)
@@ -226,11 +226,12 @@ def _counted(order: _Precedence, limit: int) -> Longs:
     stack = np.zeros((count + 2) * (antichain + 1) + 2 * count, dtype=np.int64)
     begin, place = np.zeros((2, count + 3), dtype=np.int64)
     totals = np.zeros(3, dtype=np.int64)
-    run_kernel(
+    run(
         count_sets,
-        COMPILE_FROM if limit > INTERPRETED else limit,
+        limit,
         (order.succ_ptr, order.succ, order.rank, np.array([limit, antichain])),
         (waiting, stack, begin, place, totals),
+        Threshold(INTERPRETED + 1, ROWS.total),
     )
     return totals
 
@@ -248,11 +249,12 @@ def _enumerate(order: _Precedence, limit: int) -> Ideals | None:
     sources = np.flatnonzero(np.diff(order.pred_ptr) == 0)
     step_node[: len(sources)] = sources
     step_ptr[1] = len(sources)
-    run_kernel(
+    run(
         fill_sets,
-        COMPILE_FROM if count > INTERPRETED else count,
+        count,
         (*order, word_of, bit_of, np.array([words])),
         (sets, parent, last, step_ptr, step_node, step_target),
+        Threshold(INTERPRETED + 1, ROWS.total),
     )
     return Ideals(
         sets=sets.reshape(count, words),

@@ -4,11 +4,12 @@ A kernel indexes its arguments and nothing else; results go to the arguments aft
 of a set come from a table of words, so that plain whole numbers and 64-bit words behave alike.
 """
 
-from partita.kernels import Column
+from partita.kernels import Column, kernel
 
 COUNT, STEPS, OVER = 0, 1, 2
 
 
+@kernel
 def count_sets(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
     succ_ptr: Column,
     succ: Column,
@@ -69,6 +70,7 @@ def count_sets(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
     totals[COUNT], totals[STEPS], totals[OVER] = count, steps, over
 
 
+@kernel
 def fill_sets(  # noqa: C901, PLR0912, PLR0913, PLR0917 (a kernel takes columns)
     pred_ptr: Column,
     pred: Column,
@@ -143,6 +145,7 @@ def fill_sets(  # noqa: C901, PLR0912, PLR0913, PLR0917 (a kernel takes columns)
         level = end
 
 
+@kernel
 def find_covers(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
     order: Column,
     position: Column,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.core.columns import Array, Longs
-from partita.kernels import run_kernel
+from partita.kernels import run
 from partita.planners.lattice.ideals import Ideals
 from partita.planners.pipedream.kernels import list_pairs, live_cuts
 from partita.planners.pipedream.model import Model
@@ -81,12 +81,12 @@ def lattice_family(model: Model, ideals: Ideals, *, charge: float = 1.0) -> Fami
     size = count * (count - 1) // 2
     ptr, to = np.zeros(count + 1, dtype=np.int64), np.zeros(size, dtype=np.int64)
     sets = ideals.sets.ravel()
-    run_kernel(list_pairs, size, (sets, np.array([words])), (ptr, to))
+    run(list_pairs, size, (sets, np.array([words])), (ptr, to))
     nets = model.q.nets
     cut = np.zeros(count)
     bit = np.left_shift(np.uint64(1), np.arange(64, dtype=np.uint64))
     inputs = (sets, np.array([words]), bit, nets.source, nets.ptr, nets.pins, model.net_bytes)
-    run_kernel(live_cuts, count * len(nets.pins), inputs, (cut,))
+    run(live_cuts, count * len(nets.pins), inputs, (cut,))
     return Family(
         pair_ptr=ptr,
         pair_to=to[: ptr[-1]],

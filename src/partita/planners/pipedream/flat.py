@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
-from partita.kernels import run_kernel
+from partita.kernels import run
 from partita.planners.pipedream.family import Family
 from partita.planners.pipedream.kernels import fewest_devices, least_replicas
 from partita.planners.pipedream.search import SHORTEST_S
@@ -86,7 +86,7 @@ class FlatSearch:
         most = len(cluster.sync) - 1
         size = (PROBES + 4 * most) * family.num_pairs
         ideals = len(family)
-        run_kernel(
+        run(
             least_replicas,
             size,
             (
@@ -97,7 +97,7 @@ class FlatSearch:
             (np.zeros(ideals, dtype=np.int64), self._one, self._more),
         )
         need, via, replicas = np.zeros((3, ideals), dtype=np.int64)
-        run_kernel(
+        run(
             fewest_devices,
             size,
             (

@@ -4,11 +4,12 @@ A kernel indexes its arguments and nothing else; results go to the arguments aft
 Options come as a column of numbers. Ideals ascend by size, so that every pair leads upwards.
 """
 
-from partita.kernels import Column
+from partita.kernels import Column, kernel
 
 UNREACHED = -1
 
 
+@kernel
 def list_pairs(sets: Column, words: Column, ptr: Column, to: Column) -> None:
     """List for each ideal the larger ideals that contain it."""
     width = words[0]
@@ -29,6 +30,7 @@ def list_pairs(sets: Column, words: Column, ptr: Column, to: Column) -> None:
     ptr[count] = found
 
 
+@kernel
 def live_cuts(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
     sets: Column,
     words: Column,
@@ -56,6 +58,7 @@ def live_cuts(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
         cut[ideal] = total
 
 
+@kernel
 def least_replicas(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
     options: Column,
     ptr: Column,
@@ -95,6 +98,7 @@ def least_replicas(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
             more[pair] = count
 
 
+@kernel
 def fewest_devices(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
     options: Column,
     ptr: Column,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array, Longs
-from partita.kernels import run_kernel
+from partita.kernels import run
 from partita.planners.pipedream.family import Family
 from partita.planners.pipedream.flat import PROBES
 from partita.planners.pipedream.mixed_kernel import choose_devices
@@ -96,7 +96,7 @@ class MixedSearch:
         total = self._digits.sum(axis=1)
         flags = (server.weighted, server.straight, self._fewer)
         reached, via, taken = np.zeros((3, len(family) * choices), dtype=np.int64)
-        run_kernel(
+        run(
             choose_devices,
             PROBES * family.num_pairs * choices,
             (

@@ -1,11 +1,12 @@
 """The test of a period for stages on any devices of one server with mixed classes."""
 
-from partita.kernels import Column
+from partita.kernels import Column, kernel
 
 PERIOD, RATE, FACTOR, WEIGHTED, STRAIGHT, FEWER = range(6)
 """Places of the options."""
 
 
+@kernel
 def choose_devices(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one pass, no calls)
     options: Column,
     ptr: Column,

@@ -27,7 +27,7 @@ import numpy as np
 from partita.core.columns import Array, Longs
 from partita.core.problem import Problem
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.kernels import run_kernel
+from partita.kernels import run
 from partita.objectives.cuts import counted_ops, produced_bytes
 from partita.planners.lattice.ideals import Ideals, enumerate_ideals
 from partita.planners.lattice.quotient import Quotient, node_sums
@@ -161,7 +161,7 @@ def _level(
     value = np.full(count * (units + 1), 1e300)
     via, taken = np.zeros((2, count * (units + 1)), dtype=np.int64)
     flags = (options.compression or 0.0, options.fewer, options.straight, memory)
-    run_kernel(
+    run(
         released_level,
         count * count * units,
         (
@@ -256,7 +256,7 @@ def _states(problem: Problem, model: Model, site: Site, limit: int) -> _States:
     out = np.zeros(len(sets))
     words = sets.shape[1]
     bit = np.left_shift(np.uint64(1), np.arange(64, dtype=np.uint64))
-    run_kernel(
+    run(
         released_cuts,
         len(sets) * q.num_nodes * words,
         (q.succ_ptr, q.succ, size, np.ascontiguousarray(sets).ravel(), bit, np.array([words])),

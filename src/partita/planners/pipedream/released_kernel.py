@@ -1,11 +1,12 @@
 """Loops of the released optimizer: bytes of its cuts, and its recurrence; see ``released``."""
 
-from partita.kernels import Column
+from partita.kernels import Column, kernel
 
 START, UNITS, RATE, AMORTISED, COMPRESSION, FEWER, STRAIGHT, LIMIT = range(8)
 """Places of the options; a compression of 0 stands for free transfers."""
 
 
+@kernel
 def released_cuts(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
     succ_ptr: Column,
     succ: Column,
@@ -48,6 +49,7 @@ def released_cuts(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
         out[ideal] = total
 
 
+@kernel
 def released_level(  # noqa: C901, PLR0912, PLR0913, PLR0917 (one pass, no calls)
     options: Column,
     within: Column,

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array, Longs
-from partita.kernels import run_kernel
+from partita.kernels import run
 from partita.planners.pipedream.family import Family
 from partita.planners.pipedream.flat import PROBES
 from partita.planners.pipedream.row_kernel import place_stages
@@ -100,7 +100,7 @@ class RowSearch:
         count = np.zeros(states, dtype=np.int64)
         replicas, via = np.zeros((2, states * keep), dtype=np.int64)
         goal = np.full(1, -1, dtype=np.int64)
-        run_kernel(
+        run(
             place_stages,
             PROBES * family.num_pairs * len(row.server),
             (

@@ -1,11 +1,12 @@
 """The test of a period for stages on consecutive devices of a row; see ``row``."""
 
-from partita.kernels import Column
+from partita.kernels import Column, kernel
 
 PERIOD, OUTER_RATE, WIDE, KEEP, WEIGHTED, STRAIGHT, EXACT = range(7)
 """Places of the options."""
 
 
+@kernel
 def place_stages(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one pass, no calls)
     options: Column,
     ptr: Column,

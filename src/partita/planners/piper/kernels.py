@@ -1,18 +1,15 @@
 """Loops of Piper's search, interpreted on small inputs and compiled on large ones.
 
-They only index their arguments, which are arrays or named tuples of arrays, and call one another;
-``compiled`` gives the same functions compiled by Numba, with a cache on disk.
+They index their arguments, which are arrays or named tuples of arrays, and call one another. Most
+tables have two dimensions, so that they run on arrays either way.
 """
 
-import types
-from collections.abc import Callable
-from functools import cache
 from math import ceil, inf
-from typing import Any
 
 import numpy as np
 
 from partita.core.columns import Array
+from partita.kernels import kernel
 from partita.planners.piper.tables import Case, Fronts, Items, Known, Lattice, Limits, Nodes, Stages
 
 EPSILON = 1e-12
@@ -21,6 +18,7 @@ TINY = 1e-300
 UNSEEN = -1
 
 
+@kernel(allocates=True)
 def fill_stages(nodes: Nodes, lattice: Lattice, limit_bytes: float, stages: Stages) -> int:
     """Fill in the stages that fit with one microbatch in flight; return their number, -1 = more.
 
@@ -67,6 +65,7 @@ def fill_stages(nodes: Nodes, lattice: Lattice, limit_bytes: float, stages: Stag
     return count
 
 
+@kernel
 def _add_node(
     nodes: Nodes, outside: Array, node: int, stages: Stages, before: int, row: int
 ) -> None:
@@ -93,6 +92,7 @@ def _add_node(
         stages.reduce_s[row, degree] = reduce_s
 
 
+@kernel
 def cover(
     gain: Array, cost: Array, need: float, most: float, branches: int, taken: Array, best: Array
 ) -> tuple[float, float, int]:
@@ -140,6 +140,7 @@ def cover(
     return low, high, branches
 
 
+@kernel
 def _fractional(gain: Array, cost: Array, spent: float, left: float, item: int) -> float:
     """Return the least cost if the last item taken may be a part; inf = not enough is left."""
     while left > 0 and item < len(gain):
@@ -151,6 +152,7 @@ def _fractional(gain: Array, cost: Array, spent: float, left: float, item: int) 
     return inf if left > 0 else spent
 
 
+@kernel
 def _greedy(gain: Array, cost: Array, need: float, best: Array) -> tuple[float, float]:
     """Take items in order until they do, then leave out what is not needed; bound and cost."""
     low = _fractional(gain, cost, 0.0, need, 0)
@@ -172,6 +174,7 @@ def _greedy(gain: Array, cost: Array, need: float, best: Array) -> tuple[float, 
     return low, total
 
 
+@kernel
 def sort_items(items: Items, known: Known, degree: int, flight: int, key: int) -> int:
     """Return the row of ``known.order`` for a degree and microbatches in flight.
 
@@ -199,6 +202,7 @@ def sort_items(items: Items, known: Known, degree: int, flight: int, key: int) -
     return int(row)
 
 
+@kernel
 def gather(case: Case, lower: int, stage: int, degree: int, flight: int) -> int:
     """Gather gains and costs of a stage's items, best first; return their number."""
     items, known = case.items, case.known
@@ -218,6 +222,7 @@ def gather(case: Case, lower: int, stage: int, degree: int, flight: int) -> int:
     return count
 
 
+@kernel
 def _learn(budget: float, case: Case, place: Array) -> None:
     """Bound the extra seconds of a stage by a slot's ``low`` and ``high``.
 
@@ -243,6 +248,7 @@ def _learn(budget: float, case: Case, place: Array) -> None:
         known.tried[slot] = 1 if branches == most else 0
 
 
+@kernel
 def choose_items(target_s: float, case: Case, placed: Array, slower: Array) -> float:
     """Mark the items of placed stages that take their slower choice; return the slowest time.
 
@@ -272,6 +278,7 @@ def choose_items(target_s: float, case: Case, placed: Array, slower: Array) -> f
     return worst
 
 
+@kernel(allocates=True)
 def fill_fronts(target_s: float, case: Case, fronts: Fronts) -> int:
     """Fill in the ways to run what each ideal leaves with every stage within a time.
 
@@ -305,6 +312,7 @@ def fill_fronts(target_s: float, case: Case, fronts: Fronts) -> int:
     return still_open
 
 
+@kernel
 def _extend(target_s: float, most: int, case: Case, fronts: Fronts, place: Array) -> int:
     """Put a stage before every way of its upper ideal, with the least degree that keeps the time.
 
@@ -345,6 +353,7 @@ def _extend(target_s: float, most: int, case: Case, fronts: Fronts, place: Array
     return still_open
 
 
+@kernel
 def _fits(budget: float, case: Case, place: Array) -> int:
     """Return whether a stage fits its memory within extra seconds: 1 yes, 0 no, -1 not known."""
     stages, known = case.stages, case.known
@@ -366,6 +375,7 @@ def _fits(budget: float, case: Case, place: Array) -> int:
     return 0 if known.low[slot] > budget else -1
 
 
+@kernel
 def _keep_best(limits: Limits, fronts: Fronts, top: int, lower: int) -> tuple[int, int]:
     """Move the ways that none beats from the room to the front of an ideal.
 
@@ -391,39 +401,3 @@ def _keep_best(limits: Limits, fronts: Fronts, top: int, lower: int) -> tuple[in
         kept += 1
     fronts.end[lower] = top + kept
     return kept, dropped
-
-
-_CALLEES_FIRST = (
-    _add_node,
-    fill_stages,
-    _fractional,
-    _greedy,
-    cover,
-    sort_items,
-    gather,
-    _learn,
-    _fits,
-    _extend,
-    _keep_best,
-    fill_fronts,
-    choose_items,
-)
-_CALLED = (fill_stages, fill_fronts, choose_items)
-
-
-@cache
-def compiled() -> dict[str, Callable[..., Any]]:
-    """Return the kernels by name, compiled.
-
-    The cache on disk follows this file alone: fields of ``tables`` that change places leave it
-    stale.
-    """
-    from numba import njit  # noqa: PLC0415 (loaded only where it pays)
-
-    names: dict[str, Any] = dict(globals())
-    for kernel in _CALLEES_FIRST:
-        copy = types.FunctionType(kernel.__code__, names, kernel.__name__)
-        # Wrappers that only Python would call take longer to compile than the loops.
-        wrappers = {"no_cpython_wrapper": kernel not in _CALLED, "no_cfunc_wrapper": True}
-        names[kernel.__name__] = njit(cache=True, **wrappers)(copy)  # type: ignore[call-overload]
-    return {kernel.__name__: names[kernel.__name__] for kernel in _CALLED}

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
+from partita.kernels import compiled
 from partita.planners.piper.choices import Choices
-from partita.planners.piper.kernels import EPSILON, UNSEEN
+from partita.planners.piper.kernels import EPSILON, UNSEEN, choose_items, fill_fronts
 from partita.planners.piper.space import Space
 from partita.planners.piper.tables import Case, Fronts, Known, Limits, Stages
 
@@ -128,12 +129,15 @@ class Search:
         """Return a plan that keeps a time; without one, the time as a bound if that is proven."""
         self._trials += 1
         space, case = self._space, self._case
-        still_open = space.run["fill_fronts"](target_s, case, self._fronts)
+        fill, choose = fill_fronts, choose_items
+        if space.is_compiled:
+            fill, choose = compiled(fill), compiled(choose)
+        still_open = fill(target_s, case, self._fronts)
         stages = self._traced()
         slower = np.zeros(len(space.items.node), np.int8)
         if stages:
             placed = np.array(stages, dtype=np.int64)
-            value = float(space.run["choose_items"](target_s, case, placed, slower))
+            value = float(choose(target_s, case, placed, slower))
             # A choice of recomputation that ran out of branches may not be found again.
             if value <= target_s * (1 + EPSILON):
                 return Found(stages=stages, slower=slower, value=value, bound=0.0)

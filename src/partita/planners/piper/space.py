@@ -5,19 +5,19 @@ plans. Else a window of ideals around one topological order, over nodes that are
 order until there are few enough.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from partita.core.columns import Array, group_rows
 from partita.core.graph import Graph
+from partita.kernels import compiled
 from partita.objectives.sums import sum_by
 from partita.planners.lattice.ideals import Ideals, enumerate_ideals, window
 from partita.planners.lattice.quotient import Quotient, collapse, node_sums, quotient
-from partita.planners.piper import kernels
 from partita.planners.piper.choices import Choices
+from partita.planners.piper.kernels import fill_stages
 from partita.planners.piper.tables import Items, Lattice, Nodes, Stages
 
 
@@ -58,8 +58,7 @@ class Space:
         stages: Figures of the stages.
         items: Slower choices of ops (or nodes) that take less memory.
         item_of: The item of every op.
-        run: The kernels by name.
-        is_compiled: Whether they are compiled.
+        is_compiled: Whether it is large enough for compiled kernels.
     """
 
     node_of: Array
@@ -69,7 +68,6 @@ class Space:
     stages: Stages
     items: Items
     item_of: Array
-    run: Mapping[str, Callable[..., Any]]
     is_compiled: bool
 
 
@@ -111,7 +109,7 @@ def _filled(
     degrees = len(choices.degrees)
     rows = min(len(ideals) * (len(ideals) - 1) // 2, most)
     is_compiled = rows * degrees > INTERPRETED
-    run = kernels.compiled() if is_compiled else vars(kernels)
+    fill = compiled(fill_stages) if is_compiled else fill_stages
     stages = Stages(
         np.zeros(len(ideals) + 1, np.int64),
         np.empty(rows, np.int64),
@@ -119,7 +117,7 @@ def _filled(
         *(np.empty((rows, degrees)) for _ in range(4)),
         *(np.empty((rows, degrees), np.int64) for _ in range(2)),
     )
-    count = run["fill_stages"](nodes, lattice, limit_bytes, stages)
+    count = fill(nodes, lattice, limit_bytes, stages)
     if count < 0:
         return None
     stages = Stages(stages.ptr, *(np.ascontiguousarray(column[:count]) for column in stages[1:]))
@@ -132,7 +130,6 @@ def _filled(
         stages=stages,
         items=items,
         item_of=item_of,
-        run=run,
         is_compiled=is_compiled,
     )
 

@@ -2,7 +2,7 @@
 
 import math
 
-from partita.kernels import Column
+from partita.kernels import Column, kernel
 
 MULTIPLIER, MODULUS = 48271, 2147483647
 """Of the random numbers x -> x * multiplier % modulus: alike on whole numbers and compiled."""
@@ -14,6 +14,7 @@ PENALTY = 100.0
 LOADS, ORDERED_LOADS, LATENCY = 0, 1, 2
 
 
+@kernel
 def anneal_split(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (a kernel takes columns)
     seconds: Column,
     class_of: Column,

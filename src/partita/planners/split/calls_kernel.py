@@ -1,142 +1,121 @@
-"""Loops of the latency planner, written to run on lists (small inputs) and compiled on arrays."""
+"""The dynamic programme of least latency over chains of calls; see ``latency``."""
 
-from partita.kernels import Column
+from typing import NamedTuple
+
+from partita.kernels import Column, kernel
+from partita.planners.split.walk_kernel import (
+    Costs,
+    Path,
+    Steps,
+    Table,
+    any_class_fits,
+    begin_walk,
+    bytes_with,
+    enter,
+    next_step,
+    note_chain,
+)
 
 UPPER, MOST_PAIRS = 0, 1
+"""Places of the bounds: time that a chain must not exceed, most pairs of ideals visited."""
 
 
-def push_calls(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (a kernel takes columns)
-    step_ptr: Column,
-    step_node: Column,
-    step_target: Column,
-    tail_s: Column,
-    pred_ptr: Column,
-    pred: Column,
-    cpu_s: Column,
-    seconds: Column,
-    limit_bytes: Column,
-    node_bytes: Column,
-    net_ptr: Column,
-    net_of: Column,
-    net_size: Column,
-    net_s: Column,
-    share_ptr: Column,
-    share_of: Column,
-    share_bytes: Column,
-    next_state: Column,
-    bound: Column,
-    value: Column,
-    origin: Column,
-    came_by: Column,
-    seen: Column,
-    inside: Column,
-    held: Column,
-    path_ideal: Column,
-    path_step: Column,
-    path_node: Column,
-    path_seconds: Column,
-    path_bytes: Column,
-    path_cut_s: Column,
-    path_cpu_s: Column,
-    finish: Column,
+class Order(NamedTuple):
+    """What runs when.
+
+    Attributes:
+        pred_ptr: Node n reads ``pred[pred_ptr[n]:pred_ptr[n + 1]]``.
+        pred: See ``pred_ptr``.
+        cpu_s: Seconds of each node on the CPUs; inf = it may not run there.
+        tail_s: ``[ideal]``: the longest path, at the least time of every node, of what it lacks.
+        next_state: ``[state, class]``: the state after a call of an accelerator; -1 = none left.
+    """
+
+    pred_ptr: Column
+    pred: Column
+    cpu_s: Column
+    tail_s: Column
+    next_state: Column
+
+
+@kernel
+def push_calls(
+    steps: Steps, costs: Costs, order: Order, bound: Column, table: Table, path: Path
 ) -> None:
-    """Fill ``value[ideal, state]`` with the least time of a series of calls up to an ideal.
+    """Fill the table with the least time of a series of calls up to each ideal.
 
     A piece is a call of an accelerator (copies in, work, copies out), or runs on the CPUs in the
-    time of its longest path; ``came_by`` is then beyond all (state, class) pairs. ``finish`` is -1
-    for nodes that are not in the piece. Pruned is what exceeds ``bound[0]`` together with
-    ``tail_s``, the longest path of what an ideal lacks. Stops after ``bound[1]`` pairs of ideals.
+    time of its longest path, which uses no device up; ``came_by`` is then beyond all pairs of state
+    and class. Pruned is what exceeds ``bound[UPPER]`` together with the longest path of what is
+    left. Stops after ``bound[MOST_PAIRS]`` pairs of ideals.
     """
-    num_states = len(value) // len(tail_s)
-    num_classes, num_nodes = len(limit_bytes), len(node_bytes)
-    full = len(tail_s) - 1
+    full = len(order.tail_s) - 1
+    states = len(table.value) // (full + 1)
     pairs = 0
     for base in range(full):
         least = bound[UPPER] * 2 + 1
-        for state in range(num_states):
-            least = min(least, value[base * num_states + state])
-        if least + tail_s[base] > bound[UPPER]:
+        for state in range(states):
+            least = min(least, table.value[base * states + state])
+        if least + order.tail_s[base] > bound[UPPER]:
             continue
         if pairs > bound[MOST_PAIRS]:
             break
-        depth = 0
-        path_ideal[0], path_step[0] = base, step_ptr[base]
-        path_bytes[0], path_cut_s[0], path_cpu_s[0] = 0.0, 0.0, 0.0
-        for kind in range(num_classes):
-            path_seconds[kind] = 0.0
+        begin_walk(steps, costs, path, base)
+        step, depth = next_step(steps, costs, path, base, 0)
         while depth >= 0:
-            here = path_ideal[depth]
-            if path_step[depth] == step_ptr[here + 1]:
-                if depth > 0:
-                    node = path_node[depth]
-                    finish[node] = -1.0
-                    for row in range(net_ptr[node], net_ptr[node + 1]):
-                        inside[net_of[row]] -= 1
-                    for row in range(share_ptr[node], share_ptr[node + 1]):
-                        held[share_of[row]] -= 1
-                depth -= 1
+            node = steps.node[step]
+            room_s = bound[UPPER] - least
+            used = bytes_with(costs, path, depth, node)
+            end = _end_on_cpus(order, path, node)
+            longest = max(path.cpu_s[depth], end)
+            fits = any_class_fits(costs, path, depth, node, used, room_s)
+            if fits or longest <= room_s:
+                pairs += 1
+                enter(steps, costs, path, depth, step, used)
+                depth += 1
+                path.finish[node] = end
+                path.cpu_s[depth] = longest
+                _extend(costs, order, bound, table, path, depth, room_s)
+            step, depth = next_step(steps, costs, path, base, depth)
+
+
+@kernel(inline=True)
+def _end_on_cpus(order: Order, path: Path, node: int) -> float:
+    """Return when a node would end if the piece ran on CPUs; what is outside is there before."""
+    ready = 0.0
+    for row in range(order.pred_ptr[node], order.pred_ptr[node + 1]):
+        ready = max(ready, path.finish[order.pred[row]])
+    end: float = ready + order.cpu_s[node]
+    return end
+
+
+@kernel(inline=True)
+def _extend(
+    costs: Costs, order: Order, bound: Column, table: Table, path: Path, depth: int, room_s: float
+) -> None:
+    """Run the piece at a depth after every chain to its base: on CPUs, or as a call of a class."""
+    full = len(order.tail_s) - 1
+    states, classes = len(table.value) // (full + 1), len(costs.limit_bytes)
+    base, there = path.ideal[0], path.ideal[depth]
+    before, beyond = base * states, there * states
+    # Columns that may not change are read once: stores to the table would make it read them again.
+    upper, tail_s, longest = bound[UPPER], order.tail_s[there], path.cpu_s[depth]
+    used, cut_s = path.bytes[depth], path.cut_s[depth]
+    for state in range(states):
+        reached, cell = table.value[before + state] + longest, beyond + state
+        if reached < table.value[cell] and reached + tail_s <= upper:
+            note_chain(table, cell, reached, base, states * classes + state)
+    for kind in range(classes):
+        call_s = path.seconds[depth * classes + kind] + cut_s
+        if used > costs.limit_bytes[kind] or call_s > room_s:
+            continue
+        for state in range(states):
+            after = order.next_state[state * classes + kind]
+            if after < 0:
                 continue
-            step = path_step[depth]
-            path_step[depth] += 1
-            there = step_target[step]
-            if seen[there] == base:
-                continue
-            seen[there] = base
-            node = step_node[step]
-            used = path_bytes[depth] + node_bytes[node]
-            for row in range(share_ptr[node], share_ptr[node + 1]):
-                if held[share_of[row]] == 0:
-                    used += share_bytes[share_of[row]]
-            ready = 0.0
-            for row in range(pred_ptr[node], pred_ptr[node + 1]):
-                ready = max(ready, finish[pred[row]])
-            end = ready + cpu_s[node]
-            longest = max(path_cpu_s[depth], end)
-            room = bound[UPPER] - least
-            fits = longest <= room
-            for kind in range(num_classes):
-                total = path_seconds[depth * num_classes + kind] + seconds[kind * num_nodes + node]
-                path_seconds[(depth + 1) * num_classes + kind] = total
-                if total <= room and used <= limit_bytes[kind]:
-                    fits = True
-            if not fits:
-                continue
-            pairs += 1
-            cut_s = path_cut_s[depth]
-            for row in range(net_ptr[node], net_ptr[node + 1]):
-                net = net_of[row]
-                inside[net] += 1
-                if inside[net] == 1:
-                    cut_s += net_s[net]
-                if inside[net] == net_size[net]:
-                    cut_s -= net_s[net]
-            for row in range(share_ptr[node], share_ptr[node + 1]):
-                held[share_of[row]] += 1
-            depth += 1
-            finish[node] = end
-            path_ideal[depth], path_step[depth], path_node[depth] = there, step_ptr[there], node
-            path_bytes[depth], path_cut_s[depth], path_cpu_s[depth] = used, cut_s, longest
-            for state in range(num_states):
-                reached = value[base * num_states + state] + longest
-                cell = there * num_states + state
-                if reached < value[cell] and reached + tail_s[there] <= bound[UPPER]:
-                    value[cell] = reached
-                    origin[cell] = base
-                    came_by[cell] = num_states * num_classes + state
-            for kind in range(num_classes):
-                call_s = path_seconds[depth * num_classes + kind] + cut_s
-                if used > limit_bytes[kind] or call_s > room:
-                    continue
-                for state in range(num_states):
-                    after = next_state[state * num_classes + kind]
-                    if after < 0:
-                        continue
-                    reached = value[base * num_states + state] + call_s
-                    cell = there * num_states + after
-                    if reached < value[cell] and reached + tail_s[there] <= bound[UPPER]:
-                        value[cell] = reached
-                        origin[cell] = base
-                        came_by[cell] = state * num_classes + kind
-            if there == full:
-                for state in range(num_states):
-                    bound[UPPER] = min(bound[UPPER], value[full * num_states + state])
+            reached, cell = table.value[before + state] + call_s, beyond + after
+            if reached < table.value[cell] and reached + tail_s <= upper:
+                note_chain(table, cell, reached, base, state * classes + kind)
+    if there == full:
+        for state in range(states):
+            bound[UPPER] = min(bound[UPPER], table.value[full * states + state])

@@ -20,14 +20,14 @@ from dataclasses import replace
 import numpy as np
 
 from partita.core.columns import Array, Floats
+from partita.core.order import csr
 from partita.core.problem import Mode, Problem
-from partita.kernels import COMPILE_FROM, csr, run_kernel
+from partita.kernels import ROWS, Threshold, run
 from partita.objectives.placed import seconds_on
 from partita.planners.lattice.ideals import Ideals, prefixes
-from partita.planners.lattice.nets import nets_by_node
 from partita.planners.lattice.quotient import Quotient, collapse
 from partita.planners.split.anneal_kernel import LATENCY
-from partita.planners.split.calls_kernel import push_calls
+from partita.planners.split.calls_kernel import Order, push_calls
 from partita.planners.split.max_load import (
     INTERPRETED_IDEALS,
     MAX_PAIRS,
@@ -38,6 +38,7 @@ from partita.planners.split.max_load import (
 )
 from partita.planners.split.model import SplitModel, split_model
 from partita.planners.split.refine import Flow
+from partita.planners.split.walk_kernel import costs_of, new_path, new_table, steps_of
 
 MAX_NODES = 1_000
 """Nodes up to which all chains of calls along an order are looked at."""
@@ -108,37 +109,27 @@ def best_calls(model: SplitModel, ideals: Ideals, upper: float = math.inf) -> Ch
     """
     parts = accelerators(model)
     states = _states(parts, len(ideals))
-    num_ideals, (num_states, kinds) = len(ideals), states.next_state.shape
-    cells = num_ideals * num_states
-    value = np.full(cells, np.inf)
-    value[0] = 0.0
-    origin, came_by = np.full((2, cells), -1, dtype=np.int32)
-    bound = np.array([upper * (1 + SLACK), MAX_PAIRS])
-    nodes = model.q.num_nodes
-    cpu_s = np.full(nodes, np.inf) if model.pays.all() else model.seconds[-1]
-    run_kernel(
-        push_calls,
-        COMPILE_FROM if num_ideals > INTERPRETED_IDEALS else num_ideals,
-        (
-            *(ideals.step_ptr, ideals.step_node, ideals.step_target, _tails(model, ideals)),
-            *(model.q.pred_ptr, model.q.pred, cpu_s),
-            *_costs(model, parts),
-            states.next_state.ravel(),
-        ),
-        (
-            *(bound, value, origin, came_by),
-            np.full(num_ideals, -1, dtype=np.int64),
-            *(np.zeros(len(nets), dtype=np.int64) for nets in (model.nets, model.shared)),
-            *np.zeros((3, nodes + 2), dtype=np.int64),
-            np.zeros((nodes + 2) * kinds),
-            *np.zeros((3, nodes + 2)),
-            np.full(nodes, -1.0),
-        ),
+    num_ideals, num_states = len(ideals), len(states.next_state)
+    table, bound = new_table(num_ideals, num_states), np.array([upper * (1 + SLACK), MAX_PAIRS])
+    costs = costs_of(model, parts)
+    order = Order(
+        pred_ptr=model.q.pred_ptr,
+        pred=model.q.pred,
+        cpu_s=np.full(model.q.num_nodes, np.inf) if model.pays.all() else model.seconds[-1],
+        tail_s=_tails(model, ideals),
+        next_state=states.next_state.ravel(),
     )
-    found = value.reshape(num_ideals, num_states)[-1]
+    run(
+        push_calls,
+        num_ideals,
+        (steps_of(ideals), costs, order),
+        (bound, table, new_path(costs, num_ideals)),
+        Threshold(INTERPRETED_IDEALS + 1, ROWS.total),
+    )
+    found = table.value.reshape(num_ideals, num_states)[-1]
     if not np.isfinite(found).any():
         return None
-    pieces = _traced(model, ideals, states, (origin, came_by, int(np.argmin(found))))
+    pieces = _traced(model, ideals, states, (table.origin, table.came_by, int(np.argmin(found))))
     return Chain(float(found.min()), pieces)
 
 
@@ -155,19 +146,6 @@ def _states(parts: SplitModel | None, num_ideals: int) -> States:
         largest = max(range(len(devices)), key=lambda kind: (len(devices[kind]), kind))
         devices[largest] = devices[largest][: len(devices[largest]) // 2]
     return states
-
-
-def _costs(model: SplitModel, parts: SplitModel | None) -> tuple[Array, ...]:
-    nodes = model.q.num_nodes
-    seconds = np.zeros(0) if parts is None else parts.seconds.ravel()
-    limits = np.zeros(0) if parts is None else parts.limit_bytes
-    return (
-        *(seconds, limits, model.node_bytes),
-        *nets_by_node(model.nets, nodes),
-        *(np.diff(model.nets.ptr), model.net_s),
-        *nets_by_node(model.shared, nodes),
-        model.shared_bytes,
-    )
 
 
 def _tails(model: SplitModel, ideals: Ideals) -> Floats:

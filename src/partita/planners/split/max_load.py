@@ -21,11 +21,17 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array, Floats, Longs
-from partita.kernels import COMPILE_FROM, run_kernel
+from partita.kernels import ROWS, Threshold, run
 from partita.planners.lattice.ideals import Ideals, prefixes
-from partita.planners.lattice.nets import nets_by_node
-from partita.planners.split.loads_kernel import MOST_PAIRS, PAIRS, cut_ideals, push_loads
+from partita.planners.split.loads_kernel import (
+    MOST_PAIRS,
+    PAIRS,
+    Devices,
+    cut_ideals,
+    push_loads,
+)
 from partita.planners.split.model import SplitModel
+from partita.planners.split.walk_kernel import Costs, costs_of, new_path, new_table, steps_of
 
 MAX_CELLS = 20_000_000
 """Pairs of an ideal and a state that a table may have."""
@@ -115,67 +121,47 @@ def best_chain(
         states: The devices.
         upper: Value that the chain must not exceed.
     """
-    num_ideals, (num_states, kinds) = len(ideals), states.next_state.shape
-    cells = num_ideals * num_states
-    value = np.full(cells, np.inf)
-    value[0] = 0.0
-    origin, came_by = np.full((2, cells), -1, dtype=np.int32)
+    num_ideals, num_states = len(ideals), len(states.next_state)
+    table = new_table(num_ideals, num_states)
     bound = np.array([upper * (1 + SLACK), 0.0, MAX_PAIRS])
-    depth = model.q.num_nodes + 2
+    costs = costs_of(model, model)
     rest, capacity = _liquid(model, ideals, states)
-    size = sum(map(len, model.devices))
-    run_kernel(
-        push_loads,
-        COMPILE_FROM if num_ideals > INTERPRETED_IDEALS else num_ideals,
-        (
-            *(ideals.step_ptr, ideals.step_node, ideals.step_target, rest),
-            _closing(model, ideals).ravel(),
-            *_columns(model),
-            *(states.next_state.ravel(), states.skip_state, capacity),
-            size - states.used.sum(axis=1),
-        ),
-        (
-            *(bound, value, origin, came_by),
-            np.full(num_ideals, -1, dtype=np.int64),
-            *(np.zeros(len(nets), dtype=np.int64) for nets in (model.nets, model.shared)),
-            *np.zeros((3, depth), dtype=np.int64),
-            np.zeros(depth * kinds),
-            *np.zeros((2, depth)),
-            np.zeros(num_states, dtype=np.int64),
-        ),
+    devices = Devices(
+        next_state=states.next_state.ravel(),
+        skip_state=states.skip_state,
+        capacity=capacity,
+        left=sum(map(len, model.devices)) - states.used.sum(axis=1),
+        rest=rest,
+        closing=_closing(model, ideals, costs).ravel(),
     )
-    found = value.reshape(num_ideals, num_states)[-1]
+    run(
+        push_loads,
+        num_ideals,
+        (steps_of(ideals), costs, devices),
+        (bound, table, new_path(costs, num_ideals), np.zeros(num_states + 1, dtype=np.int64)),
+        Threshold(INTERPRETED_IDEALS + 1, ROWS.total),
+    )
+    found = table.value.reshape(num_ideals, num_states)[-1]
     complete = bool(bound[PAIRS] <= bound[MOST_PAIRS])
     if not np.isfinite(found).any():
         return None, complete
-    pieces = _traced(model, ideals, states, (origin, came_by, int(np.argmin(found))))
+    pieces = _traced(model, ideals, states, (table.origin, table.came_by, int(np.argmin(found))))
     return Chain(float(found.min()), pieces), complete
 
 
-def _closing(model: SplitModel, ideals: Ideals) -> Floats:
+def _closing(model: SplitModel, ideals: Ideals, costs: Costs) -> Floats:
     """Return ``[class, ideal]``: the load of a device with all that an ideal lacks; inf = no room.
 
     The nets that the rest cuts are those that the ideal cuts.
     """
-    count, nodes = len(ideals), model.q.num_nodes
+    count = len(ideals)
     cut_s, gone_bytes = np.zeros((2, count))
-    seen = np.ones(count, dtype=np.int64)
-    seen[0] = 0
-    run_kernel(
+    run(
         cut_ideals,
-        COMPILE_FROM if count > INTERPRETED_IDEALS else count,
-        (
-            *(ideals.step_ptr, ideals.step_node, ideals.step_target),
-            *nets_by_node(model.nets, nodes),
-            *(np.diff(model.nets.ptr), model.net_s),
-            *nets_by_node(model.shared, nodes),
-            *(np.diff(model.shared.ptr), model.shared_bytes),
-        ),
-        (
-            *(cut_s, gone_bytes, seen),
-            *(np.zeros(len(nets), dtype=np.int64) for nets in (model.nets, model.shared)),
-            *np.zeros((3, nodes + 2), dtype=np.int64),
-        ),
+        count,
+        (steps_of(ideals), costs),
+        (cut_s, gone_bytes, new_path(costs, count)),
+        Threshold(INTERPRETED_IDEALS + 1, ROWS.total),
     )
     held = model.node_bytes.sum() - ideals.sums(model.node_bytes)
     held += model.shared_bytes.sum() - gone_bytes
@@ -187,18 +173,6 @@ def _closing(model: SplitModel, ideals: Ideals) -> Floats:
         inside = barred.sum() - ideals.sums(barred) > 0
         closing[kind] = np.where(inside | (held > model.limit_bytes[kind]), np.inf, load)
     return closing
-
-
-def _columns(model: SplitModel) -> tuple[Array, ...]:
-    """Return the costs as the kernel takes them."""
-    nodes = model.q.num_nodes
-    return (
-        *(model.seconds.ravel(), model.pays, model.limit_bytes, model.node_bytes),
-        *nets_by_node(model.nets, nodes),
-        *(np.diff(model.nets.ptr), model.net_s),
-        *nets_by_node(model.shared, nodes),
-        model.shared_bytes,
-    )
 
 
 def _weights(model: SplitModel) -> Floats:

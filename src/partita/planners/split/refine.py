@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array, Flags, Floats, Longs
-from partita.kernels import COMPILE_FROM, run_kernel
+from partita.kernels import Threshold, run
 from partita.objectives.sums import sum_by
 from partita.planners.lattice.nets import Nets, nets_by_node
 from partita.planners.split.anneal_kernel import LOADS, MODULUS, ORDERED_LOADS, anneal_split
@@ -169,12 +169,12 @@ def anneal(
     origin = best = _round(model, flow, columns, first, scale=1.0)
     scale = origin.value if 0 < origin.value < np.inf else float(columns[0].max()) or 1.0
     rounds = max(1, -(-moves // max(1, round_moves(model, flow))))
-    compiled = moves * _move_work(flow) > INTERPRETED_WORK
+    work = moves * _move_work(flow)
     for number in range(rounds):
         manner = MANNERS[number % len(MANNERS)]
         begin = best if manner.from_best else origin
         effort = (begin.device_of, manner, seed * 7919 + number, moves // rounds)
-        result = _round(model, flow, columns, effort, scale=scale, compiled=compiled)
+        result = _round(model, flow, columns, effort, scale=scale, work=work)
         if result.value < best.value:
             best = result
             found(best.value)
@@ -213,7 +213,7 @@ def _round(
     effort: tuple[Array, _Manner, int, int],
     *,
     scale: float,
-    compiled: bool = False,
+    work: int = 0,
 ) -> Assignment:
     """Return the best assignment of one annealing: from a start, in a manner, by a seed."""
     start, manner, seed, moves = effort
@@ -224,9 +224,9 @@ def _round(
     best = np.array([np.inf])
     setting = np.array([manner.heat, COLD, scale, manner.doublings, LARGEST_CLUSTER])
     random_state = (seed * 69621 + 12345) % (MODULUS - 1) + 1
-    run_kernel(
+    run(
         anneal_split,
-        COMPILE_FROM if compiled else 0,
+        work,
         (*columns, setting),
         (
             np.array([random_state, moves, flow.goal]),
@@ -239,6 +239,7 @@ def _round(
             np.zeros(blocks),
             np.zeros(blocks, dtype=np.int64),
         ),
+        Threshold(INTERPRETED_WORK + 1),
     )
     return Assignment(value=float(best[0]), device_of=best_of)
 

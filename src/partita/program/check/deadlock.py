@@ -13,7 +13,7 @@ import numpy as np
 from partita.core.columns import Array
 from partita.core.program import Kind
 from partita.errors import InvalidInputError
-from partita.kernels import Column, run_kernel
+from partita.kernels import Column, kernel, run
 from partita.program.check.case import Case
 from partita.program.check.joints import Joints
 
@@ -42,7 +42,7 @@ def _walked(case: Case, partner: Array, joints: Joints, *, buffered: bool) -> Ar
     program = case.program
     count, devices = len(program), case.num_devices
     position = program.ptr[:-1].copy()
-    run_kernel(
+    run(
         _walk,
         count,
         [program.ptr, program.kind, program.device, partner, joints.number, joints.size],
@@ -79,6 +79,7 @@ def _refuse(case: Case, partner: Array, joints: Joints, position: Array, how: st
     raise InvalidInputError(f"deadlock {how}: {shown}{more}, which waits for the first")
 
 
+@kernel
 def _walk(  # noqa: C901, PLR0912, PLR0913, PLR0917 (one compiled walk)
     ptr: Column,
     kind: Column,

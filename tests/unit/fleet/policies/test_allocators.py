@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.core.fleet import Job, Sensitivity, trace_of
+from partita.fleet.policies.allocators import desk
 from partita.fleet.policies.allocators.joint import keep_running
-from partita.fleet.policies.kernels import compiled as kernels
 from partita.fleet.policies.table import ALLOCATORS, policy_of
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.rounds import _Player, check_promise
 from partita.fleet.simulate.state import first_state
 from partita.fleet.simulate.table import simulate_trace
+from partita.kernels import Threshold
 from partita.testing.fleet_builders import flat, small_trace, steep
 
 CURVES = st.lists(st.floats(0.2, 3.0), min_size=3, max_size=3).map(sorted)
@@ -90,7 +91,7 @@ def test_compiled_kernels_grant_what_plain_ones_do(allocator, monkeypatch):
         for i in range(9)
     ]
     plain = simulate_trace(trace_of(jobs), servers(3), f"srtf:{allocator}")
-    monkeypatch.setattr(kernels, "COMPILE_FROM", 0)
+    monkeypatch.setattr(desk, "JOB_ROUNDS", Threshold(size=0))
     fast = simulate_trace(trace_of(jobs), servers(3), f"srtf:{allocator}")
     assert fast == plain
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from partita.core.columns import Floats, Longs
-from partita.fleet.policies.kernels.compiled import Family, as_lists, compiled, pays
+from partita.fleet.policies.kernels import JOB_ROUNDS
 from partita.fleet.policies.kernels.placing import NUM_PIECES, Queue, Site, Table
 from partita.fleet.policies.snapshot import Allocation, Snapshot
+from partita.kernels import as_lists, compiled, pays
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +131,19 @@ def move_share(snapshot: Snapshot) -> Floats:
     return result
 
 
-def run(family: Family, desk: Desk, call: Callable[[Any, Desk], None], *, effort: float) -> Desk:
+def run(
+    kernel: Callable[..., None], desk: Desk, call: Callable[[Any, Desk], None], *, effort: float
+) -> Desk:
     """Run a kernel on a desk, compiled or interpreted, and return the desk with its outcome.
 
     Args:
-        family: The kernels; the last is the entry.
+        kernel: The kernel.
         desk: The tables.
-        call: Calls the entry with the tables.
+        call: Calls the kernel with the tables.
         effort: Job-rounds that it is worth.
     """
-    if pays(family, effort):
-        call(compiled(family), desk)
+    if pays(kernel, effort, JOB_ROUNDS):
+        call(compiled(kernel), desk)
         return desk
     lists = Desk(
         as_lists(desk.queue),
@@ -149,7 +152,7 @@ def run(family: Family, desk: Desk, call: Callable[[Any, Desk], None], *, effort
         desk.class_free,
         desk.quota,
     )
-    call(family[-1], lists)
+    call(kernel, lists)
     return lists
 
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from partita.core.columns import Floats, Longs
 from partita.fleet.policies.allocators.desk import Desk, Worth, largest_first, lay_out, outcome, run
-from partita.fleet.policies.kernels.sharing import BY_GAIN, SHARING
+from partita.fleet.policies.kernels.sharing import BY_GAIN, share
 from partita.fleet.policies.snapshot import Allocation, Snapshot, piece_jobs
 
 SWAPS = 16
@@ -141,7 +141,7 @@ def joint(snapshot: Snapshot, order: Longs, *, effort: float = 0.0) -> Allocatio
     desk = lay_out(snapshot, worth=worth_of(snapshot))
     if ranged:
         _keep_sizes(snapshot, desk)
-    placed = outcome(snapshot, run(SHARING, desk, call, effort=effort * _EFFORT))
+    placed = outcome(snapshot, run(share, desk, call, effort=effort * _EFFORT))
     return hand_out(snapshot, placed)
 
 

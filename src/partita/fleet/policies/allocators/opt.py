@@ -24,7 +24,7 @@ import numpy as np
 from partita.core.columns import Floats, Longs
 from partita.fleet.policies.allocators.desk import Desk, largest_first, lay_out, outcome, run
 from partita.fleet.policies.allocators.joint import SWAPS
-from partita.fleet.policies.kernels.sharing import FLOORS, SHARING, TO_TARGETS
+from partita.fleet.policies.kernels.sharing import FLOORS, TO_TARGETS, share
 from partita.fleet.policies.snapshot import Allocation, Snapshot
 
 TIME_LIMIT_S = 2.0
@@ -62,7 +62,7 @@ def _run(
         limits = (at.class_free, at.quota, snapshot.gpus[:0], SWAPS)
         kernel(mode, order, newest, at.queue, at.site, at.table, limits)
 
-    return run(SHARING, desk, call, effort=effort * 100)
+    return run(share, desk, call, effort=effort * 100)
 
 
 def _solve(

@@ -10,7 +10,7 @@ from typing import Any
 
 from partita.core.columns import Longs
 from partita.fleet.policies.allocators.desk import Desk, largest_first, lay_out, outcome, run
-from partita.fleet.policies.kernels.sharing import FLOORS, GREEDY, IN_ORDER, SHARING
+from partita.fleet.policies.kernels.sharing import FLOORS, IN_ORDER, share, share_greedily
 from partita.fleet.policies.snapshot import Allocation, Snapshot
 
 
@@ -31,7 +31,7 @@ def greedy(snapshot: Snapshot, order: Longs, *, effort: float = 0.0) -> Allocati
     def call(kernel: Any, at: Desk) -> None:  # noqa: ANN401 (compiled or not)
         kernel(order, at.queue, at.site, at.table, at.class_free, at.quota)
 
-    return outcome(snapshot, run(GREEDY, desk, call, effort=effort))
+    return outcome(snapshot, run(share_greedily, desk, call, effort=effort))
 
 
 def _share(mode: int, snapshot: Snapshot, order: Longs, effort: float) -> Desk:
@@ -42,4 +42,4 @@ def _share(mode: int, snapshot: Snapshot, order: Longs, effort: float) -> Desk:
         limits = (at.class_free, at.quota, span, 0)
         kernel(mode, order, newest, at.queue, at.site, at.table, limits)
 
-    return run(SHARING, lay_out(snapshot), call, effort=effort)
+    return run(share, lay_out(snapshot), call, effort=effort)

@@ -8,10 +8,11 @@ has, so that CPUs go where they speed up most. *To targets* (opt): each job its 
 where that fits, then by gain.
 """
 
-from partita.fleet.policies.kernels.compiled import Column
 from partita.fleet.policies.kernels.placing import EPS, NUM_PIECES, Queue, Site, Table, list_of
+from partita.kernels import Column, kernel
 
 
+@kernel
 def fits(j: int, at: int, to: int, queue: Queue, site: Site, table: Table) -> bool:
     """Return whether a job can go from one choice to another on all its servers."""
     for p in range(queue.first[j], queue.first[j] + queue.pieces[j]):
@@ -23,6 +24,7 @@ def fits(j: int, at: int, to: int, queue: Queue, site: Site, table: Table) -> bo
     return True
 
 
+@kernel
 def take(j: int, to: int, queue: Queue, site: Site, table: Table) -> None:
     """Let a job go from its choice (-1 = none) to another."""
     at = queue.choice[j]
@@ -34,6 +36,7 @@ def take(j: int, to: int, queue: Queue, site: Site, table: Table) -> None:
     queue.choice[j] = to
 
 
+@kernel
 def take_floors(order: Column, queue: Queue, site: Site, table: Table) -> None:
     """Give every job that runs its floor."""
     for i in range(len(order)):
@@ -43,6 +46,7 @@ def take_floors(order: Column, queue: Queue, site: Site, table: Table) -> None:
             take(j, table.floor[list_of(j, queue, table)], queue, site, table)
 
 
+@kernel
 def upgrade(j: int, queue: Queue, site: Site, table: Table) -> None:
     """Let a job take the fastest choice that fits."""
     at = queue.choice[j]
@@ -52,6 +56,7 @@ def upgrade(j: int, queue: Queue, site: Site, table: Table) -> None:
             return
 
 
+@kernel
 def divide_in_order(order: Column, queue: Queue, site: Site, table: Table) -> None:
     """Divide all servers, the first job first."""
     take_floors(order, queue, site, table)
@@ -60,6 +65,7 @@ def divide_in_order(order: Column, queue: Queue, site: Site, table: Table) -> No
             upgrade(order[i], queue, site, table)
 
 
+@kernel
 def link_pieces(queue: Queue, site: Site) -> None:
     """List the pieces on each server."""
     for s in range(len(site.head)):
@@ -69,6 +75,7 @@ def link_pieces(queue: Queue, site: Site) -> None:
         site.head[queue.piece_server[p]] = p
 
 
+@kernel
 def worth(j: int, at: int, queue: Queue, table: Table) -> float:
     """Return what a choice of a job is worth: its own speed, and its GPUs being free sooner.
 
@@ -80,6 +87,7 @@ def worth(j: int, at: int, queue: Queue, table: Table) -> float:
     return float(queue.weight[j] * speed + queue.freed[j] * freed)
 
 
+@kernel
 def gain_on(s: int, queue: Queue, site: Site, table: Table) -> None:
     """Hand out what is free on a server by the highest gain; jobs over several servers wait."""
     while True:
@@ -106,6 +114,7 @@ def gain_on(s: int, queue: Queue, site: Site, table: Table) -> None:
         take(best_job, best_to, queue, site, table)
 
 
+@kernel
 def value_on(s: int, queue: Queue, site: Site, table: Table) -> float:
     """Return what the choices of the jobs that are on a server alone are worth."""
     total = 0.0
@@ -118,6 +127,7 @@ def value_on(s: int, queue: Queue, site: Site, table: Table) -> float:
     return total
 
 
+@kernel
 def take_targets(order: Column, queue: Queue, site: Site, table: Table) -> None:
     """Let jobs that run take their targets where they fit."""
     for i in range(len(order)):
@@ -127,6 +137,7 @@ def take_targets(order: Column, queue: Queue, site: Site, table: Table) -> None:
             take(j, to, queue, site, table)
 
 
+@kernel
 def divide_by_gain(order: Column, queue: Queue, site: Site, table: Table, targets: bool) -> None:
     """Divide all servers by gain; jobs over several servers take what is left, in order."""
     take_floors(order, queue, site, table)
@@ -138,19 +149,3 @@ def divide_by_gain(order: Column, queue: Queue, site: Site, table: Table, target
     for i in range(len(order)):
         if queue.pieces[order[i]] > 1:
             upgrade(order[i], queue, site, table)
-
-
-DIVIDING = (
-    fits,
-    take,
-    take_floors,
-    upgrade,
-    divide_in_order,
-    link_pieces,
-    worth,
-    gain_on,
-    value_on,
-    take_targets,
-    divide_by_gain,
-)
-"""The kernels above, callees first."""

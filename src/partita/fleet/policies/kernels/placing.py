@@ -8,7 +8,7 @@ left. A job that no server can hold is split over the fewest.
 
 from typing import NamedTuple
 
-from partita.fleet.policies.kernels.compiled import Column
+from partita.kernels import Column, kernel
 
 EPS = 1e-9
 NUM_PIECES = 0
@@ -70,6 +70,7 @@ class Queue(NamedTuple):
     count: Column
 
 
+@kernel
 def stays(j: int, queue: Queue, site: Site) -> bool:
     """Return whether a job holds its GPUs on servers that all work."""
     begin, end = queue.held_first[j], queue.held_first[j + 1]
@@ -83,6 +84,7 @@ def stays(j: int, queue: Queue, site: Site) -> bool:
     return bool(held == queue.gpus[j])
 
 
+@kernel
 def best_class(j: int, queue: Queue, table: Table, class_free: Column) -> int:
     """Return the class of servers with GPUs for a job on which it is fastest, -1 = none."""
     best = -1
@@ -98,6 +100,7 @@ def best_class(j: int, queue: Queue, table: Table, class_free: Column) -> int:
     return best
 
 
+@kernel
 def select_jobs(
     order: Column, queue: Queue, site: Site, table: Table, class_free: Column, quota: Column
 ) -> None:
@@ -123,11 +126,13 @@ def select_jobs(
             quota[tenant] -= queue.gpus[j]
 
 
+@kernel
 def list_of(j: int, queue: Queue, table: Table) -> int:
     """Return the list of choices of a job on its class."""
     return int(queue.profile[j] * table.num_classes[0] + queue.klass[j])
 
 
+@kernel
 def wish_of(j: int, queue: Queue, table: Table) -> int:
     """Return the choice that a job would like to have: its target, else its fastest."""
     if queue.target[j] >= 0:
@@ -135,6 +140,7 @@ def wish_of(j: int, queue: Queue, table: Table) -> int:
     return int(table.first[list_of(j, queue, table) + 1] - 1)
 
 
+@kernel
 def add_piece(j: int, s: int, gpus: int, queue: Queue, site: Site, table: Table) -> None:
     """Put GPUs of a job on a server, and note what it would like to have there."""
     p = queue.count[NUM_PIECES]
@@ -151,6 +157,7 @@ def add_piece(j: int, s: int, gpus: int, queue: Queue, site: Site, table: Table)
     site.claim_memory[s] += table.memory[top] * gpus
 
 
+@kernel
 def left_over(j: int, s: int, n: int, queue: Queue, site: Site, table: Table) -> float:
     """Return the least share of a resource that a job's ideal leaves on a server; < 0 = misses."""
     top = wish_of(j, queue, table)
@@ -159,6 +166,7 @@ def left_over(j: int, s: int, n: int, queue: Queue, site: Site, table: Table) ->
     return float(min(cpus, memory))
 
 
+@kernel
 def one_server(j: int, queue: Queue, site: Site, table: Table, by_need: bool) -> int:
     """Return the server to hold a whole job, -1 = none has the GPUs."""
     best, best_left, n = -1, 0.0, queue.gpus[j]
@@ -179,6 +187,7 @@ def one_server(j: int, queue: Queue, site: Site, table: Table, by_need: bool) ->
     return best
 
 
+@kernel
 def split_job(j: int, queue: Queue, site: Site, table: Table) -> None:
     """Put a job on the fewest servers: those with the most free GPUs first."""
     left = queue.gpus[j]
@@ -194,6 +203,7 @@ def split_job(j: int, queue: Queue, site: Site, table: Table) -> None:
         left -= gpus
 
 
+@kernel
 def place_jobs(newest: Column, queue: Queue, site: Site, table: Table, by_need: bool) -> None:
     """Place the jobs that were selected: who stays first, then the others in the order given."""
     queue.count[NUM_PIECES] = 0
@@ -218,18 +228,3 @@ def place_jobs(newest: Column, queue: Queue, site: Site, table: Table, by_need: 
             add_piece(j, s, queue.gpus[j], queue, site, table)
         else:
             split_job(j, queue, site, table)
-
-
-PLACING = (
-    stays,
-    best_class,
-    select_jobs,
-    list_of,
-    wish_of,
-    add_piece,
-    left_over,
-    one_server,
-    split_job,
-    place_jobs,
-)
-"""The kernels above, callees first."""

@@ -6,9 +6,7 @@ GPUs) with the highest weighted gain over what the restarts cost is made, again 
 pays, up to a limit.
 """
 
-from partita.fleet.policies.kernels.compiled import Column
 from partita.fleet.policies.kernels.dividing import (
-    DIVIDING,
     divide_by_gain,
     divide_in_order,
     gain_on,
@@ -20,7 +18,6 @@ from partita.fleet.policies.kernels.dividing import (
 from partita.fleet.policies.kernels.placing import (
     EPS,
     NUM_PIECES,
-    PLACING,
     Queue,
     Site,
     Table,
@@ -33,10 +30,12 @@ from partita.fleet.policies.kernels.placing import (
     stays,
     wish_of,
 )
+from partita.kernels import Column, kernel
 
 FLOORS, IN_ORDER, BY_GAIN, TO_TARGETS = range(4)
 
 
+@kernel
 def redo(s: int, queue: Queue, site: Site, table: Table) -> float:
     """Divide one server anew; return what its jobs' choices are worth."""
     p = site.head[s]
@@ -49,6 +48,7 @@ def redo(s: int, queue: Queue, site: Site, table: Table) -> float:
     return value_on(s, queue, site, table)
 
 
+@kernel
 def shift(p: int, to: int, queue: Queue, site: Site, table: Table) -> None:
     """Move the only piece of a job to another server, with its choice."""
     j, s, gpus = queue.piece_job[p], queue.piece_server[p], queue.piece_gpus[p]
@@ -72,6 +72,7 @@ def shift(p: int, to: int, queue: Queue, site: Site, table: Table) -> None:
     queue.piece_server[p] = to
 
 
+@kernel
 def exchange(p: int, q: int, hot: int, cold: int, queue: Queue, site: Site, table: Table) -> float:
     """Swap a piece of the hot server with one of the cold (-1 = free GPUs); return their value."""
     floor_p = table.floor[list_of(queue.piece_job[p], queue, table)]
@@ -94,18 +95,21 @@ def exchange(p: int, q: int, hot: int, cold: int, queue: Queue, site: Site, tabl
     return value
 
 
+@kernel
 def cost_of(p: int, queue: Queue) -> float:
     """Return what moving a piece costs: nothing for a job that starts anyway."""
     j = queue.piece_job[p]
     return 0.0 if queue.fresh[j] else float(queue.move_cost[j])
 
 
+@kernel
 def may_move(p: int, to: int, queue: Queue, site: Site, table: Table) -> bool:
     """Return whether a piece is a whole job that the class of another server can run."""
     j = queue.piece_job[p]
     return bool(queue.pieces[j] == 1 and site.klass[to] == queue.klass[j])
 
 
+@kernel
 def best_exchange(hot: int, cold: int, queue: Queue, site: Site, table: Table) -> bool:
     """Make the swap between two servers that gains most, if one pays; return whether one did."""
     before = value_on(hot, queue, site, table) + value_on(cold, queue, site, table)
@@ -140,11 +144,13 @@ def best_exchange(hot: int, cold: int, queue: Queue, site: Site, table: Table) -
     return best_p >= 0
 
 
+@kernel
 def undo(p: int, q: int, hot: int, cold: int, queue: Queue, site: Site, table: Table) -> None:
     """Take a swap back; the servers are divided as before, their lists in another order."""
     exchange(p, q, cold, hot, queue, site, table)
 
 
+@kernel
 def price_on(s: int, queue: Queue, site: Site, table: Table) -> float:
     """Return the highest weighted gain for its share of the server that a job there still lacks."""
     best = 0.0
@@ -164,6 +170,7 @@ def price_on(s: int, queue: Queue, site: Site, table: Table) -> float:
     return best
 
 
+@kernel
 def rebalance(limit: int, queue: Queue, site: Site, table: Table) -> None:
     """Swap jobs between the servers where a share is worth most and least, while that pays."""
     for s in range(len(site.klass)):
@@ -187,12 +194,14 @@ def rebalance(limit: int, queue: Queue, site: Site, table: Table) -> None:
             site.settled[hot] = 1
 
 
+@kernel
 def may_hold(j: int, gpus: int, queue: Queue, quota: Column) -> bool:
     """Return whether the tenant of a job may hold so many GPUs more."""
     tenant = queue.tenant[j]
     return bool(tenant < 0 or quota[tenant] < 0 or quota[tenant] >= gpus)
 
 
+@kernel
 def hold(j: int, gpus: int, queue: Queue, class_free: Column, quota: Column) -> None:
     """Give GPUs of its class to a job, and charge its tenant."""
     class_free[queue.klass[j]] -= gpus
@@ -201,6 +210,7 @@ def hold(j: int, gpus: int, queue: Queue, class_free: Column, quota: Column) -> 
         quota[tenant] -= gpus
 
 
+@kernel
 def shrink_jobs(
     order: Column, queue: Queue, table: Table, class_free: Column, quota: Column, span: Column
 ) -> bool:
@@ -225,6 +235,7 @@ def shrink_jobs(
     return waiting
 
 
+@kernel
 def grow_jobs(
     order: Column, queue: Queue, table: Table, class_free: Column, quota: Column, span: Column
 ) -> None:
@@ -250,6 +261,7 @@ def grow_jobs(
         hold(best, 1, queue, class_free, quota)
 
 
+@kernel
 def share(
     mode: int,
     order: Column,
@@ -278,27 +290,7 @@ def share(
         rebalance(swaps, queue, site, table)
 
 
-SHARING = (
-    *PLACING,
-    *DIVIDING,
-    redo,
-    shift,
-    exchange,
-    cost_of,
-    may_move,
-    undo,
-    best_exchange,
-    price_on,
-    rebalance,
-    may_hold,
-    hold,
-    shrink_jobs,
-    grow_jobs,
-    share,
-)
-"""Every kernel of these allocators, callees first."""
-
-
+@kernel
 def greedy_server(j: int, queue: Queue, site: Site, table: Table) -> int:
     """Return the server where the whole ideal demand fits with the least left over, -1 = none."""
     best, best_left, n = -1, 0.0, queue.gpus[j]
@@ -311,6 +303,7 @@ def greedy_server(j: int, queue: Queue, site: Site, table: Table) -> int:
     return best
 
 
+@kernel
 def greedy_stays(j: int, queue: Queue, site: Site, table: Table) -> bool:
     """Return whether a job's ideal demand fits where it runs, given who was placed before."""
     if not stays(j, queue, site):
@@ -324,6 +317,7 @@ def greedy_stays(j: int, queue: Queue, site: Site, table: Table) -> bool:
     return True
 
 
+@kernel
 def greedy_split(j: int, queue: Queue, site: Site, table: Table) -> bool:
     """Place a job over several servers with its ideal demand; return whether it fits."""
     begin = queue.count[NUM_PIECES]
@@ -351,6 +345,7 @@ def greedy_split(j: int, queue: Queue, site: Site, table: Table) -> bool:
     return False
 
 
+@kernel
 def greedy_place(j: int, queue: Queue, site: Site, table: Table) -> bool:
     """Place a job with its ideal demand on its class; return whether it fits."""
     if greedy_stays(j, queue, site, table):
@@ -364,6 +359,7 @@ def greedy_place(j: int, queue: Queue, site: Site, table: Table) -> bool:
     return queue.gpus[j] > 1 and greedy_split(j, queue, site, table)
 
 
+@kernel
 def share_greedily(
     order: Column,
     queue: Queue,
@@ -394,14 +390,3 @@ def share_greedily(
             queue.klass[j] = -1
         elif tenant >= 0 and quota[tenant] >= 0:
             quota[tenant] -= queue.gpus[j]
-
-
-GREEDY = (
-    *PLACING,
-    greedy_server,
-    greedy_stays,
-    greedy_split,
-    greedy_place,
-    share_greedily,
-)
-"""Every kernel of the greedy allocator, callees first."""

@@ -1,8 +1,9 @@
 """Putting jobs in order: a natural merge sort, linear on an order that has hardly changed."""
 
-from partita.fleet.policies.kernels.compiled import Column
+from partita.kernels import Column, kernel
 
 
+@kernel
 def goes_before(a: int, b: int, key: Column, rank: Column) -> bool:
     """Return whether job a goes before job b: higher rank, lower key, lower number."""
     if rank[a] != rank[b]:
@@ -12,6 +13,7 @@ def goes_before(a: int, b: int, key: Column, rank: Column) -> bool:
     return a < b
 
 
+@kernel
 def run_end(jobs: Column, begin: int, count: int, key: Column, rank: Column) -> int:
     """Return where the ascending run that starts at ``begin`` ends."""
     end = begin + 1
@@ -20,6 +22,7 @@ def run_end(jobs: Column, begin: int, count: int, key: Column, rank: Column) -> 
     return end
 
 
+@kernel
 def sort_jobs(jobs: Column, count: int, key: Column, rank: Column, spare: Column) -> None:
     """Sort the first ``count`` jobs in place; ``spare`` is as long as ``jobs``."""
     source, target, here = jobs, spare, True
@@ -47,7 +50,3 @@ def sort_jobs(jobs: Column, count: int, key: Column, rank: Column, spare: Column
     if not here:
         for i in range(count):
             jobs[i] = source[i]
-
-
-SORTING = (goes_before, run_end, sort_jobs)
-"""The kernels above, callees first."""
