@@ -46,7 +46,7 @@ FORMATS: Mapping[str, Format] = {
         is_fallback=True,
     ),
 }
-"""What files are read and written as: foreign formats, and clusters, which need the catalogue."""
+"""Formats of files: the foreign ones, and YAML for clusters, which needs the catalogue."""
 
 
 @dataclass(frozen=True)

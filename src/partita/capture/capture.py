@@ -42,7 +42,7 @@ from partita.errors import InvalidInputError
 
 @dataclass(slots=True)
 class Recording:
-    """What a run of the model gave.
+    """The recording of one run of the model.
 
     Attributes:
         trace: The trace.
@@ -115,7 +115,7 @@ _RELATIVE, _ABSOLUTE = 1e-4, 1e-5
 
 
 class ReplayDiffersError(Exception):
-    """What was recorded does not give what the model gives."""
+    """The recording does not give what the model gives."""
 
 
 def compared(setting: Setting, recording: Recording, captured: CapturedModel) -> CapturedModel:

@@ -19,7 +19,7 @@ from partita.errors import InvalidInputError
 
 
 class Granularity(StrEnum):
-    """What an op of a captured graph is."""
+    """Kind of an op of a captured graph."""
 
     OP = "op"
     MODULE = "module"

@@ -18,7 +18,7 @@ from partita.capture.tree import Const, Ref, Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stores:
-    """Which storages tensors share.
+    """The storages that tensors share.
 
     Attributes:
         values: The tensors.

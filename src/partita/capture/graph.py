@@ -25,7 +25,7 @@ from partita.core.graph import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSource:
-    """What a graph is made of.
+    """The parts that a graph is made of.
 
     Attributes:
         name: Name of the graph.

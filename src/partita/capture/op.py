@@ -21,7 +21,7 @@ from partita.capture.tree import Const, Param, Ref, Value, leaves_of, map_leaves
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueInfo:
-    """What a tensor of the graph looked like when it was captured.
+    """Shape, type and storage of a tensor of the graph when it was captured.
 
     Attributes:
         shape: Its shape.

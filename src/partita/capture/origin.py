@@ -1,4 +1,4 @@
-"""Where a graph comes from: enough to build the model and capture it again, for running a plan.
+"""The origin of a graph: enough to build the model and capture it again, for running a plan.
 
 A model that returns no loss gets one by name.
 """
@@ -66,7 +66,7 @@ ANNOTATION = "model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOrigin:
-    """What a model was captured from.
+    """The source that a model was captured from.
 
     Attributes:
         text: What the user called it: a built-in name, ``package.module:callable``.

@@ -1,4 +1,4 @@
-"""What is captured: a model, an example, a loss function; and the model left as it was."""
+"""The subject of a capture: a model, an example, a loss function; and the model left as it was."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ class Example:
 
 @dataclass(slots=True)
 class Setting:
-    """What is captured, and how.
+    """A model to capture, and the way to do it.
 
     Attributes:
         model: The model.

@@ -1,4 +1,4 @@
-"""Which shapes depend on data: boolean indices, coordinates, the lengths of packed sequences."""
+"""Shapes that depend on data: boolean indices, coordinates, the lengths of packed sequences."""
 
 from typing import Any
 

@@ -42,7 +42,7 @@ _CONFIGURED_BATCH = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What is wanted of a model.
+    """A request for a model.
 
     Attributes:
         batch_size: Samples of the example; 0 = as the model's author has it.

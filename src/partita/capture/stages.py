@@ -33,7 +33,7 @@ class StageCall(Protocol):
 
 
 class Code(Protocol):
-    """What the stages need of a captured model."""
+    """The part of a captured model that stages need."""
 
     @property
     def graph(self) -> Graph:
@@ -67,7 +67,7 @@ class Code(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    """What a stage does.
+    """The work of a stage.
 
     Attributes:
         ops: Index, form in training and form in eval of each op, in order.

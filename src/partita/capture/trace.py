@@ -98,7 +98,7 @@ _READS = frozenset(
 )
 _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal", "poisson", "gumbel", "rrelu")
 _RANDOM_INSIDE = ("attention", "lstm", "gru", "rnn")
-"""What may draw; fake tensors do not show it, and to seed what does not draw does no harm."""
+"""Functions that may draw; fake tensors do not show it, and seeding the others does no harm."""
 
 _RUNNING_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 

@@ -61,7 +61,7 @@ _CLOSED = (nn.Module, FunctionType, BuiltinFunctionType, MethodType, ModuleType,
 
 
 class Children(NamedTuple):
-    """What a container holds.
+    """Contents of a container.
 
     Attributes:
         names: A name for each child: a field, a key or a position.

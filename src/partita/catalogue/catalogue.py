@@ -49,7 +49,7 @@ class LinkType:
 
     Attributes:
         name: Such as ``"nvlink3"``.
-        title: What it is, for people.
+        title: Name for people.
         bandwidth_bytes_per_s: Payload rate in one direction.
         latency_s: Seconds before the first byte arrives.
         sources: Where each figure comes from.
@@ -69,7 +69,7 @@ class DeviceType:
     Attributes:
         name: Such as ``"a100"``.
         kind: Accelerator or CPU.
-        title: What it is, for people.
+        title: Name for people.
         memory_bytes: Memory of the device.
         peak_flop_per_s: Peak rate by dtype; a dtype that is absent has no unit of its own.
         memory_bytes_per_s: Memory bandwidth; 0 = not known.

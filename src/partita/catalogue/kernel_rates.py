@@ -1,4 +1,4 @@
-"""What kernels reach of a device's peaks, by type of device: the reader of ``kernels.yaml``.
+"""Shares of a device's peaks that kernels reach, by type of device: the reader of ``kernels.yaml``.
 
 The figures are fitted on measured runs (``benchmarks/estimate_accuracy.py --write``); a type
 without an entry of its own has the entry ``default``.
@@ -38,7 +38,7 @@ _KEYS = ("shares", "launch_s", "processors", "median_error", "worst_error", "sou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKernels:
-    """What kernels reach on a type of device.
+    """Rates that kernels reach on a type of device.
 
     Attributes:
         shares: Achievable share of the peak rate by class; of element-wise kernels and reductions

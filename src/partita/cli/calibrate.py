@@ -76,7 +76,7 @@ def command(
     if as_json:
         from partita.cli.console import print_json  # noqa: PLC0415 (rich only where it prints)
 
-        print_json(as_values(found) | {"backend": measurement.backend, "written": written})
+        print_json(found.to_json() | {"backend": measurement.backend, "written": written})
     elif output != "-":
         show(found)
         for what, path in written.items():
@@ -139,62 +139,6 @@ def _measure_job(options: MeasureOptions, say: Callable[[str], None]) -> Measure
     from partita.ranks import RankEnvironment  # noqa: PLC0415 (torch is an extra)
 
     return measure_job(RankEnvironment.of(os.environ), options, report=say)
-
-
-def as_values(found: Calibration) -> dict[str, Any]:
-    """Return a calibration as JSON values."""
-    cluster = found.cluster
-    names = cluster.device_names
-    return {
-        "name": cluster.name,
-        "hosts": list(found.hosts),
-        "devices": [
-            {
-                "name": name,
-                "type": device.type,
-                "title": record.title,
-                "threads": record.threads,
-                "speed": device.speed,
-                "flop_per_s": dict(record.flop_per_s),
-                "memory_bytes_per_s": record.memory_bytes_per_s,
-            }
-            for name, device, record in zip(names, cluster.devices, found.devices, strict=True)
-        ],
-        "pairs": [
-            {"source": names[pair.source], "target": names[pair.target], **_fit_values(pair.fit)}
-            for pair in found.pairs
-        ],
-        "all_reduce": [
-            {
-                "devices": row.num_devices,
-                "bus_bytes_per_s": row.bus_bytes_per_s,
-                **_fit_values(row.fit),
-            }
-            for row in found.reductions
-        ],
-        "levels": [
-            {
-                "name": level.name,
-                "group_of": level.group_of.tolist(),
-                "bandwidth_bytes_per_s": level.bandwidth_bytes_per_s.tolist(),
-                "latency_s": level.latency_s.tolist(),
-            }
-            for level in cluster.levels
-        ],
-        "is_matrix": cluster.matrix is not None,
-    }
-
-
-def _fit_values(fit: Any) -> dict[str, Any]:
-    return {
-        "latency_s": fit.latency_s,
-        "bandwidth_bytes_per_s": fit.bandwidth_bytes_per_s,
-        "sizes_bytes": list(fit.sizes_bytes),
-        "best_s": list(fit.best_s),
-        "median_s": list(fit.median_s),
-        "residuals": list(fit.residuals),
-        "use": [use.value for use in fit.use],
-    }
 
 
 def show(found: Calibration) -> None:

@@ -13,6 +13,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import Enum, StrEnum
 from functools import cache
 from typing import Any, TypeVar
@@ -340,7 +341,7 @@ class _Budget:
     def __init__(self) -> None:
         self.rows = MAX_UNFOLDED_ROWS
 
-    def take(self, rows: int, path: str) -> None:
+    def spend(self, rows: int, path: str) -> None:
         """Take rows for a column, or refuse it."""
         if not 0 <= rows <= self.rows:
             _refuse(path, rows, f"0 to {self.rows} (a document unfolds to {MAX_UNFOLDED_ROWS})")
@@ -406,7 +407,7 @@ def _decode_column(value: object, dtype: np.dtype[Any], path: str, budget: _Budg
         if set(value) != {"every", "rows"}:
             _refuse(path, value, 'a list, or an object with "every" and "rows"')
         rows = _decode_int(value["rows"], f"{path}.rows")
-        budget.take(rows, f"{path}.rows")
+        budget.spend(rows, f"{path}.rows")
         one = _decode_list([value["every"]], dtype, f"{path}.every")
         return np.full(rows, one[0], dtype=dtype)
     return _decode_list(value, dtype, path)
@@ -467,10 +468,10 @@ def _decode_mapping(
 
 
 def _decode_choice(value: object, kind: type[StrEnum], path: str) -> StrEnum:
-    try:
-        return kind(value)  # also names that a plug-in has added
-    except ValueError:
-        _refuse(path, value, f"one of {', '.join(choice.value for choice in kind)}")
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return kind(value)  # also names that a plug-in has added
+    _refuse(path, value, f"one of {', '.join(choice.value for choice in kind)}")
 
 
 def _decode_int(value: object, path: str) -> int:

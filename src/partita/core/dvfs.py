@@ -1,4 +1,4 @@
-"""How time and power of a type of device depend on its clock: the constants of the DVFS model.
+"""Constants of the DVFS model: how time and power of a type of device depend on its clock.
 
 ``energy/frontier/modelled.py`` has the model. The defaults are those of the A100, whose published
 profiles they were fitted to; the catalogue's source of ``dvfs`` says which types have constants of

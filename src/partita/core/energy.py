@@ -1,4 +1,4 @@
-"""What instructions cost in time and energy by clock, and the trade-off that follows."""
+"""Time and energy of instructions by clock, and the trade-off that follows."""
 
 import math
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ MOST_J = 1e12
 
 
 class EnergyOrigin(StrEnum):
-    """Where the joules of a profile come from."""
+    """Origin of the joules of a profile."""
 
     MEASURED = "measured"
     PUBLISHED = "published"
@@ -197,7 +197,7 @@ class Frontier(Columns):
 
     @cached_property
     def gap(self) -> Floats:
-        """How far each point may be above the least energy in its time, relative."""
+        """Distance that each point may be above the least energy in its time, relative."""
         return frozen_array(self.energy_j / np.maximum(self.bound_j, 1e-300) - 1, np.float64)
 
     @cached_property

@@ -70,12 +70,12 @@ class Sensitivity(Columns):
         gpu_types: The types of GPU that rows refer to; ``""`` = any.
         gpu_type: Index into ``gpu_types``.
         gpus: Number of GPUs of the job; 0 = any number, at the same speed.
-        cpus: CPUs a GPU.
+        cpus: CPUs per GPU.
         memory_bytes: Memory a GPU.
         speed: Iterations in ``iteration_s`` seconds.
         measured: Whether a run was measured there, or the point filled in from others.
         storage_bytes_per_s: Storage bandwidth that the job needs there; NaN = not known.
-        demand_cpus: CPUs a GPU that it asks for; NaN = the least that reach its top speed.
+        demand_cpus: CPUs per GPU that it asks for; NaN = the least that reach its top speed.
         demand_memory_bytes: Memory a GPU that it asks for, likewise.
         demand_speed: Its published speed there; NaN = that of the points.
         restart_s: Seconds that a start from a checkpoint takes; NaN = not known.

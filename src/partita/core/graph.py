@@ -68,7 +68,7 @@ class Phase(IntEnum):
 
 
 class DeviceKind(StrEnum):
-    """What a device is; an accelerator of any make is a ``gpu``."""
+    """Kind of a device; an accelerator of any make is a ``gpu``."""
 
     GPU = "gpu"
     CPU = "cpu"
@@ -79,7 +79,7 @@ ANY_KIND = 3
 
 
 class CostOrigin(StrEnum):
-    """Where the seconds of an op come from."""
+    """Origin of the seconds of an op."""
 
     MEASURED = "measured"
     ESTIMATED = "estimated"
@@ -88,7 +88,7 @@ class CostOrigin(StrEnum):
 
 
 class SampleUnit(StrEnum):
-    """What ``batch_size`` counts: samples, or published minibatches of unknown size."""
+    """Unit of ``batch_size``: samples, or published minibatches of unknown size."""
 
     SAMPLE = "sample"
     MINIBATCH = "minibatch"
@@ -276,7 +276,7 @@ class TensorTable(Columns):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgeTable(Columns):
-    """Who reads what. Edges into one op are in the order of its arguments.
+    """Readers of tensors. Edges into one op are in the order of its arguments.
 
     Attributes:
         tensor: The tensor read.

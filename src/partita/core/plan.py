@@ -1,4 +1,4 @@
-"""How a graph is cut into stages and spread over devices.
+"""Plans: a graph cut into stages and spread over devices.
 
 Differences from the design's sketch: stages are numbered so that data flows from lower to higher
 numbers, which makes "no cycle" one comparison and gives each device its order; recomputation is a
@@ -22,7 +22,7 @@ from partita.errors import InvalidInputError
 
 
 class Shard(StrEnum):
-    """What the replicas of a stage divide among themselves instead of copying."""
+    """State that the replicas of a stage divide among themselves instead of copying."""
 
     NONE = "none"
     OPTIMIZER = "optimizer"

@@ -1,4 +1,4 @@
-"""What is asked: a graph, a cluster, and what counts as good."""
+"""The question to a planner: a graph, a cluster, and what counts as good."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ DEFAULT_MICROBATCHES = 8
 
 
 class Mode(StrEnum):
-    """What the devices do with the model."""
+    """Use of the model: training or inference."""
 
     TRAINING = "training"
     INFERENCE = "inference"
@@ -32,7 +32,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What counts as good, and what is given. ``None`` leaves a choice to the planner.
+    """Measure of a good plan, and what is given. ``None`` leaves a choice to the planner.
 
     Attributes:
         metric: What is minimised.

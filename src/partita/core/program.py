@@ -1,4 +1,4 @@
-"""What each device does, instruction by instruction.
+"""Programs: the work of each device, instruction by instruction.
 
 For each device the instructions stand in the order of issue. Compute instructions run one at a
 time in that order. Communication is issued when the compute before it has ended and does not occupy
@@ -27,7 +27,7 @@ from partita.errors import InvalidInputError
 
 
 class Kind(IntEnum):
-    """What an instruction does."""
+    """Operation of an instruction."""
 
     LOAD = 0
     FORWARD = 1
@@ -46,7 +46,7 @@ class Kind(IntEnum):
 
 
 class TransferMode(StrEnum):
-    """What a SEND or RECV does to its device: travels beside compute, or holds it until the end."""
+    """Effect of a SEND or RECV on its device: none beside compute, or it holds it to the end."""
 
     OVERLAPPED = "overlapped"
     BLOCKING = "blocking"

@@ -1,4 +1,4 @@
-"""Where ops must and must not run: pins and bans, by patterns of names."""
+"""Rules of where ops must and must not run: pins and bans, by patterns of names."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ from partita.errors import InvalidInputError
 
 
 class Proof(StrEnum):
-    """What is known of a solution's value."""
+    """Strength of the claim about a solution's value."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -67,5 +67,5 @@ class Solution(Columns):
 
     @property
     def gap(self) -> float:
-        """How far the value may be above the best, relative; ``inf`` without a bound."""
+        """Distance that the value may be above the best, relative; ``inf`` without a bound."""
         return self.value / self.lower_bound - 1 if self.lower_bound > 0 else math.inf

@@ -1,4 +1,4 @@
-"""What happened when: the simulator's prediction and the executor's measurement alike."""
+"""Timelines: the simulator's prediction and the executor's measurement alike."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,7 +23,7 @@ from partita.errors import InvalidInputError
 
 
 class TimelineOrigin(StrEnum):
-    """Where a timeline comes from."""
+    """Origin of a timeline."""
 
     SIMULATED = "simulated"
     EMULATED = "emulated"

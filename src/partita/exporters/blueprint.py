@@ -24,7 +24,7 @@ from partita.exporters.layers import Layer, layer_of, untied
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a call returns.
+    """Results of a call.
 
     Attributes:
         paths: Source that leads from the result to each tensor in it; empty = it is the tensor.

@@ -28,7 +28,7 @@ def wiring_of(
     plan = blueprint.plan
     maker = {row: number for number, s in enumerate(blueprint.stages) for row in s.leaving}
 
-    def told(row: int) -> dict[str, Any]:
+    def described(row: int) -> dict[str, Any]:
         info = blueprint.values[row]
         return {
             "tensor": blueprint.names[row],
@@ -49,9 +49,9 @@ def wiring_of(
             "devices": [[plan.devices[d] for d in group] for group in placed.devices],
             "replicas": placed.num_replicas,
             "shares": list(placed.shares),
-            "inputs": [told(row) for row in stage.inputs],
+            "inputs": [described(row) for row in stage.inputs],
             "outputs": [
-                {**told(row), "to": [f"stage{s}" for s in readers.get(row, [])]}
+                {**described(row), "to": [f"stage{s}" for s in readers.get(row, [])]}
                 for row in stage.leaving
             ],
             "parameters": list(source.parameters),
@@ -73,9 +73,11 @@ def wiring_of(
         "microbatch_sizes": plan.microbatch_sizes.tolist(),
         "modes": list(blueprint.modes),
         "needs": sorted({"torch"}.union(*(source.needs for source in sources))),
-        "inputs": [{**told(row), "optional": row in blueprint.labels} for row in blueprint.inputs],
-        "outputs": [told(row) for row in blueprint.outputs],
-        "loss": told(blueprint.loss) if blueprint.loss >= 0 else None,
+        "inputs": [
+            {**described(row), "optional": row in blueprint.labels} for row in blueprint.inputs
+        ],
+        "outputs": [described(row) for row in blueprint.outputs],
+        "loss": described(blueprint.loss) if blueprint.loss >= 0 else None,
         "stages": stages,
         "shared_parameters": {n: where for n, where in holders.items() if len(where) > 1},
         "aliases": dict(blueprint.aliases),

@@ -227,7 +227,7 @@ _SPACES: tuple[tuple[str, Any], ...] = (
 
 
 class Form(Enum):
-    """How a function is applied to its arguments."""
+    """Way in which a function is applied to its arguments."""
 
     FUNCTION = auto()
     METHOD = auto()

@@ -179,8 +179,10 @@ class Writer:
         """Write the call of a layer."""
         name_of = self._targets(op, self.name_of, in_place=in_place)
         device = self._device(op, name_of)
-        args = [self._said(arg, name_of, device) for arg in layer.args]
-        args += [f"{key}={self._said(arg, name_of, device)}" for key, arg in layer.kwargs.items()]
+        args = [self._source_of(arg, name_of, device) for arg in layer.args]
+        args += [
+            f"{key}={self._source_of(arg, name_of, device)}" for key, arg in layer.kwargs.items()
+        ]
         main = next((leaf for leaf in op.leaves if leaf.outputs), op)
         call = (attribute(layer.path), args)
         self._assign(main, call, guard, module_word(layer.path), layer.path.rpartition(".")[0])
@@ -255,7 +257,7 @@ class Writer:
         device = self._device(op, name_of)
 
         def say(node: object) -> str:
-            return self._said(node, name_of, device)
+            return self._source_of(node, name_of, device)
 
         args = [
             say(arg) if _is_same(arg, plain) else _switched(say(arg), say(plain))
@@ -273,7 +275,7 @@ class Writer:
             return self._function(spelling, [*args, *named])
         return _method(op, spelling, (args, named), name_of)
 
-    def _said(self, node: object, name_of: Namer, device: str) -> str:
+    def _source_of(self, node: object, name_of: Namer, device: str) -> str:
         """Return the source of an argument."""
         text = expression(node, name_of, device)
         if "torch." in text:

@@ -1,4 +1,4 @@
-"""What the stages of an exported package are made of; every such package has a copy of this file.
+"""Parts of the stages of an exported package; every such package has a copy of this file.
 
 It imports nothing but torch, so that the package runs wherever torch does.
 """

@@ -104,7 +104,7 @@ class ProfileResult(Result):
         graph = encode(self.graph)
         if self.measured is None:
             return {"estimate": thawed(self.graph.annotations["estimate"]), "graph": graph}
-        record = self.measured.record.as_values()
+        record = self.measured.record.to_json()
         whole = {name: value for name, value in record.items() if not name.endswith("_spread")}
         return {**whole, "cached": self.measured.is_cached, "graph": graph}
 

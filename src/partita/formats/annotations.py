@@ -1,4 +1,4 @@
-"""What a foreign file said and no column of a graph holds, on its way back into a file."""
+"""Annotations: fields of a foreign file that no column of a graph holds, on their way back."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -132,7 +132,7 @@ def read_any(
 
     Args:
         data: The file; it may be packed with gzip.
-        name: What to call a graph or cluster that has no name of its own.
+        name: Name for a graph or cluster that has no name of its own.
         open_text: Opens files that this one names (``server_file``), see ``open_beside``.
         problem: The problem that a foreign plan is for.
         formats: The rows.

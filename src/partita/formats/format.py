@@ -38,7 +38,7 @@ OpenText: TypeAlias = Callable[[str], str]
 
 
 class Holds(StrEnum):
-    """What the files of a format hold."""
+    """Contents of the files of a format."""
 
     ANYTHING = "anything"
     GRAPH = "a graph"
@@ -62,7 +62,7 @@ class Source:
 
     Attributes:
         data: The file, unpacked.
-        name: What to call a graph or cluster that has no name of its own; may be empty.
+        name: Name for a graph or cluster that has no name of its own; may be empty.
         open_text: Opens files that this one names.
         problem: The problem that a plan is for, if known.
     """
@@ -141,8 +141,8 @@ class Format:
     """A file format. An entry point of the group ``partita.formats`` names one of these.
 
     Attributes:
-        title: What it is, in a few words, with an article.
-        holds: What its files hold.
+        title: Name in a few words, with an article.
+        holds: Contents of its files.
         sniff: Returns whether a file is of this format. The rows that hold no plan are asked first,
             then those that do, each in the order of the table; plug-ins and fallbacks come last.
         read: Returns the core object of a source.

@@ -64,7 +64,7 @@ MAX_CLOCK_MHZ = 1_000_000
 
 
 class Sampled(NamedTuple):
-    """What a row of a profile is about; the type of device is ``""`` where it is not known."""
+    """Subject of a row of a profile; the type of device is ``""`` where it is not known."""
 
     stage: int
     kind: Kind

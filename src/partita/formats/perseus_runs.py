@@ -28,7 +28,7 @@ _NANOSECONDS = 1e9
 
 
 class Rank(NamedTuple):
-    """What ``ranks.json`` says of a rank: its stage, and the names of its instructions."""
+    """A rank in ``ranks.json``: its stage, and the names of its instructions."""
 
     stage: int
     names: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Synergy's files: traces, clusters (INI), matrices of models, profiles (JSON), results (CSV).
 
 A trace has no header: ``job_id,model,arrival_s,iterations,gpus``. A matrix holds speeds relative to
-the GPU-proportional share by CPUs (rows) and GB (columns) a GPU. The released reader takes an
+the GPU-proportional share by CPUs (rows) and GB (columns) per GPU. The released reader takes an
 unknown model for alexnet; here it is refused. Arrivals of ``0.001 * row`` or ``0.001 * job_id``
 mark a static trace: its first round starts at 1 s.
 
@@ -61,7 +61,7 @@ def read_models(text: str, which: str = "models") -> dict[str, Sensitivity]:
 
     Args:
         text: The JSON file: axes, and per set and model its matrix.
-        which: The set; those of the release differ by the CPUs a GPU of the servers.
+        which: The set; those of the release differ by the CPUs per GPU of the servers.
 
     Raises:
         FormatError: There is no such set, or a matrix does not fit the axes.

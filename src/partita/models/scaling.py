@@ -1,4 +1,4 @@
-"""How a model shrinks: widths follow the scale factor, depth never does."""
+"""Scaling of a model: widths follow the scale factor, depth never does."""
 
 import math
 

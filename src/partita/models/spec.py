@@ -1,4 +1,4 @@
-"""What the zoo knows about a model, and how parameters are counted."""
+"""Specification of a model of the zoo, and how parameters are counted."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Batch(NamedTuple):
 
 
 class CountRule(StrEnum):
-    """How a published figure counts parameters."""
+    """Rule by which a published figure counts parameters."""
 
     DISTINCT = "distinct parameters, tied weights once"
     UNTIED = "tied head counted twice"
@@ -45,7 +45,7 @@ class PublishedCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterCount:
-    """How many parameters a model has, and how many the published table says.
+    """Number of parameters of a model, and the one of the published table.
 
     Attributes:
         count: Distinct parameters, tied weights once.
@@ -62,7 +62,7 @@ class ParameterCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What batch is wanted of a model.
+    """A request for a batch of a model.
 
     Attributes:
         batch_size: Number of samples.

@@ -90,7 +90,7 @@ def relative_buckets(length: int, device: torch.device, *, bidirectional: bool) 
 
 
 class PositionBias(nn.Module):
-    """What attention adds to its scores: a learned bias by distance, and the mask."""
+    """Bias that attention adds to its scores: a learned bias by distance, and the mask."""
 
     def __init__(self, num_heads: int, *, causal: bool) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class PositionBias(nn.Module):
 
 
 class CrossBias(nn.Module):
-    """What attention to the encoder adds to its scores: the encoder's mask for every head."""
+    """Bias that attention to the encoder adds to its scores: the encoder's mask for every head."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()

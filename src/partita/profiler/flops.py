@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class KernelClass(StrEnum):
-    """What a kernel does, as far as the share of the peak that it reaches depends on it."""
+    """Class of a kernel, as far as the share of the peak that it reaches depends on it."""
 
     MATMUL = "matmul"
     WEIGHT_GRADIENT = "weight_gradient"

@@ -90,7 +90,7 @@ class _Speed(NamedTuple):
 
 
 class _Grouping(NamedTuple):
-    """Which devices a level joins: their groups, and the name of each group."""
+    """Devices that a level joins: their groups, and the name of each group."""
 
     group_of: list[int]
     names: Sequence[str]

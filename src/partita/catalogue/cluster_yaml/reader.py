@@ -71,7 +71,7 @@ _GROUP_KEYS = ("type", "hosts", "count", *_TYPE_KEYS, "cpus", "host_memory", "st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Type:
-    """What is known of a device before its own keys are read."""
+    """Figures of a device that are known before its own keys are read."""
 
     device: Device
     host: Host = field(default_factory=lambda: Host(name="new"))

@@ -2,7 +2,7 @@
 
 Devices of one type share one figure of each rate, the median, and a device that computes more than
 10 % faster or slower than that has a ``speed`` of its own. Pure functions; measuring is in
-``calibrate_ranks``. One-way times are round trips less half of the shortest round trip of the pair:
+``ranks``. One-way times are round trips less half of the shortest round trip of the pair:
 without clocks that agree, the two directions of a pair have one latency.
 """
 
@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -66,8 +67,8 @@ class Calibration:
 
     Attributes:
         cluster: Hosts, devices and links.
-        hosts: What tells the hosts apart, in order.
-        devices: What was measured of each device.
+        hosts: Marks by which hosts are distinguished, in order.
+        devices: Measurements of each device.
         pairs: The fit of each ordered pair.
         reductions: The fit of each group size.
     """
@@ -77,6 +78,53 @@ class Calibration:
     devices: tuple[DeviceRecord, ...]
     pairs: tuple[PairFit, ...]
     reductions: tuple[ReduceFit, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as JSON values."""
+        names = self.cluster.device_names
+        devices = zip(names, self.cluster.devices, self.devices, strict=True)
+        return {
+            "name": self.cluster.name,
+            "hosts": list(self.hosts),
+            "devices": [
+                {
+                    "name": name,
+                    "type": device.type,
+                    "title": record.title,
+                    "threads": record.threads,
+                    "speed": device.speed,
+                    "flop_per_s": dict(record.flop_per_s),
+                    "memory_bytes_per_s": record.memory_bytes_per_s,
+                }
+                for name, device, record in devices
+            ],
+            "pairs": [
+                {
+                    "source": names[pair.source],
+                    "target": names[pair.target],
+                    **pair.fit.to_json(),
+                }
+                for pair in self.pairs
+            ],
+            "all_reduce": [
+                {
+                    "devices": row.num_devices,
+                    "bus_bytes_per_s": row.bus_bytes_per_s,
+                    **row.fit.to_json(),
+                }
+                for row in self.reductions
+            ],
+            "levels": [
+                {
+                    "name": level.name,
+                    "group_of": level.group_of.tolist(),
+                    "bandwidth_bytes_per_s": level.bandwidth_bytes_per_s.tolist(),
+                    "latency_s": level.latency_s.tolist(),
+                }
+                for level in self.cluster.levels
+            ],
+            "is_matrix": self.cluster.matrix is not None,
+        }
 
 
 def calibrate(

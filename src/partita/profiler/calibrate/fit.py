@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ _FASTEST_BYTES_PER_S = 1e15
 
 
 class SizeUse(StrEnum):
-    """What a size of messages was used for, or on which side of the line it lies."""
+    """Use of a size of messages, or the side of the line on which it lies."""
 
     LATENCY = "latency"
     RATE = "rate"
@@ -46,7 +47,7 @@ class LinkFit:
         sizes_bytes: Sizes of the messages, ascending.
         best_s: Fastest message of each size.
         median_s: Median of each size.
-        use: What each size was used for, or that it is slower or faster than the line.
+        use: Use of each size, or that it is slower or faster than the line.
     """
 
     latency_s: float
@@ -62,7 +63,7 @@ class LinkFit:
 
     @property
     def residuals(self) -> tuple[float, ...]:
-        """How much longer each size took than the line says, relative to the line."""
+        """Excess of each size over the line, relative to the line."""
         return tuple(
             best / max(self.seconds(size), 1e-12) - 1
             for size, best in zip(self.sizes_bytes, self.best_s, strict=True)
@@ -83,6 +84,18 @@ class LinkFit:
         """The sizes that lie off the line."""
         pairs = zip(self.sizes_bytes, self.use, strict=True)
         return tuple(size for size, use in pairs if use in (SizeUse.SLOW, SizeUse.FAST))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line and its points as JSON values."""
+        return {
+            "latency_s": self.latency_s,
+            "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
+            "sizes_bytes": list(self.sizes_bytes),
+            "best_s": list(self.best_s),
+            "median_s": list(self.median_s),
+            "residuals": list(self.residuals),
+            "use": [use.value for use in self.use],
+        }
 
 
 def one_way_s(round_trips_s: Sequence[Sequence[float]], answer_s: float) -> list[list[float]]:

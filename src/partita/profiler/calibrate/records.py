@@ -1,4 +1,4 @@
-"""What ranks measured, before anything is fitted: plain records, and their JSON."""
+"""Measurements of ranks, before anything is fitted: plain records, and their JSON."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ REDUCE_SIZES_BYTES = (64, 65_536, 1_048_576, 4_194_304)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOptions:
-    """How much to measure, and how long to wait.
+    """Amount to measure, and time to wait.
 
     Attributes:
         sizes_bytes: Sizes of messages between pairs, ascending.
@@ -56,7 +56,7 @@ class MeasureOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRecord:
-    """What one rank says of itself.
+    """A rank, as it describes itself.
 
     Attributes:
         rank: The rank.

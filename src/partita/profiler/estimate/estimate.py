@@ -374,7 +374,7 @@ def _resized(captured: CapturedModel, factor: float) -> TensorTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateOptions:
-    """How to estimate.
+    """Options of an estimate.
 
     Attributes:
         kernels: Fused kernels of today, or unfused ones.

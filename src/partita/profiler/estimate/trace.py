@@ -43,7 +43,7 @@ WEIGHT_KINDS: Mapping[KernelClass, KernelClass] = {
 
 
 class Kernels(StrEnum):
-    """Which kernels run an op: those of today, or the unfused ones of PyTorch 1.10."""
+    """Kernels that run an op: those of today, or the unfused ones of PyTorch 1.10."""
 
     FUSED = "fused"
     EAGER = "eager"
@@ -118,7 +118,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             self.kernels += kernels_of(aten_name(func), args, kwargs, out)
         return out
 
-    def take(self) -> tuple[Kernel, ...]:
+    def drain(self) -> tuple[Kernel, ...]:
         """Return what was collected, and begin anew."""
         found, self.kernels = tuple(self.kernels), []
         return found
@@ -163,7 +163,7 @@ class _Saved:
         """Return bytes of a tensor at the dtype of the arithmetic."""
         return size * self.float_factor if tensor.is_floating_point() else size
 
-    def take(self) -> float:
+    def drain(self) -> float:
         """Return the bytes since the last time."""
         found, self.bytes = self.bytes, 0.0
         return found
@@ -222,7 +222,7 @@ def _detached(tensor: Tensor) -> Tensor:
 
 
 class _Gradients(NamedTuple):
-    """What gradients take: kernels, bytes that are allocated, and (leaf, maker) passed on."""
+    """Costs of gradients: kernels, bytes that are allocated, and (leaf, maker) passed on."""
 
     kernels: tuple[Kernel, ...] = ()
     allocated_bytes: float = 0.0
@@ -333,7 +333,7 @@ class _Tracer:
         if fused:
             for row in (*op.reads[:3], *op.makes):
                 self.saved.keep(self.values[row])
-        return dataclasses.replace(found, saved_bytes=self.saved.take())
+        return dataclasses.replace(found, saved_bytes=self.saved.drain())
 
     def _describe(self, ref: Ref) -> object:
         tensor = self.replay.resolve(ref)
@@ -347,14 +347,14 @@ class _Tracer:
     def _run_recorded(self, op: CapturedOp, leaves: tuple[list[Tensor], list[Tensor]]) -> OpKernels:
         inputs, parameters = leaves
         self.replay.recorder = self.recorder
-        self.recorder.take()
+        self.recorder.drain()
         for row in op.reads:
             self.live.watch(self.values[row])
         self.live.restart()
         try:
             with self.live, self.recorder:
                 self.replay.run(op)
-            forward = self.recorder.take()
+            forward = self.recorder.drain()
         finally:
             self.replay.recorder = None
         scratch = float(self.live.peak - self.live.now)
@@ -381,7 +381,7 @@ class _Tracer:
         given = [torch.empty(made.shape, dtype=made.dtype, device=made.device) for made in makers]
         for tensor in given:
             self.live.watch(tensor)
-        self.recorder.take()
+        self.recorder.drain()
         before = self.live.now
         self.live.restart()
         with self.live, self.recorder:
@@ -392,7 +392,7 @@ class _Tracer:
             for leaf, gradient in enumerate(found)
             if gradient is not None and storage_of(gradient) in maker_of
         ]
-        return _Gradients(self.recorder.take(), float(self.live.peak - before), tuple(passed))
+        return _Gradients(self.recorder.drain(), float(self.live.peak - before), tuple(passed))
 
     def _fused_attention(self, op: CapturedOp) -> OpKernels:
         shapes = [tuple(self.values[row].shape) for row in op.reads[:3]]
@@ -437,7 +437,7 @@ class _Tracer:
             forward=(*forward, *products),
             backward_input=(*forward, *products) if wants else (),
             backward_weight=tuple(map(_as_weight_gradient, products)) if wants else (),
-            saved_bytes=self.saved.take(),
+            saved_bytes=self.saved.drain(),
             backward_bytes=moved if wants else 0.0,
         )
 

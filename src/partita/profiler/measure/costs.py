@@ -17,7 +17,7 @@ _LEAST_S = 1e-8
 
 
 class Average(StrEnum):
-    """How the rounds of an op become one figure."""
+    """Rule by which the rounds of an op become one figure."""
 
     MEDIAN = "median"
     MINIMUM = "minimum"
@@ -25,7 +25,7 @@ class Average(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRecord:
-    """How a graph was measured on one type of device.
+    """Record of a measurement on one type of device.
 
     Attributes:
         mode: ``training`` or ``eval``.
@@ -88,7 +88,7 @@ class ProfileRecord:
         """Sum of the ops over the whole step."""
         return self.sum_s / self.whole_s if self.whole_s > 0 else 1.0
 
-    def as_values(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {**values, "versions": dict(self.versions), "ratio": self.ratio}
@@ -199,7 +199,7 @@ def _spread(table: Floats) -> tuple[float, ...]:
 def with_costs(graph: Graph, costs: OpCosts, record: ProfileRecord) -> Graph:
     """Return a graph with measured costs as its only ones, and how they were measured."""
     return replace(
-        graph, costs=(costs,), annotations={ANNOTATION: {costs.device_type: record.as_values()}}
+        graph, costs=(costs,), annotations={ANNOTATION: {costs.device_type: record.to_json()}}
     )
 
 

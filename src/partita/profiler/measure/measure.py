@@ -47,7 +47,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions:
-    """How to measure.
+    """Options of a measurement.
 
     Attributes:
         rounds: Rounds; the first quarter does not count.
@@ -92,13 +92,13 @@ class Measured:
 
     @property
     def record(self) -> ProfileRecord:
-        """How it was measured, and the whole step beside the ops."""
+        """Record of the measurement, and the whole step beside the ops."""
         return read_record(self.graph, self.device_type)
 
 
 @dataclass(slots=True)
 class _Times:
-    """What the rounds gave: ops, and forward and backward of the whole.
+    """Results of the rounds: ops, and forward and backward of the whole.
 
     Rounds that split the backward are apart: what they compute twice disturbs the caches.
     """

@@ -27,7 +27,7 @@ from partita.profiler.measure.measure import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
-    """How to capture.
+    """Options of a capture.
 
     Attributes:
         granularity: What an op is.

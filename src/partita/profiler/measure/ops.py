@@ -45,7 +45,7 @@ class RoundTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """What it costs to start an op, which is none of its own work.
+    """Cost of starting an op, which is none of its own work.
 
     Attributes:
         forward_s: To be taken off each forward.
@@ -87,7 +87,7 @@ class _Marks:
 
 @dataclass(slots=True)
 class _Kept:
-    """What is needed to run one op again: what it reads, and the gradients of what it makes."""
+    """Inputs to run one op again: what it reads, and the gradients of what it makes."""
 
     reads: dict[int, Tensor]
     gradients: dict[int, Tensor] = field(default_factory=dict)
