@@ -46,6 +46,7 @@ CONCEPTS: Mapping[str, Concept] = {
     "backward ops folded into backward": Concept(r"np\.where\(explicit\b", ("cost/tables.py",)),
     "metrics": Concept(r"= MetricRow\(|: MetricRow\(", ("core/metrics.py",)),
     "pipeline schedules": Concept(r"= ScheduleRow\(|: ScheduleRow\(", ("core/schedules.py",)),
+    "what a schedule does": Concept(r"def stashes_weights|stashes_weights=True", ("core/",)),
     "a plan judged": Concept(r"def judge\(problem", ("cost/judge.py",)),
     "why a plan does not fit": Concept(r"more than its limit of", ("cost/judge.py",)),
     "proving a Program": Concept(r"def prove\b", ("program/check/",)),

@@ -269,7 +269,7 @@ def changed_objective(start: Objective, options: ProblemOptions) -> Objective:
         changes["metric"] = Metric(options.metric)
     if options.schedule is not None:
         changes["schedule"] = Schedule(options.schedule)
-        if changes["schedule"] is Schedule.INFERENCE:
+        if changes["schedule"].row.infers:
             changes.setdefault("mode", Mode.INFERENCE)
     if options.reserve is not None:
         if options.memory_factor is not None:

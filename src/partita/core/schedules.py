@@ -31,6 +31,8 @@ class ScheduleRow:
         recomputes_early: Whether recomputing is an instruction of its own, before the gradient is
             there; elsewhere it is part of backward.
         interleaves: Whether it gains from several stages on each device.
+        fills_first: Whether all forwards come before any backward, so that every microbatch is in
+            flight at once.
     """
 
     order: str | Callable[..., Any]
@@ -39,6 +41,7 @@ class ScheduleRow:
     splits_backward: bool = False
     recomputes_early: bool = False
     interleaves: bool = False
+    fills_first: bool = False
 
     @property
     def flushes(self) -> bool:
@@ -81,7 +84,7 @@ class Schedule(OpenNames):
 
 
 SCHEDULES: Mapping[Schedule, ScheduleRow] = {
-    Schedule.GPIPE: ScheduleRow(order="partita.program.schedules:order_gpipe"),
+    Schedule.GPIPE: ScheduleRow(order="partita.program.schedules:order_gpipe", fills_first=True),
     Schedule.ONE_F_ONE_B: ScheduleRow(order="partita.program.schedules:order_1f1b"),
     Schedule.INTERLEAVED: ScheduleRow(
         order="partita.program.schedules:order_interleaved", interleaves=True

@@ -72,7 +72,8 @@ def evaluate(problem: Problem, plan: Plan) -> Evaluation:
         InvalidInputError: The plan is not one for the problem, or cannot run.
     """
     timeline = _step(problem, plan)
-    step_s, own = _seconds(plan, timeline), _step_time(problem, plan, timeline)
+    step_s, bottleneck = _seconds(plan, timeline), _bottleneck(timeline)
+    own = _step_time(problem, plan, timeline, bottleneck)
     values = {Metric.THROUGHPUT: own, **evaluate_published(problem, plan)}
     known = problem.graph.sample_unit is SampleUnit.SAMPLE and step_s > 0
     rate = plan.samples / step_s if known else float("nan")
@@ -84,7 +85,7 @@ def evaluate(problem: Problem, plan: Plan) -> Evaluation:
         tokens_per_s=rate * problem.graph.tokens_per_sample or float("nan"),
         flop_utilisation=_flop_utilisation(problem, plan, step_s),
         price_per_step=_price(problem, plan, step_s),
-        bottleneck=_bottleneck(timeline),
+        bottleneck=bottleneck,
         assumptions=_assumptions(problem, plan),
     )
 
@@ -132,11 +133,16 @@ class Judgement:
         return self.limit is None
 
 
-def judge(problem: Problem, plan: Plan) -> Judgement:
+def judge(problem: Problem, plan: Plan, *, bottleneck: bool = True) -> Judgement:
     """Return the value of a plan by the problem's metric, and whether it keeps its limits.
 
     The limits are those of the metric (``Value.errors``) and, unless the metric counts memory by
     its own rule alone, the problem's rules and the peak of the plan's Program.
+
+    Args:
+        problem: The problem.
+        plan: A plan for it.
+        bottleneck: Whether to name what bounds a simulated step; searches need not know.
 
     Raises:
         InvalidInputError: The plan cannot run, or the metric cannot measure it.
@@ -147,7 +153,8 @@ def judge(problem: Problem, plan: Plan) -> Judgement:
     if metric in _OF_TIMELINE:
         # The simulation that gives the value gives the memory, too.
         timeline = _step(problem, plan)
-        value = _OF_TIMELINE[metric](problem, plan, timeline)
+        words = _bottleneck(timeline) if bottleneck else ""
+        value = _OF_TIMELINE[metric](problem, plan, timeline, words)
     else:
         value = measure(problem, plan)
     if value.errors:
@@ -300,7 +307,8 @@ def _peak_place(problem: Problem, plan: Plan, program: Program, device: int) -> 
 
 def step_time(problem: Problem, plan: Plan) -> Value:
     """Return the seconds of a step: of weight stashing, from a step to the next."""
-    return _step_time(problem, plan, _step(problem, plan))
+    timeline = _step(problem, plan)
+    return _step_time(problem, plan, timeline, _bottleneck(timeline))
 
 
 def energy(problem: Problem, plan: Plan) -> Value:
@@ -309,7 +317,8 @@ def energy(problem: Problem, plan: Plan) -> Value:
     Raises:
         UnsupportedError: The power of a device is not known.
     """
-    return _energy(problem, plan, _step(problem, plan))
+    timeline = _step(problem, plan)
+    return _energy(problem, plan, timeline, _bottleneck(timeline))
 
 
 def _step(problem: Problem, plan: Plan) -> Timeline:
@@ -320,19 +329,19 @@ def _seconds(plan: Plan, timeline: Timeline) -> float:
     return timeline.period_s if plan.stashes_weights else timeline.makespan_s
 
 
-def _step_time(problem: Problem, plan: Plan, timeline: Timeline) -> Value:
+def _step_time(problem: Problem, plan: Plan, timeline: Timeline, bottleneck: str) -> Value:
     del problem
-    seconds, bottleneck = _seconds(plan, timeline), _bottleneck(timeline)
+    seconds = _seconds(plan, timeline)
     return Value(metric=Metric.THROUGHPUT, value=seconds, bottleneck=bottleneck)
 
 
-def _energy(problem: Problem, plan: Plan, timeline: Timeline) -> Value:
+def _energy(problem: Problem, plan: Plan, timeline: Timeline, bottleneck: str) -> Value:
     joules = step_joules(problem, plan, timeline, _seconds(plan, timeline)) / plan.samples
-    unit, bottleneck = Metric.ENERGY.row.unit, _bottleneck(timeline)
+    unit = Metric.ENERGY.row.unit
     return Value(metric=Metric.ENERGY, value=joules, unit=unit, bottleneck=bottleneck)
 
 
-_OF_TIMELINE: Mapping[Metric, Callable[[Problem, Plan, Timeline], Value]] = {
+_OF_TIMELINE: Mapping[Metric, Callable[[Problem, Plan, Timeline, str], Value]] = {
     Metric.THROUGHPUT: _step_time,
     Metric.ENERGY: _energy,
 }

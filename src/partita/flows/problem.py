@@ -250,7 +250,7 @@ def changed_objective(start: Objective, request: StepFields) -> Objective:
         changes["metric"] = Metric(request.objective)
     if request.schedule is not None:
         changes["schedule"] = Schedule(request.schedule)
-        if changes["schedule"] is Schedule.INFERENCE:
+        if changes["schedule"].row.infers:
             changes.setdefault("mode", Mode.INFERENCE)
     if request.reserve is not None:
         if request.memory_factor is not None:

@@ -368,7 +368,7 @@ def random_pipeline(
         shard: What replicas divide; ignored by inference and weight stashing, which divide nothing.
         make_cluster: Makes a cluster of a number of devices.
     """
-    flushes = schedule not in (Schedule.INFERENCE, Schedule.PIPEDREAM)
+    flushes = schedule.row.flushes and not schedule.row.infers
     shard = shard if flushes else Shard.NONE
     num_ops = rng.randint(4, 14)
     groups, shares = _random_groups(rng, rng.randint(1, min(5, num_ops)))
@@ -390,7 +390,7 @@ def random_pipeline(
         shares=shares,
     )
     recompute = np.array([rng.random() < 0.3 for _ in range(num_ops)])
-    infers = schedule is Schedule.INFERENCE
+    infers = schedule.row.infers
     objective = Objective(mode=Mode.INFERENCE if infers else Mode.TRAINING)
     problem = Problem(graph=graph, cluster=cluster, objective=objective)
     return problem, replace(plan, recompute=recompute)

@@ -181,7 +181,7 @@ class ChainProgram:
     def _flying(self, d: int, r: int) -> int:
         """Return the microbatches in flight on a replica."""
         most = -(-self.batch.count // r)
-        if self.schedule is Schedule.GPIPE:
+        if self.schedule.row.fills_first:
             return most
         return min(most, -(-(len(self.devices) - d) // r))
 

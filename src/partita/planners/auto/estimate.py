@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
-from partita.core.problem import Schedule
 from partita.core.program import Kind
 from partita.cost.links import collective_s, transfer_s
 from partita.planners.auto.frame import Frame
@@ -101,7 +100,7 @@ class Estimator:
         forward, backward, load, owned = self._stage_seconds(sketch)
         pairs = self._crossings(sketch)
         floor = max(f + b for f, b in zip(forward, backward, strict=True))
-        if sketch.schedule is Schedule.ZERO_BUBBLE:
+        if sketch.schedule.row.splits_backward:
             backward = self._input_part(sketch, backward)
         ahead, back = _paths(len(sketch.stages), pairs, forward, backward)
         through = [a + b for a, b in zip(ahead, back, strict=True)]
@@ -223,13 +222,13 @@ class Estimator:
         """Return the microbatches in flight on each stage."""
         if not self.frame.trains:
             return [0] * len(sketch.stages)
-        if sketch.schedule is Schedule.GPIPE:
+        if sketch.schedule.row.fills_first:
             return [sketch.batch.count] * len(sketch.stages)
         window = [stage.num_replicas for stage in sketch.stages]
         for pair in sorted(pairs, key=lambda pair: -pair.source):
             a, b = pair.source, pair.target
             window[a] = max(window[a], sketch.stages[a].num_replicas + window[b])
-        if sketch.schedule is Schedule.ZERO_BUBBLE:
+        if sketch.schedule.row.splits_backward:
             return [max(window)] * len(window)
         return window
 

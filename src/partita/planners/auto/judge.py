@@ -131,7 +131,7 @@ class Judge:
 def verdict_of(problem: Problem, plan: Plan) -> Verdict:
     """Return the value of a plan, or why it does not fit."""
     try:
-        found = judge(problem, plan)
+        found = judge(problem, plan, bottleneck=False)
     except (InfeasibleError, InvalidInputError) as exc:
         return Verdict(math.inf, math.inf, str(exc))
     if found.feasible:

@@ -303,9 +303,9 @@ def reschedule(spot: Spot) -> Iterator[Sketch]:
     if len(sketch.stages) < 2:
         return
     for schedule in frame.schedules:
-        if schedule is Schedule.INTERLEAVED:
+        if schedule.row.interleaves:
             yield from _interleaved(spot)
-        elif schedule is Schedule.EARLY_RECOMPUTE and not sketch.recompute.any():
+        elif schedule.row.recomputes_early and not sketch.recompute.any():
             continue
         elif schedule is not sketch.schedule:
             yield replace(sketch, schedule=schedule)
