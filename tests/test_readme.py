@@ -27,8 +27,9 @@ def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> No
     assert blocks("python")
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), {})
-    value, bound = map(float, capsys.readouterr().out.split()[:2])
-    assert 0 < bound <= value
+    printed = capsys.readouterr().out
+    assert printed.startswith("gpt-small on 2x4xa100+2xv100: ")
+    assert "above the best possible" in printed
 
 
 @pytest.mark.slow
