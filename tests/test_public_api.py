@@ -17,6 +17,8 @@ NAMES = [
     "Timeline",
     "check",
     "evaluate",
+    "fleet_curve",
+    "fleet_trace",
     "frontier",
     "load",
     "lower",
@@ -29,6 +31,7 @@ NAMES = [
     "run_plan",
     "save",
     "simulate",
+    "simulate_fleet",
     "solve",
     "train",
 ]

@@ -21,6 +21,8 @@ _HOME_OF = {
     "Timeline": "partita.core.timeline",
     "check": "partita.cost.judge",
     "evaluate": "partita.cost.judge",
+    "fleet_curve": "partita.flows.fleet.curve",
+    "fleet_trace": "partita.flows.fleet.trace",
     "frontier": "partita.flows.energy",
     "load": "partita.documents",
     "lower": "partita.program.lower",
@@ -33,6 +35,7 @@ _HOME_OF = {
     "run_plan": "partita.flows.train",
     "save": "partita.documents",
     "simulate": "partita.cost.predict",
+    "simulate_fleet": "partita.flows.fleet.simulate",
     "solve": "partita.planners.table",
     "train": "partita.flows.train",
 }

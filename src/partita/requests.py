@@ -57,8 +57,9 @@ class Option:
         above: Value that a number must exceed.
         below: Value that a number must not reach.
         usual: The default in words, where it depends on something else.
+        metavar: Word for a value in the help of the command line; empty = the usual one.
         is_argument: Whether it is given by position on the command line.
-        is_required: Whether a command needs at least one of several values.
+        is_required: Whether the command line must have it, or at least one of several values.
     """
 
     help: str
@@ -70,6 +71,7 @@ class Option:
     above: float | None = None
     below: float | None = None
     usual: str = ""
+    metavar: str = ""
     is_argument: bool = False
     is_required: bool = False
 

@@ -92,7 +92,7 @@ def test_policies_are_ranked_by_class_with_files(run, tmp_path):
     assert "by class of jobs" in out
     assert "modelled" in out
     assert "gap" in out
-    assert Path("study.svg").read_text().startswith("<svg")
+    assert "<svg" in Path("study.svg").read_text()
     rows = Path("study.csv").read_text().splitlines()
     assert rows[0].startswith("policy,rules,load_per_hour,class")
     assert len(rows) == 1 + 3 * 4

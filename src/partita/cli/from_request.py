@@ -68,6 +68,10 @@ def _spellings(field: Field) -> list[str]:
 def _settings(field: Field) -> dict[str, Any]:
     usual = f" [{field.option.usual}]" if field.option.usual else ""
     settings: dict[str, Any] = {"help": f"{field.option.help}{usual}"}
+    if field.option.metavar:
+        settings["metavar"] = field.option.metavar
+    if field.option.is_required:
+        settings["required"] = True
     if field.kind is bool:
         return {**settings, "is_flag": True}  # its default is False, as click's
     if field.is_multiple:

@@ -266,7 +266,8 @@ def changed_objective(start: Objective, request: StepFields) -> Objective:
 def brings_limits(base: Graph | Problem | None, request: ProblemRequest) -> bool:
     """Return whether the devices are those of a file, whose limits are taken at their word."""
     named = request.cluster is not None or request.devices is not None
-    return isinstance(base, Problem) and request.model not in EXAMPLES and not named
+    built_in = isinstance(request.model, str) and request.model in EXAMPLES
+    return isinstance(base, Problem) and not built_in and not named
 
 
 def with_usual_reserve(objective: Objective, cluster: Cluster, request: StepFields) -> Objective:

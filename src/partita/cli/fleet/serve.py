@@ -1,23 +1,19 @@
 """``partita fleet serve``: the live scheduler with its HTTP API."""
 
-import math
-import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-import numpy as np
 
 from partita.cli.console import print_json
+from partita.cli.from_request import takes
 from partita.cli.token import note_fleet, read_token
-from partita.documents import read_text
 from partita.errors import InvalidInputError, UnsupportedError
-from partita.fleet.engines.table import DEFAULT_ENGINE, engine_names, make_engine
-from partita.units import parse_bytes, parse_seconds
+from partita.flows.fleet.serve import ServeFleetRequest, open_fleet
 
 if TYPE_CHECKING:
-    from partita.fleet.policies.resources import Servers
+    from partita.fleet.live.fleet import Fleet
 
 _EXTRA = ("fastapi", "uvicorn", "pydantic", "starlette")
 
@@ -26,35 +22,7 @@ _EXTRA = ("fastapi", "uvicorn", "pydantic", "starlette")
     name="serve",
     epilog="Example: partita fleet serve --engine local --gpus 8 --round 300 --policy fifo:tune",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(engine_names()),
-    default=DEFAULT_ENGINE,
-    show_default=True,
-    help="Who runs the jobs; local: processes of this machine.",
-)
-@click.option(
-    "--cluster", "-c", help="Declared servers: 2x4xa100, a cluster file, or Synergy's INI file."
-)
-@click.option("--gpus", type=click.IntRange(1, 4096), help="One server with so many GPUs.")
-@click.option(
-    "--cpus", type=click.IntRange(1), help="Of each server. [the cluster's, this machine's]"
-)
-@click.option("--memory", help="Of each server, such as 64GB. [the cluster's, this machine's]")
-@click.option("--policy", default="fifo:tune", show_default=True, help="ORDERING:ALLOCATOR.")
-@click.option(
-    "--round", "round_text", default="300", show_default=True, help="Length of a round: 300, 5min."
-)
-@click.option("--restart", "restart_text", default="30", help="Cost of a restart. [30 s]")
-@click.option(
-    "--hold",
-    "hold_text",
-    default="3600",
-    show_default=True,
-    help="How long jobs go on past a lease that nobody renews.",
-)
-@click.option("--backoff", "backoff_text", default="10", help="Before a retry; doubles. [10 s]")
-@click.option("--quota", "quotas", multiple=True, help="GPUs that a tenant may hold: NAME=8.")
+@takes(ServeFleetRequest, without=("state", "groups"))
 @click.option(
     "--state",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -77,7 +45,7 @@ _EXTRA = ("fastapi", "uvicorn", "pydantic", "starlette")
     type=click.IntRange(0, 65535),
     default=7788,
     show_default=True,
-    help="0 takes a free one.",
+    help="Port to listen on; 0 takes a free one.",
 )
 @click.option(
     "--token-file",
@@ -86,12 +54,24 @@ _EXTRA = ("fastapi", "uvicorn", "pydantic", "starlette")
 )
 @click.option("--json", "as_json", is_flag=True, help="Print where it listens as JSON.")
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
-def command(host: str, port: int, as_json: bool, **rest: Any) -> None:
+def command(
+    request: ServeFleetRequest,
+    *,
+    state: Path,
+    groups: bool,
+    host: str,
+    allow_hosts: tuple[str, ...],
+    port: int,
+    token_file: Path | None,
+    as_json: bool,
+    debug: bool,
+) -> None:
     """Share servers among jobs, round by round.
 
     Ends with SIGTERM or Ctrl-C; jobs that run go on, and are found again when it is started with
     the same --state. 'partita fleet drain' stops them first.
     """
+    del debug  # read by main
     try:
         from partita.service.app import make_app  # noqa: PLC0415 (an extra)
         from partita.service.serve import bound_socket, serve  # noqa: PLC0415
@@ -102,15 +82,10 @@ def command(host: str, port: int, as_json: bool, **rest: Any) -> None:
         raise UnsupportedError(
             f"the server needs {exc.name}; pip install 'partita[serve]'"
         ) from exc
-    from partita.fleet.live.fleet import Fleet  # noqa: PLC0415 (heavy)
-    from partita.fleet.live.token import TOKEN_FILE, make_token  # noqa: PLC0415
+    from partita.fleet.live.token import TOKEN_FILE, make_token  # noqa: PLC0415 (with the server)
 
-    settings = Settings(
-        host=host, allow_hosts=rest["allow_hosts"], token=read_token(rest["token_file"])
-    )
-    servers = declared_servers(rest["cluster"], rest["gpus"], rest["cpus"], rest["memory"])
-    engine = make_engine(rest["engine"], servers, groups=rest["groups"])
-    fleet = Fleet(_fleet_settings(rest), servers, rest["policy"], engine)
+    settings = Settings(host=host, allow_hosts=allow_hosts, token=read_token(token_file))
+    fleet, engine = open_fleet(replace(request, state=state, groups=groups))
     made = None
     try:
         if not settings.token:
@@ -129,7 +104,7 @@ def command(host: str, port: int, as_json: bool, **rest: Any) -> None:
 
 
 def _announce(
-    fleet: Any, notes: tuple[str, ...], address: str, made: Path | None, *, as_json: bool
+    fleet: "Fleet", notes: tuple[str, ...], address: str, made: Path | None, *, as_json: bool
 ) -> None:
     servers = fleet.servers
     if as_json:
@@ -155,70 +130,3 @@ def _announce(
         )
     for note in notes:
         click.echo(note, err=True)
-
-
-def _fleet_settings(rest: dict[str, Any]) -> Any:
-    from partita.fleet.live.settings import FleetSettings  # noqa: PLC0415
-
-    round_s = parse_seconds(rest["round_text"], "--round")
-    return FleetSettings(
-        state=rest["state"],
-        round_s=round_s,
-        poll_s=min(0.5, round_s / 20),
-        restart_s=parse_seconds(rest["restart_text"], "--restart"),
-        hold_s=parse_seconds(rest["hold_text"], "--hold"),
-        backoff_s=parse_seconds(rest["backoff_text"], "--backoff"),
-        quotas=_quotas(rest["quotas"]),
-    )
-
-
-def _quotas(pairs: tuple[str, ...]) -> dict[str, int]:
-    found = {}
-    for pair in pairs:
-        name, sign, value = pair.partition("=")
-        if not sign or not value.isdigit():
-            raise InvalidInputError(f"--quota {pair!r} is not of the form TENANT=GPUS")
-        found[name] = int(value)
-    return found
-
-
-def declared_servers(
-    cluster: str | None, gpus: int | None, cpus: int | None, memory: str | None
-) -> "Servers":
-    """Return the servers that the options declare.
-
-    Raises:
-        InvalidInputError: They are not told, told twice, or wrong.
-    """
-    from partita.fleet.policies.resources import Servers, servers_of  # noqa: PLC0415
-
-    if (cluster is None) == (gpus is None):
-        raise InvalidInputError("give either --gpus N or --cluster")
-    if cluster is not None:
-        servers = servers_of(_read_cluster(cluster))
-    else:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        servers = Servers(
-            names=("local",),
-            gpu_type=np.zeros(1, dtype=np.int32),
-            gpus=np.array([gpus], dtype=np.int32),
-            cpus=np.array([float(len(os.sched_getaffinity(0)))]),
-            memory_gb=np.array([math.floor(there / 1e8) / 10]),
-            storage_mb_per_s=np.zeros(1),
-        )
-    if cpus is not None:
-        servers = replace(servers, cpus=np.full(len(servers), float(cpus)))
-    if memory is not None:
-        size = parse_bytes(memory, "--memory") / 1e9
-        servers = replace(servers, memory_gb=np.full(len(servers), size))
-    return servers
-
-
-def _read_cluster(spec: str) -> Any:
-    from partita.catalogue.catalogue import load_catalogue  # noqa: PLC0415
-    from partita.catalogue.parse import parse_cluster  # noqa: PLC0415
-    from partita.formats.synergy import read_cluster  # noqa: PLC0415
-
-    if spec.endswith(".ini"):
-        return read_cluster(read_text(spec), name=Path(spec).stem)
-    return parse_cluster(spec, read_text, load_catalogue())

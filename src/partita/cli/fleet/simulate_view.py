@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 
 from partita.cli.console import percent, table, terminal_width
-from partita.cli.fleet.trace import trace_line
 from partita.core.fleet import SensitivityOrigin
 from partita.documents import save, write_bytes, write_text
 from partita.errors import InvalidInputError
@@ -55,46 +54,23 @@ MOST_KINDS = 24
 _PACE_S = 2.0
 
 
-def paced(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Return what tells each new run at once, and how far it is now and then."""
+def paced(on_progress: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a callback that passes each new run on at once, and how far it is now and then."""
     last = [-math.inf]
 
     def call(words: str) -> None:
         now = time.monotonic()
         if ": " not in words or now - last[0] >= (0.1 if sys.stderr.isatty() else _PACE_S):
             last[0] = now
-            tell(words)
+            on_progress(words)
 
     return call
-
-
-def study_figures(found: Study) -> dict[str, Any]:
-    """Return a study as JSON values."""
-    question, servers = found.question, found.question.servers
-    rules = question.rules
-    return {
-        "trace": summary_of(question.trace).to_json(),
-        "cluster": {
-            "servers": len(servers),
-            "gpus": servers.num_gpus,
-            "cpus": float(servers.cpus.sum()),
-            "memory_gb": float(servers.memory_gb.sum()),
-            "gpu_types": list(servers.gpu_types),
-        },
-        "round_s": rules.round_s,
-        "restart_s": rules.restart_s,
-        "window": list(question.window) if question.window else None,
-        "seed": question.seed,
-        "runs": [run.to_json() for run in found.runs],
-        "power_cap": [each.to_json() for each in found.capped],
-        "differences": found.differences,
-    }
 
 
 def show(console: Console, found: Study, written: Sequence[str]) -> None:
     """Print a study: what was asked, the ranked table, classes, the power cap, files."""
     question = found.question
-    console.print(trace_line(summary_of(question.trace)))
+    console.print(summary_of(question.trace).line())
     console.print(_servers_line(question.servers))
     console.print(_rules_line(found))
     scale, unit = _unit(found.runs)

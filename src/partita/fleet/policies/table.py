@@ -151,7 +151,8 @@ def _ordering(name: str) -> OrderingEntry | None:
         return None
     if not isinstance(found, OrderingEntry):
         found = OrderingEntry(keys=found, linear=False, title="a plug-in")
-    return replace(found, keys=guarded("ordering", name, found.keys))
+    row: OrderingEntry = found
+    return replace(row, keys=guarded("ordering", name, row.keys))
 
 
 def _allocator(name: str) -> AllocatorEntry | None:
@@ -162,4 +163,5 @@ def _allocator(name: str) -> AllocatorEntry | None:
         return None
     if not isinstance(found, AllocatorEntry):
         found = AllocatorEntry(allocate=found, ordered=True, title="a plug-in")
-    return replace(found, allocate=guarded("allocator", name, found.allocate, returns=Allocation))
+    row: AllocatorEntry = found
+    return replace(row, allocate=guarded("allocator", name, row.allocate, returns=Allocation))

@@ -30,12 +30,12 @@ DEFAULT_LOAD = 9.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceWish:
-    """What a trace shall be.
+class TraceOptions:
+    """How a trace is drawn or changed.
 
     Attributes:
         jobs: Number of jobs, the first of a source; ``None`` = all, 100 if drawn.
-        load: Jobs an hour of Poisson arrivals; ``None`` = those of the source, 9 if drawn.
+        load: Jobs per hour of Poisson arrivals; ``None`` = those of the source, 9 if drawn.
         static: Whether all jobs are there from the start.
         split: Share of each class; empty = the usual one, or equal shares of the classes there are.
         gpu_shares: Share of each GPU demand, of a drawn trace.
@@ -45,7 +45,7 @@ class TraceWish:
         published_filter: Of a log: whether only the jobs count that the published reader keeps.
         elastic: The fewest and most GPUs of every job; ``None`` = what each asks for.
         tenants: Share of each tenant; empty = none.
-        seed: Of all draws.
+        seed: Seed of all draws.
     """
 
     jobs: int | None = None
@@ -66,67 +66,69 @@ class TraceWish:
             raise InvalidInputError("static jobs are there at once: they have no load")
 
 
-def drawn_trace(models: Sequence[Sensitivity], wish: TraceWish, *, name: str) -> Trace:
+def drawn_trace(models: Sequence[Sensitivity], options: TraceOptions, *, name: str) -> Trace:
     """Return a trace that is drawn.
 
     Raises:
         InvalidInputError: A share or rate is wrong, or a class has no model.
     """
-    load = DEFAULT_LOAD if wish.load is None else wish.load
+    load = DEFAULT_LOAD if options.load is None else options.load
     mix = Mix(
-        per_hour=None if wish.static else load,
-        split=_split(models, wish),
-        gpu_shares=wish.gpu_shares,
-        short=wish.short,
+        per_hour=None if options.static else load,
+        split=_split(models, options),
+        gpu_shares=options.gpu_shares,
+        short=options.short,
     )
-    rng = np.random.default_rng(wish.seed)
-    jobs = DEFAULT_JOBS if wish.jobs is None else wish.jobs
-    return _finished(generate_trace(models, rng, jobs=jobs, mix=mix, name=name), wish, rng)
+    rng = np.random.default_rng(options.seed)
+    jobs = DEFAULT_JOBS if options.jobs is None else options.jobs
+    return _finished(generate_trace(models, rng, jobs=jobs, mix=mix, name=name), options, rng)
 
 
 def logged_trace(
     rows: Sequence[tuple[float, float, int]],
     models: Sequence[Sensitivity],
-    wish: TraceWish,
+    options: TraceOptions,
     *,
     name: str,
 ) -> tuple[Trace, tuple[str, ...]]:
     """Return the trace of a log of submissions, each with a model by the shares of the classes.
 
-    Also returns what of the log was left out or changed because the wish asks for it.
+    Also returns what of the log was left out or changed because the options ask for it.
 
     Raises:
         InvalidInputError: No job of the log counts, or a class has no model.
     """
-    rng = np.random.default_rng(wish.seed)
+    rng = np.random.default_rng(options.seed)
     log = [Submission(submitted_s=at, duration_s=took, gpus=gpus) for at, took, gpus in rows]
     notes: tuple[str, ...] = ()
-    if wish.published_filter:
-        log, notes = published_jobs(log, multi_gpu=wish.multi_gpu)
+    if options.published_filter:
+        log, notes = published_jobs(log, multi_gpu=options.multi_gpu)
     trace = trace_of_log(
         log,
         models,
         rng,
-        mix=Mix(per_hour=None, split=_split(models, wish), short=wish.short),
-        real_durations=wish.real_durations,
-        multi_gpu=wish.multi_gpu,
+        mix=Mix(per_hour=None, split=_split(models, options), short=options.short),
+        real_durations=options.real_durations,
+        multi_gpu=options.multi_gpu,
         name=name,
     )
-    return changed_trace(trace, wish, rng), notes
+    return changed_trace(trace, options, rng), notes
 
 
-def changed_trace(trace: Trace, wish: TraceWish, rng: np.random.Generator | None = None) -> Trace:
-    """Return a trace with the number of jobs, the arrivals, ranges and tenants of a wish."""
-    rng = np.random.default_rng(wish.seed) if rng is None else rng
-    if wish.jobs is not None and wish.jobs < len(trace):
-        trace = first_jobs(trace, wish.jobs)
-    if wish.load is not None:
-        trace = replace(at_load(trace, rng, per_hour=wish.load), name=trace.name)
-    if wish.static:
+def changed_trace(
+    trace: Trace, options: TraceOptions, rng: np.random.Generator | None = None
+) -> Trace:
+    """Return a trace with the number of jobs, the arrivals, ranges and tenants of some options."""
+    rng = np.random.default_rng(options.seed) if rng is None else rng
+    if options.jobs is not None and options.jobs < len(trace):
+        trace = first_jobs(trace, options.jobs)
+    if options.load is not None:
+        trace = replace(at_load(trace, rng, per_hour=options.load), name=trace.name)
+    if options.static:
         order = np.argsort(np.argsort(trace.arrival_s, kind="stable"))
         arrival: Floats = 0.001 * order.astype(np.float64)
         trace = replace(trace, arrival_s=arrival, start_s=1.0)
-    return _finished(trace, wish, rng)
+    return _finished(trace, options, rng)
 
 
 def first_jobs(trace: Trace, jobs: int) -> Trace:
@@ -135,23 +137,23 @@ def first_jobs(trace: Trace, jobs: int) -> Trace:
     return replace(trace, **{name: getattr(trace, name)[rows] for name in _JOB_COLUMNS})
 
 
-def _split(models: Sequence[Sensitivity], wish: TraceWish) -> Mapping[str, float]:
-    if wish.split:
-        return wish.split
+def _split(models: Sequence[Sensitivity], options: TraceOptions) -> Mapping[str, float]:
+    if options.split:
+        return options.split
     kinds = dict.fromkeys(model.kind for model in models)
     if kinds.keys() >= CLASS_SPLIT.keys():
         return CLASS_SPLIT
     return dict.fromkeys(kinds, 1.0)
 
 
-def _finished(trace: Trace, wish: TraceWish, rng: np.random.Generator) -> Trace:
-    if wish.elastic is not None:
-        trace = _elastic(trace, *wish.elastic)
-    if wish.tenants:
+def _finished(trace: Trace, options: TraceOptions, rng: np.random.Generator) -> Trace:
+    if options.elastic is not None:
+        trace = _elastic(trace, *options.elastic)
+    if options.tenants:
         trace = replace(
             trace,
-            tenants=tuple(wish.tenants),
-            tenant=_drawn_tenants(rng, len(trace), wish.tenants),
+            tenants=tuple(options.tenants),
+            tenant=_drawn_tenants(rng, len(trace), options.tenants),
         )
     return trace
 
@@ -216,13 +218,13 @@ class TraceSummary:
         name: The trace.
         jobs: Number of jobs.
         span_s: From the first arrival to the last.
-        per_hour: Jobs an hour in that time; NaN = they are all there at the start.
+        per_hour: Jobs per hour in that time; NaN = they are all there at the start.
         gpu_hours: GPU hours of all jobs at speed 1.
         busy_gpus: GPUs that the arrivals keep busy at speed 1; NaN = all are there at the start.
         gpu_demands: Jobs by GPUs that they ask for.
         tenants: Jobs by tenant.
         elastic: Jobs with a range of GPUs.
-        models: A row a model.
+        models: A row per model.
     """
 
     name: str
@@ -235,6 +237,16 @@ class TraceSummary:
     tenants: Mapping[str, int]
     elastic: int
     models: tuple[ModelRow, ...]
+
+    def line(self) -> str:
+        """Return what the trace holds, in a line."""
+        arrivals = "all there at the start"
+        if self.per_hour > 0:
+            arrivals = (
+                f"{self.per_hour:.3g} jobs an hour for {self.span_s / 3600:,.1f} h, which keep "
+                f"{self.busy_gpus:,.0f} GPUs busy at speed 1"
+            )
+        return f"{self.name} · {self.jobs:,} jobs · {self.gpu_hours:,.0f} GPU hours · {arrivals}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary as JSON values."""

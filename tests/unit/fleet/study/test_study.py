@@ -12,9 +12,9 @@ from partita.fleet.policies.resources import servers_of
 from partita.fleet.simulate.options import Rules
 from partita.fleet.study.panels import panels_of
 from partita.fleet.study.study import Question, study
-from partita.fleet.study.traces import TraceWish, drawn_trace
-from partita.flows.fleet_examples import example_sensitivities
-from partita.flows.fleet_power import with_frontiers
+from partita.fleet.study.traces import TraceOptions, drawn_trace
+from partita.flows.fleet.examples import example_sensitivities
+from partita.flows.fleet.power import with_frontiers
 from partita.report.charts import panels_chart, render
 
 
@@ -25,8 +25,8 @@ def catalogue():
 
 @pytest.fixture(scope="module")
 def trace(catalogue):
-    wish = TraceWish(jobs=40, load=6.0, short=True, seed=3)
-    return drawn_trace(example_sensitivities(catalogue), wish, name="drawn")
+    options = TraceOptions(jobs=40, load=6.0, short=True, seed=3)
+    return drawn_trace(example_sensitivities(catalogue), options, name="drawn")
 
 
 @pytest.fixture(scope="module")

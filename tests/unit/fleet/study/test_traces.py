@@ -14,21 +14,21 @@ from partita.fleet.policies.metrics import metrics_of
 from partita.fleet.policies.resources import servers_of
 from partita.fleet.simulate.table import simulate_trace
 from partita.fleet.study.traces import (
-    TraceWish,
+    TraceOptions,
     changed_trace,
     drawn_trace,
     logged_trace,
     summary_of,
 )
-from partita.flows.curves import planner_curve
-from partita.flows.fleet_examples import example_sensitivities
+from partita.flows.fleet.curve import planner_curve
+from partita.flows.fleet.examples import example_sensitivities
 from partita.planners.table import get_planner
 
 MODELS = example_sensitivities(load_catalogue())
 
 
-def drawn(**wish):
-    return drawn_trace(MODELS, TraceWish(**{"jobs": 50, "seed": 1, **wish}), name="drawn")
+def drawn(**options):
+    return drawn_trace(MODELS, TraceOptions(**{"jobs": 50, "seed": 1, **options}), name="drawn")
 
 
 def test_the_same_seed_draws_the_same_trace():
@@ -42,7 +42,7 @@ def test_static_jobs_are_there_at_once_and_have_no_load():
     assert trace.start_s == 1
     assert np.isnan(summary_of(trace).per_hour)
     with pytest.raises(InvalidInputError, match="no load"):
-        TraceWish(static=True, load=3.0)
+        TraceOptions(static=True, load=3.0)
 
 
 def test_classes_and_gpu_demands_keep_their_shares():
@@ -55,12 +55,12 @@ def test_classes_and_gpu_demands_keep_their_shares():
 
 def test_a_source_is_cut_to_its_first_jobs_and_gets_new_arrivals():
     trace = drawn()
-    cut = changed_trace(trace, TraceWish(jobs=10))
+    cut = changed_trace(trace, TraceOptions(jobs=10))
     assert len(cut) == 10
     assert cut.arrival_s.max() <= np.sort(trace.arrival_s)[9]
-    faster = changed_trace(trace, TraceWish(load=100.0))
+    faster = changed_trace(trace, TraceOptions(load=100.0))
     assert faster.arrival_s.max() < trace.arrival_s.max()
-    at_once = changed_trace(trace, TraceWish(static=True))
+    at_once = changed_trace(trace, TraceOptions(static=True))
     assert at_once.arrival_s.max() < 0.1
 
 
@@ -71,14 +71,14 @@ def test_tenants_are_drawn_by_their_shares():
 
 def test_a_log_keeps_its_arrivals_durations_and_gpus():
     rows = [(0.0, 7200.0, 1), (60.0, 36000.0, 4), (120.0, 60.0, 1)]
-    trace, notes = logged_trace(rows, MODELS, TraceWish(), name="log")
+    trace, notes = logged_trace(rows, MODELS, TraceOptions(), name="log")
     assert notes == ()
     assert trace.arrival_s.tolist() == [0, 60, 120]
     assert trace.gpus.tolist() == [1, 4, 1]
     assert trace.fair_s == pytest.approx([7200, 36000, 60], rel=1e-2)
-    single, _ = logged_trace(rows, MODELS, TraceWish(multi_gpu=False), name="log")
+    single, _ = logged_trace(rows, MODELS, TraceOptions(multi_gpu=False), name="log")
     assert single.gpus.tolist() == [1, 1, 1]
-    published, notes = logged_trace(rows, MODELS, TraceWish(published_filter=True), name="log")
+    published, notes = logged_trace(rows, MODELS, TraceOptions(published_filter=True), name="log")
     assert published.arrival_s.tolist() == [0, 60]
     assert notes == ("1 shorter than 32 or longer than 10,000 minutes left out",)
 
@@ -121,9 +121,9 @@ def test_a_curve_carries_the_frontier_of_its_first_plan(curve):
 
 def test_elastic_jobs_on_a_planner_curve_end_sooner_under_joint(curve):
     servers = servers_of(read_shorthand("1x8xa100", load_catalogue()))
-    wish = TraceWish(jobs=20, load=4.0, short=True, gpu_shares={2: 1.0})
-    fixed = drawn_trace([curve.sensitivity], wish, name="fixed")
-    elastic = changed_trace(fixed, TraceWish(elastic=(1, 4)))
+    options = TraceOptions(jobs=20, load=4.0, short=True, gpu_shares={2: 1.0})
+    fixed = drawn_trace([curve.sensitivity], options, name="fixed")
+    elastic = changed_trace(fixed, TraceOptions(elastic=(1, 4)))
     assert summary_of(elastic).elastic == 20
     means = [
         metrics_of(simulate_trace(trace, servers, "fifo:joint")).mean_s

@@ -1,13 +1,13 @@
 """Classes of training jobs for traces that are made here: modelled, nobody measured them.
 
-A GPU of a job computes for ``gpu_s`` an iteration, its loaders work for ``loader_cpu_s`` CPU
+A GPU of a job computes for ``gpu_s`` per iteration, its loaders work for ``loader_cpu_s`` CPU
 seconds on it, and what the cache lacks is read from storage. These overlap, so with c CPUs and m GB
-a GPU an iteration takes
+per GPU an iteration takes
 
     max(gpu_s, loader_cpu_s / c, (1 - cached) read_mb / storage)    cached = (m - working) / dataset
 
-with ``cached`` between 0 and 1, and a storage of 62.5 MB/s a GPU. Speed 1 is that with 3 CPUs and
-62.5 GB a GPU, the share of one GPU in a server of 8 GPUs, 24 CPUs and 500 GB. The figures of the
+with ``cached`` between 0 and 1, and a storage of 62.5 MB/s per GPU. Speed 1 is that with 3 CPUs and
+62.5 GB per GPU, the share of one GPU in a server of 8 GPUs, 24 CPUs and 500 GB. The figures of the
 classes are ours: light networks on images and raw sound need many CPUs, large ones and text few.
 Their frontiers are those of the DVFS model with the share of an iteration that no clock changes.
 """
@@ -19,11 +19,11 @@ import numpy as np
 
 from partita.catalogue.catalogue import Catalogue, DeviceType
 from partita.core.fleet import Sensitivity, SensitivityOrigin
-from partita.flows.fleet_power import with_frontier
+from partita.flows.fleet.power import with_frontier
 
 STORAGE_MB_PER_S = 62.5
 SHARE = (3.0, 62.5)
-"""CPUs and GB a GPU at speed 1."""
+"""CPUs and GB per GPU at speed 1."""
 _CPUS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0)
 _MEMORY_GB = (16.0, 32.0, 62.5, 125.0, 187.5, 250.0)
 DEFAULT_TYPE = "v100"
@@ -31,10 +31,10 @@ DEFAULT_TYPE = "v100"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleJob:
-    """What an iteration of a class of jobs takes, a GPU.
+    """What an iteration of a class of jobs takes per GPU.
 
     Attributes:
-        name: Of the model.
+        name: Name of the model.
         kind: Its class.
         gpu_s: Seconds of the GPU.
         loader_cpu_s: CPU seconds of loading and decoding.
@@ -54,7 +54,7 @@ class ExampleJob:
     fixed_share: float
 
     def seconds(self, cpus: float, memory_gb: float) -> float:
-        """Return what an iteration takes with some CPUs and memory a GPU."""
+        """Return what an iteration takes with some CPUs and memory per GPU."""
         cached = min(max((memory_gb - self.working_gb) / self.dataset_gb, 0.0), 1.0)
         read_s = (1 - cached) * self.read_mb / STORAGE_MB_PER_S
         return max(self.gpu_s, self.loader_cpu_s / cpus, read_s)

@@ -1,84 +1,66 @@
-"""What commands on fleets read: servers, sensitivities, traces; and how their options are typed."""
+"""What requests on fleets name: servers, sensitivities, traces; and how options are read."""
 
+import math
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import click
+import numpy as np
 
 from partita.catalogue.catalogue import load_catalogue
+from partita.catalogue.parse import parse_cluster
+from partita.core.cluster import Cluster
 from partita.core.fleet import Sensitivity, Trace
-from partita.documents import open_file
+from partita.documents import open_file, read_text
 from partita.errors import FormatError, InvalidInputError
-from partita.fleet.study.traces import TraceWish, changed_trace, drawn_trace, logged_trace
-from partita.flows.fleet_examples import DEFAULT_TYPE, example_sensitivities
-from partita.flows.fleet_power import with_frontiers
+from partita.fleet.policies.resources import Servers, servers_of
+from partita.fleet.study.generated import GPU_SHARES
+from partita.fleet.study.traces import TraceOptions, changed_trace, drawn_trace, logged_trace
+from partita.flows.fleet.examples import DEFAULT_TYPE, example_sensitivities
+from partita.flows.fleet.fields import JobFields
+from partita.flows.fleet.power import with_frontiers
 from partita.formats.philly import read_philly, read_submissions
-from partita.formats.synergy import read_models, read_synergy_profile, read_trace
+from partita.formats.synergy import (
+    read_cluster,
+    read_models,
+    read_synergy_profile,
+    read_trace,
+)
+from partita.units import parse_bytes
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 GENERATED = "generated"
 MOST_LOADS = 200
 _NO_LOG = "--published-filter is for a log of submissions"
 _SPEC_KEYS = ("jobs", "load", "seed", "static", "short", "multi-gpu")
 
 
-def profile_options(function: _F) -> _F:
-    """Add the options that say where sensitivities and powers come from."""
-    for option in (
-        click.option(
-            "--power-model",
-            metavar="TYPE",
-            help="Model time against energy of jobs that carry no frontier, on this type of GPU.",
-        ),
-        click.option(
-            "--profile-set",
-            default="models",
-            show_default=True,
-            help="Of Synergy's matrices: which set.",
-        ),
-        click.option(
-            "--profiles",
-            "profiles",
-            multiple=True,
-            metavar="FILE",
-            help="Sensitivities: documents, Synergy's profile.json or matrices, or a folder of "
-            "'fleet profile'; several times. [built-in modelled classes]",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-published_filter_option = click.option(
-    "--published-filter",
-    is_flag=True,
-    help="Of a log: only what Synergy's reader keeps, jobs of 32 to 10,000 minutes and up to 16 "
-    "GPUs; other GPUs than powers of two are 1.",
-)
-
-
-def read_profiles(
-    paths: Sequence[str], which: str, power_model: str | None
-) -> dict[str, Sensitivity]:
+def read_profiles(request: JobFields) -> dict[str, Sensitivity]:
     """Return sensitivities by name: those of files, or else the built-in classes.
 
     Raises:
         FormatError: A file holds none.
         InvalidInputError: A name stands twice.
     """
-    if not paths:
-        parts = example_sensitivities(load_catalogue(), power_model or DEFAULT_TYPE)
+    if not request.profiles:
+        parts = example_sensitivities(load_catalogue(), request.power_model or DEFAULT_TYPE)
         return {part.name: part for part in parts}
     found: dict[str, Sensitivity] = {}
-    for path in paths:
-        for file in _profile_files(Path(path)):
-            for part in _read_profile(str(file), which):
-                if part.name in found:
-                    raise InvalidInputError(f"--profiles: {part.name!r} is in two files")
-                found[part.name] = part
+    for profile in request.profiles:
+        for part in _sensitivities(profile, request.profile_set):
+            if part.name in found:
+                raise InvalidInputError(f"--profiles: {part.name!r} is in two files")
+            found[part.name] = part
     return found
+
+
+def _sensitivities(profile: str | Sensitivity, which: str) -> list[Sensitivity]:
+    if isinstance(profile, Sensitivity):
+        return [profile]
+    files = _profile_files(Path(profile))
+    return [part for file in files for part in _read_profile(str(file), which)]
 
 
 def _profile_files(path: Path) -> list[Path]:
@@ -112,65 +94,72 @@ def _read_profile(path: str, which: str) -> list[Sensitivity]:
 
 
 def read_fleet_trace(
-    source: str,
+    source: str | Trace,
     models: Mapping[str, Sensitivity],
-    wish: TraceWish,
+    options: TraceOptions,
     *,
     power_model: str | None = None,
-) -> Trace:
-    """Return the trace that a user names, changed as a wish says.
+) -> tuple[Trace, tuple[str, ...]]:
+    """Return the trace that a user names, changed as options say, and remarks on what was changed.
 
     Args:
-        source: ``generated[:key=value,...]``, or a file: a document, Synergy's CSV, a log.
+        source: ``generated[:key=value,...]``, a file (a document, Synergy's CSV, a log), or the
+            trace itself.
         models: Sensitivities by name.
-        wish: What to change, and how to draw what a source does not say.
+        options: What to change, and how to draw what a source does not say.
         power_model: Type of GPU whose frontier jobs get that carry none; ``None`` = none.
 
     Raises:
         FormatError: The file holds no trace.
-        InvalidInputError: The wish does not fit it.
+        InvalidInputError: The options do not fit it.
     """
-    drawn = source.partition(":")[0] == GENERATED and not Path(source).exists()
-    if drawn and wish.published_filter:
-        raise InvalidInputError(_NO_LOG)
-    if drawn:
-        trace = drawn_trace(list(models.values()), _spec(source, wish), name=GENERATED)
-    else:
-        trace = _read_file(source, models, wish)
+    trace, remarks = _read_source(source, models, options)
     if power_model is not None:
         trace = with_frontiers(trace, load_catalogue().device_type(power_model))
-    return trace
+    return trace, remarks
 
 
-def _read_file(source: str, models: Mapping[str, Sensitivity], wish: TraceWish) -> Trace:
+def _read_source(
+    source: str | Trace, models: Mapping[str, Sensitivity], options: TraceOptions
+) -> tuple[Trace, tuple[str, ...]]:
+    if isinstance(source, str) and not _is_generated(source):
+        return _read_file(source, models, options)
+    if options.published_filter:
+        raise InvalidInputError(_NO_LOG)
+    if isinstance(source, Trace):
+        return changed_trace(source, options), ()
+    return drawn_trace(list(models.values()), _spec(source, options), name=GENERATED), ()
+
+
+def _is_generated(source: str) -> bool:
+    return source.partition(":")[0] == GENERATED and not Path(source).exists()
+
+
+def _read_file(
+    source: str, models: Mapping[str, Sensitivity], options: TraceOptions
+) -> tuple[Trace, tuple[str, ...]]:
     opened = open_file(source)
+    kind = opened.format
     name = Path(source).name.split(".")[0] or "trace"
     try:
-        kind = opened.format
-        if wish.published_filter and kind not in ("philly", "submissions"):
+        if options.published_filter and kind not in ("philly", "submissions"):
             raise InvalidInputError(_NO_LOG)
         if kind == "synergy-trace":
-            return changed_trace(_synergy(opened.text, models, name), wish)
+            return changed_trace(_synergy(opened.text, models, name), options), ()
         if kind in ("philly", "submissions"):
             read = read_philly if kind == "philly" else read_submissions
             log = read(opened.text)
-            trace, dropped = logged_trace(log.rows, list(models.values()), wish, name=name)
+            trace, dropped = logged_trace(log.rows, list(models.values()), options, name=name)
             if dropped:
                 dropped = (f"by --published-filter {', '.join(dropped)}",)
-            if log.notes or dropped:
-                _tell_changes(source, len(trace), (*log.notes, *dropped))
-            return trace
+            changes = "; ".join((*log.notes, *dropped))
+            return trace, (f"{source}: {len(trace):,} jobs; {changes}",) if changes else ()
     except FormatError as exc:
         raise (exc if exc.path else exc.at(source)) from exc
     found = opened.load()
     if not isinstance(found, Trace):
         raise FormatError(f"holds a {type(found).__name__.lower()}, no trace", path=source)
-    return changed_trace(found, wish)
-
-
-def _tell_changes(source: str, jobs: int, changes: Sequence[str]) -> None:
-    """Say in one line what of a log does not count as it stands."""
-    click.echo(f"{source}: {jobs:,} jobs; {'; '.join(changes)}", err=True)
+    return changed_trace(found, options), ()
 
 
 def _synergy(text: str, models: Mapping[str, Sensitivity], name: str) -> Trace:
@@ -183,12 +172,8 @@ def _synergy(text: str, models: Mapping[str, Sensitivity], name: str) -> Trace:
         raise FormatError(reason, line=exc.line) from exc
 
 
-def _spec(source: str, wish: TraceWish) -> TraceWish:
-    """Return a wish with what stands after ``generated:``."""
-    import dataclasses  # noqa: PLC0415 (with what it is used on)
-
-    from partita.fleet.study.generated import GPU_SHARES  # noqa: PLC0415
-
+def _spec(source: str, options: TraceOptions) -> TraceOptions:
+    """Return options with what stands after ``generated:``."""
     changes: dict[str, Any] = {}
     for pair in filter(None, source.partition(":")[2].split(",")):
         key, sign, value = pair.partition("=")
@@ -203,7 +188,7 @@ def _spec(source: str, wish: TraceWish) -> TraceWish:
             changes[key] = True
         else:
             changes[key] = (parse_number if key == "load" else parse_count)(value, key)
-    return dataclasses.replace(wish, **changes)
+    return replace(options, **changes)
 
 
 def parse_number(text: str, what: str) -> float:
@@ -310,3 +295,41 @@ def parse_quotas(pairs: Sequence[str]) -> dict[str, int]:
             raise InvalidInputError(f"--quota {pair!r} is not of the form TENANT=GPUS")
         found[name] = parse_count(value, f"--quota of {name!r}")
     return found
+
+
+def declared_servers(
+    cluster: str | Cluster | None, gpus: int | None, cpus: int | None, memory: str | None
+) -> Servers:
+    """Return the servers that the options declare.
+
+    Raises:
+        InvalidInputError: They are not given, given twice, or wrong.
+    """
+    if (cluster is None) == (gpus is None):
+        raise InvalidInputError("give either --gpus N or --cluster")
+    if cluster is not None:
+        servers = servers_of(_read_cluster(cluster))
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        servers = Servers(
+            names=("local",),
+            gpu_type=np.zeros(1, dtype=np.int32),
+            gpus=np.array([gpus], dtype=np.int32),
+            cpus=np.array([float(len(os.sched_getaffinity(0)))]),
+            memory_gb=np.array([math.floor(there / 1e8) / 10]),
+            storage_mb_per_s=np.zeros(1),
+        )
+    if cpus is not None:
+        servers = replace(servers, cpus=np.full(len(servers), float(cpus)))
+    if memory is not None:
+        size = parse_bytes(memory, "--memory") / 1e9
+        servers = replace(servers, memory_gb=np.full(len(servers), size))
+    return servers
+
+
+def _read_cluster(spec: str | Cluster) -> Cluster:
+    if isinstance(spec, Cluster):
+        return spec
+    if spec.endswith(".ini"):
+        return read_cluster(read_text(spec), name=Path(spec).stem)
+    return parse_cluster(spec, read_text, load_catalogue())

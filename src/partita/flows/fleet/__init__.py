@@ -1,0 +1,1 @@
+"""Questions about fleets that need several rooms: traces, simulations, curves, powers of jobs."""
