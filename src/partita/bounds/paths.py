@@ -11,6 +11,13 @@ Three bounds on when op v can start, for the ops u_1, u_2, ... that it reads fro
       start(v) >= min over x of max(x, first start of the local ones + seconds of all of them)
 
 Time runs backward in a graph of gradients, so the same recursion bounds the time that is left.
+
+Between a critical path and work over speed lies work that can neither start at once nor end last.
+If every piece of a set starts no earlier than a and is followed by at least b seconds, then
+
+    T >= a + b + work of the set / speed of all devices
+
+with long a and b and little work at the one end, and all work with a = b = 0 at the other.
 """
 
 from typing import NamedTuple
@@ -140,6 +147,8 @@ def _join(  # noqa: C901 (one compiled loop)
             op = source[edge]
             earliest = max(earliest, start[op] + seconds[op])
         if 1 < finish - begin <= MOST_JOINED:
+            # Try every last arrival x: none (cut = begin - 1: all inputs are local), or that of one
+            # input. Inputs whose transfer would arrive after x must then be local.
             best = -1.0
             for cut in range(begin - 1, finish):
                 arrival = 0.0
@@ -150,6 +159,7 @@ def _join(  # noqa: C901 (one compiled loop)
                 for edge in range(begin, finish):
                     op = source[edge]
                     if start[op] + seconds[op] + moved_s[edge] > arrival:
+                        # An op that is read by several edges computes once.
                         repeated = False
                         for other in range(begin, edge):
                             if source[other] == op:
@@ -172,6 +182,7 @@ def _places(
 ) -> None:
     """Add to ``end``, the seconds of each op and class, when that op can start there."""
     classes = count[0]
+    # end is [op, class] and moved_s [edge, from class, to class], both as one row.
     for node in order:
         for here in range(classes):
             ready = 0.0
@@ -200,3 +211,50 @@ def _cover(
         if before >= 0:
             followed[before] = 1
             of[node] = of[before]
+
+
+BINS = 48
+
+
+class Pieces(NamedTuple):
+    """Pieces of work.
+
+    Attributes:
+        head_s: When each can start at the earliest.
+        tail_s: Seconds that follow its end at least.
+        work: Its least weighted device-seconds.
+    """
+
+    head_s: Array
+    tail_s: Array
+    work: Array
+
+
+def window_bound(pieces: Pieces, speed: float) -> float:
+    """Return the best bound over pairs of thresholds a and b.
+
+    Args:
+        pieces: The pieces of work.
+        speed: Weight of all devices together.
+    """
+    busy = pieces.work > 0
+    if not busy.any():
+        return 0.0
+    head, tail = _thresholds(pieces.head_s[busy]), _thresholds(pieces.tail_s[busy])
+    row = np.searchsorted(head, pieces.head_s[busy], side="right") - 1
+    column = np.searchsorted(tail, pieces.tail_s[busy], side="right") - 1
+    shape = (len(head), len(tail))
+    cells = np.bincount(
+        row * len(tail) + column, weights=pieces.work[busy], minlength=shape[0] * shape[1]
+    )
+    beyond = cells.reshape(shape)[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]
+    value = head[:, None] + tail[None, :] + beyond / speed
+    return float(value[beyond > 0].max())
+
+
+def _thresholds(values: Array) -> Array:
+    """Return some of the values in ascending order, the smallest among them."""
+    distinct = np.unique(values)
+    if len(distinct) <= BINS:
+        return distinct
+    return distinct[np.linspace(0, len(distinct) - 1, BINS).astype(np.int64)]

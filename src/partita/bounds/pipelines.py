@@ -7,8 +7,8 @@ All are the time of the slowest stage or transfer, so devices of a stage with r 
 An op that alone takes longer than T on the fastest device must be in a stage with several replicas.
 The smallest T that leaves room for all is the bound by work, indivisible ops and reductions.
 
-A part H of the graph that cannot be split below a price (``parts``) is in one stage, on r devices,
-or is split, and then a cut carries that price.
+A part H of the graph that cannot be split below a price (``traffic``) is in one stage, on r
+devices, or is split, and then a cut carries that price.
 """
 
 import math
@@ -27,7 +27,7 @@ from partita.bounds.assignment import (
     work_over_speed,
 )
 from partita.bounds.figures import Bound, Effort, batch_of
-from partita.bounds.parts import parts
+from partita.bounds.traffic import parts
 from partita.core.columns import Array
 from partita.core.problem import Metric, Mode, Problem
 from partita.cost.tables import at_first_user, device_classes, held_bytes, units

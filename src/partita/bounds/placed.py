@@ -16,17 +16,17 @@ from partita.bounds.assignment import (
     work_over_speed,
 )
 from partita.bounds.figures import Bound, Effort, batch_of, best_link, trains, turn_factor, ways
-from partita.bounds.parts import parts
 from partita.bounds.paths import (
+    Pieces,
     Steps,
     has_fastest,
     path_ends,
     path_to,
     place_ends,
     steps,
+    window_bound,
 )
-from partita.bounds.traffic import groups_of, seconds_in_groups
-from partita.bounds.windows import Pieces, window_bound
+from partita.bounds.traffic import groups_of, parts, seconds_in_groups
 from partita.core.cluster import Cluster
 from partita.core.columns import Array
 from partita.core.graph import DeviceKind

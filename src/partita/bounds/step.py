@@ -30,9 +30,8 @@ from partita.bounds.figures import (
     turn_factor,
     ways,
 )
-from partita.bounds.paths import Steps, num_paths, path_ends, steps
+from partita.bounds.paths import Pieces, Steps, num_paths, path_ends, steps, window_bound
 from partita.bounds.traffic import traffic_bounds
-from partita.bounds.windows import Pieces, window_bound
 from partita.core.columns import Array
 from partita.core.problem import Problem
 from partita.cost.tables import at_first_user, device_classes, held_bytes, units

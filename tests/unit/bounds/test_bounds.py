@@ -9,8 +9,7 @@ from scipy.optimize import linprog
 
 from partita.bounds import Effort, bound, bounds, lower_bound
 from partita.bounds.assignment import Need, Room, assignment_dual, work_over_speed
-from partita.bounds.paths import num_paths, steps
-from partita.bounds.windows import Pieces, window_bound
+from partita.bounds.paths import Pieces, num_paths, steps, window_bound
 from partita.core.cluster import Cluster, Device, Level
 from partita.core.graph import DeviceKind, OpCosts, VariantTable
 from partita.core.problem import Metric, Mode, Objective, Problem, Schedule

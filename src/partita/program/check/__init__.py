@@ -11,8 +11,8 @@ plans, so that a Program from anywhere can be proved, and a mistake of ``lower``
 3. Every trainable parameter is in one bucket, reduced when the gradients of all owners are there,
    over all devices that hold it, and stepped once on each; forward and backward use one version of
    the weights (``held``, ``parameters``).
-4. The members of a group list the same instructions (``joints``), and the lists come to their end
-   with buffered and with rendezvous sends (``deadlock``).
+4. The members of a group list the same instructions, and the lists come to their end with buffered
+   and with rendezvous sends (``deadlock``).
 
 ``cost.judge.check`` adds that no device needs more memory than it may use.
 
@@ -27,10 +27,9 @@ from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.program import Kind, Program
 from partita.program.check.case import Case
-from partita.program.check.deadlock import check_deadlock
+from partita.program.check.deadlock import check_deadlock, check_joints
 from partita.program.check.fields import check_fields, num_collectives
 from partita.program.check.grid import check_grid
-from partita.program.check.joints import check_joints
 from partita.program.check.messages import check_messages
 from partita.program.check.parameters import check_parameters
 

@@ -1,4 +1,4 @@
-"""That a Program comes to its end, however little its transfers are buffered.
+"""Proof that a Program comes to its end, however little its transfers are buffered.
 
 A token walks down every list. Alone, compute passes; joint instructions pass when all members stand
 at them. A SEND and its RECV pass together (rendezvous: the two are one node), so that the walk ends
@@ -6,16 +6,89 @@ if and only if the graph of list orders with merged messages and merged joint in
 cycle. A walk that ends so ends with buffered sends, too, and where receives post instead of waiting
 at their place, since those only wait for less. A walk with buffered sends only tells people how bad
 it is.
+
+First, the members of every group must list the same joint instructions in the same order.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
 from partita.core.columns import Array
-from partita.core.program import Kind
+from partita.core.program import FIRST_COLLECTIVE, Kind
 from partita.errors import InvalidInputError
 from partita.kernels import Column, kernel, run
 from partita.program.check.case import Case
-from partita.program.check.joints import Joints
+
+_SAME = ("kind", "microbatch", "bucket", "bytes")
+
+
+class Joints(NamedTuple):
+    """Instructions that several devices do together.
+
+    Attributes:
+        number: A number shared by the rows that run together; -1 = the row runs alone.
+        size: Rows of each number.
+    """
+
+    number: Array
+    size: Array
+
+
+def check_joints(case: Case) -> Joints:
+    """Check that the k-th instruction of a group is the same one on each of its members.
+
+    That only members list instructions of a group was proved with the grid and the parameters.
+
+    Raises:
+        InvalidInputError: A member lists another one, or one more.
+    """
+    program = case.program
+    number = np.full(len(program), -1, dtype=np.int64)
+    rows = np.flatnonzero(program.group >= 0)
+    if not len(rows):
+        return Joints(number, np.zeros(0, dtype=np.int64))
+    group = program.group[rows].astype(np.int64)
+    home = group * case.num_devices + program.device[rows]
+    order = np.argsort(home, kind="stable")
+    begins = np.flatnonzero(np.r_[True, np.diff(home[order]) != 0])
+    lengths = np.diff(np.r_[begins, len(order)])
+    turn = np.empty(len(rows), dtype=np.int64)
+    turn[order] = np.arange(len(order)) - np.repeat(begins, lengths)
+    _, joint = np.unique(group * (int(turn.max()) + 1) + turn, return_inverse=True)
+    first = np.full(int(joint.max()) + 1, len(program), dtype=np.int64)
+    np.minimum.at(first, joint, rows)
+    _check_equal(case, rows, first[joint])
+    size = np.bincount(joint)
+    short = size[joint] != np.diff(program.group_ptr)[group]
+    if short.any():
+        _refuse_short(case, int(rows[np.argmax(short)]), rows[joint == joint[np.argmax(short)]])
+    number[rows] = joint
+    return Joints(number, size)
+
+
+def _check_equal(case: Case, rows: Array, others: Array) -> None:
+    program = case.program
+    compute = program.kind[rows] < FIRST_COLLECTIVE
+    wrong = compute & (program.stage[rows] != program.stage[others])
+    for what in _SAME:
+        column = getattr(program, what)
+        wrong |= column[rows] != column[others]
+    if wrong.any():
+        row, other = (int(part[np.argmax(wrong)]) for part in (rows, others))
+        case.refuse(
+            row,
+            f"meets {program.describe(other)}; the members of a group must list the same "
+            "instructions in one order, with equal bytes",
+        )
+
+
+def _refuse_short(case: Case, row: int, together: Array) -> None:
+    program = case.program
+    there = set(program.device[together].tolist())
+    absent = [case.name(d) for d in program.group_of(row).tolist() if d not in there]
+    case.refuse(row, f"waits for ever: {', '.join(absent)} of its group does not list it")
+
 
 _SEND, _RECV = int(Kind.SEND), int(Kind.RECV)
 _SHOWN = 6
@@ -111,6 +184,8 @@ def _walk(  # noqa: C901, PLR0912, PLR0913, PLR0917 (one compiled walk)
         while position[d] < ptr[d + 1]:
             row = position[d]
             if kind[row] == _SEND or kind[row] == _RECV:
+                # Both ends list the messages of a pair in one order (proved before), so that the
+                # other device has either not come to its end of this message or stands at it.
                 other = device_of[partner[row]]
                 met = position[other] == partner[row]
                 if buffered[0] == 1:
@@ -118,6 +193,7 @@ def _walk(  # noqa: C901, PLR0912, PLR0913, PLR0917 (one compiled walk)
                         break
                     wake = kind[row] == _SEND and met and waits[other] == 1
                 else:
+                    # Rendezvous: whoever comes second moves both ends on.
                     if not met:
                         break
                     position[other] += 1
@@ -128,6 +204,7 @@ def _walk(  # noqa: C901, PLR0912, PLR0913, PLR0917 (one compiled walk)
                     stack[height] = other
                     height += 1
             elif joint[row] >= 0:
+                # The last member to come moves all of them on and wakes the others.
                 group = joint[row]
                 chain[row] = head[group]
                 head[group] = row
