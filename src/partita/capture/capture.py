@@ -46,10 +46,10 @@ class Recording:
 
     Attributes:
         trace: The trace.
-        output: What the model returned.
+        output: Result of the model.
         loss: The loss.
         output_refs: The output with references in the place of tensors.
-        loss_ref: What stands for the loss.
+        loss_ref: Reference to the loss.
     """
 
     trace: Trace
@@ -329,7 +329,7 @@ def capture(
     Args:
         model: The model.
         example: One microbatch. Its sizes are baked into the ops.
-        granularity: What an op is: a torch call, a leaf module, or a block.
+        granularity: Size of an op: a torch call, a leaf module, or a block.
         loss: Makes the loss of outputs and labels, where the model returns none.
         mode: The mode of the modules. A model that is in training mode already keeps its flags, so
             that frozen parts stay frozen.

@@ -39,7 +39,7 @@ class Specialization:
 
     Attributes:
         module: Path of the module.
-        function: What was called, such as ``item``; ``shape`` for a shape that depends on data.
+        function: Name of the call, such as ``item``; ``shape`` for a shape that depends on data.
     """
 
     module: str
@@ -56,15 +56,15 @@ class CapturedModel:
         values: The tensors. The first are those of the graph, in its order; the rest stay inside of
             ops that are several calls.
         constants: Tensors that depend on neither inputs nor parameters.
-        output: What the model returned, with a ``Ref`` for each tensor.
+        output: Result of the model, with a ``Ref`` for each tensor.
         model: The live model.
         parameters: Live parameters and buffers by name, unused ones too.
-        granularity: What was asked for.
+        granularity: Size of an op that was asked for.
         mode: The mode it was captured in.
         runs_eval: Whether the ops give what the model gives in eval mode.
-        specializations: Where the value of a tensor was read.
+        specializations: Places where the value of a tensor was read.
         blocks: The repeated blocks.
-        notes: What the user should know: fall-backs, unused parameters, specialisations.
+        notes: Remarks for the user: fall-backs, unused parameters, specialisations.
     """
 
     graph: Graph

@@ -26,7 +26,7 @@ class ValueInfo:
     Attributes:
         shape: Its shape.
         dtype: Its type.
-        device: Where it was.
+        device: Device that it was on.
         requires_grad: Whether a gradient flows back through it.
         storage: A number for its storage: equal for tensors that are views of one another.
         flexible: Dimensions whose size depends on data.
@@ -60,7 +60,7 @@ class CapturedOp:
         kind: Name of the function.
         module: Path of the module that made the call.
         scopes: Paths of the modules around the call, outermost first, with call numbers.
-        func: What is called.
+        func: Function that is called.
         args: Positional arguments; a ``Ref`` stands for every tensor.
         kwargs: Arguments by name.
         outputs: Pairs (place among the tensors of the result, tensor of the graph).
@@ -77,7 +77,7 @@ class CapturedOp:
         seed: Seed of its random numbers while it was captured.
         in_place: Whether it may write in place: as a part of an op that has no other reader.
         parts: The calls of an op that is several, in order; then ``func`` is not used.
-        owned: What several calls read from outside and write, so that they need a copy of it.
+        owned: Tensors from outside that several calls read and write, so that they need a copy.
     """
 
     name: str = ""

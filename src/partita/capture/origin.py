@@ -69,9 +69,9 @@ class ModelOrigin:
     """The source that a model was captured from.
 
     Attributes:
-        text: What the user called it: a built-in name, ``package.module:callable``.
-        options: What was wanted of it.
-        granularity: What an op is.
+        text: Name that the user gave: a built-in name, ``package.module:callable``.
+        options: Request for the model.
+        granularity: Size of an op: a torch call, a leaf module, or a block.
         mode: The mode of its modules.
         loss: Name of the loss function; empty = the model's own.
     """
@@ -130,7 +130,7 @@ class Captures:
 
     Attributes:
         source: The model.
-        origin: How it is captured.
+        origin: Way in which it is captured.
     """
 
     def __init__(self, source: ModelSource, origin: ModelOrigin) -> None:

@@ -27,7 +27,7 @@ class Example:
     Attributes:
         args: Positional arguments of the model: tensors, or any containers of them.
         kwargs: Arguments by name.
-        labels: What a loss function gets besides the outputs.
+        labels: Arguments of a loss function besides the outputs.
         batch_size: Samples; 0 = the first dimension of the first tensor.
     """
 

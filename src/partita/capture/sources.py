@@ -51,7 +51,7 @@ class SourceOptions:
         scale: Factor on the widths of a built-in model.
         dtype: Of parameters and floating-point inputs; empty = as built; of a configuration its own
             on ``meta``.
-        device: Where it computes; ``meta`` for shapes alone.
+        device: Device that it computes on; ``meta`` for shapes alone.
         seed: Of weights and data.
     """
 
@@ -75,7 +75,7 @@ class ExampleMaker(Protocol):
 
         Args:
             size: Samples; 0 = the usual number.
-            turn: Which one: another turn has other data, the same one the same.
+            turn: Number of the batch: another turn has other data, the same one the same.
         """
         ...
 
@@ -85,7 +85,7 @@ class ModelSource:
     """A model, ready to be captured.
 
     Attributes:
-        name: What the graph is called.
+        name: Name of the graph.
         model: The model.
         example: Makes microbatches.
         loss: The loss function; None where the model returns its loss.
@@ -111,7 +111,7 @@ def load_source(text: str, options: SourceOptions | None = None) -> ModelSource:
             function as a third if the model returns no loss. The example is a tensor, a tuple of
             arguments, a mapping of arguments by name, an ``Example``, a callable of the batch size
             that makes one, or an iterator over such.
-        options: What is wanted of it.
+        options: Request for the model.
 
     Raises:
         InvalidInputError: There is no such model, or it returns something else.

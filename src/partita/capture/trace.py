@@ -123,10 +123,10 @@ class Trace(TorchFunctionMode):
     """Records the torch calls made while it is active.
 
     Attributes:
-        ops: What was recorded.
+        ops: Recorded ops.
         values: The tensors: inputs of the model first.
         constants: Tensors that depend on no input and no parameter.
-        reads: Where the value of a tensor was read by Python: path and function.
+        reads: Places where the value of a tensor was read by Python: path and function.
         aliased: Storages that are written through one tensor and read through another.
     """
 

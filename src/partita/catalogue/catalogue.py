@@ -52,7 +52,7 @@ class LinkType:
         title: Name for people.
         bandwidth_bytes_per_s: Payload rate in one direction.
         latency_s: Seconds before the first byte arrives.
-        sources: Where each figure comes from.
+        sources: Origin of each figure.
     """
 
     name: str
@@ -76,13 +76,13 @@ class DeviceType:
         clocks_mhz: Clocks it can be set to, ascending; empty = not known.
         idle_w: Power while idle; 0 = not known.
         max_w: Power limit; 0 = not known.
-        dvfs: How time and power depend on the clock.
+        dvfs: Dependence of time and power on the clock.
         price_per_hour: Money for an hour; NaN = not known.
         link: Name of the link between two devices of one host.
         host_cpus: Cores of a usual host; 0 = not known.
         host_memory_bytes: Main memory of a usual host; 0 = not known.
         host_max_devices: Devices that a usual host holds; 0 = not known.
-        sources: Where each figure comes from.
+        sources: Origin of each figure.
     """
 
     name: str
@@ -162,7 +162,7 @@ def make_device(
         name: Its name within the cluster.
         host: Index of its host.
         memory_bytes: Memory, instead of the type's.
-        speed: How much faster it is than the profiled one.
+        speed: Factor by which it is faster than the profiled one.
         price_per_hour: Price, instead of the type's.
     """
     return Device(

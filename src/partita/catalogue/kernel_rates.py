@@ -48,7 +48,7 @@ class DeviceKernels:
         median_error: Median error against measured stages of runs that were left out of the fit;
             NaN = never compared.
         worst_error: Largest such error.
-        source: Where the figures come from.
+        source: Origin of the figures.
     """
 
     shares: Mapping[str, float]

@@ -29,7 +29,7 @@ def parse_cluster(
     a shorthand, or a file if it is none.
 
     Args:
-        spec: What the user typed, such as ``2x4xa100`` or ``lab.yaml``.
+        spec: Text that the user typed, such as ``2x4xa100`` or ``lab.yaml``.
         open_text: Returns the text of a file.
         catalogue: Has the device types and links.
         bandwidth: Other bandwidths, such as ``host=1e10,rack=1e9``.

@@ -281,7 +281,7 @@ def _wider_level(
     Args:
         level: The level.
         cluster: The cluster before.
-        addition: What is added.
+        addition: Devices to add.
         devices: All devices, the new ones last.
         apart: Whether each new host gets a group of its own.
     """

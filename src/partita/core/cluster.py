@@ -77,7 +77,7 @@ class Device:
         clocks_mhz: Clocks it can be set to, ascending; empty = not known.
         idle_w: Power while idle; 0 = not known.
         max_w: Power limit; 0 = not known.
-        dvfs: How its time and power depend on its clock.
+        dvfs: Dependence of its time and power on its clock.
         price_per_hour: Money for an hour; NaN = not known.
     """
 
@@ -245,7 +245,7 @@ class Cluster(Columns):
     """Hosts, devices and their links.
 
     Attributes:
-        name: What tables call it.
+        name: Its name in tables.
         hosts: The hosts.
         devices: The devices.
         levels: The hierarchy, innermost first; empty where there is a matrix.

@@ -164,7 +164,7 @@ def decode_part(values: object, kind: type[_T], name: str) -> _T:
     Args:
         values: The values.
         kind: The type: a dataclass of fields as those of documents.
-        name: What it is called in errors.
+        name: Its name in errors.
 
     Raises:
         FormatError: A field is wrong, unknown or missing.

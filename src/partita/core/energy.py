@@ -39,8 +39,8 @@ class EnergyProfile(Columns):
     and take what the cost model says.
 
     Attributes:
-        name: What tables call it.
-        origin: Where the figures come from.
+        name: Its name in tables.
+        origin: Origin of the figures.
         device_types: The types of device that rows refer to; ``""`` = any.
         stage: The stage.
         kind: ``Kind`` of the instruction, a compute kind.
@@ -150,7 +150,7 @@ class Frontier(Columns):
         all_max_j: Energy of that.
         fastest_s: The shortest iteration time that any clocks reach.
         best_s: The iteration time of least energy, T*, with clocks between the measured ones.
-        origin: Where the joules come from.
+        origin: Origin of the joules.
         solution: The plan whose step this is, so that a frontier needs no other file; None where
             it is not known.
         profile: The seconds and joules that it was solved with; None where they are not known.

@@ -120,13 +120,13 @@ class OpTable(Columns):
         names: Unique names, module paths where there are modules.
         fixed_share: Share of an op's time, 0 to 1, that does not grow with the samples.
         flops: Floating-point operations of the forward pass.
-        saved_bytes: What forward keeps for backward, besides parameters.
+        saved_bytes: Bytes that forward keeps for backward, besides parameters.
         saved_fixed_bytes: The part of ``saved_bytes`` that does not grow with the samples.
         workspace_bytes: Scratch memory while the op runs.
         phase: ``Phase`` of the op.
         colocation: Ops with the same class >= 0 must share a device; -1 = free.
         device_kinds: Bits of ``KIND_BIT`` that may run the op.
-        types: What the op computes, such as ``Conv2d``.
+        types: Name of what the op computes, such as ``Conv2d``.
         layers: The layer as published partitions count them.
         blocks: The repeated block, such as a transformer layer.
         modules: The path of the module that the op belongs to.
@@ -183,7 +183,7 @@ class OpCosts(Columns):
 
     Attributes:
         device_type: The type, such as ``"a100"``; empty = any type, as the device's speed says.
-        origin: Where the figures come from.
+        origin: Origin of the figures.
         forward_s: Forward time.
         backward_s: Backward time, both parts.
         backward_input_s: The part that computes the gradient of the inputs; NaN = not known.
@@ -438,20 +438,20 @@ class Graph(Columns):
     """A model, with its costs.
 
     Attributes:
-        name: What tables call it.
+        name: Its name in tables.
         ops: The ops.
         costs: Seconds by device type; the first is the reference.
         tensors: The tensors.
-        edges: Who reads which tensor.
+        edges: Readers of tensors.
         parameters: Parameters and buffers.
         variants: Tensor-parallel and recomputing variants of ops.
         outputs: Tensors that the model returns.
         loss: The tensor that training differentiates; -1 = none is known.
         batch_size: Samples that the costs and bytes stand for.
-        sample_unit: What a sample is.
+        sample_unit: Unit of a sample.
         tokens_per_sample: Tokens in a sample; 0 = not a token model.
         dtype: Type of the arithmetic, for peak rates.
-        annotations: What a foreign file said and no column holds, by name of the format.
+        annotations: Fields of a foreign file that no column holds, by name of the format.
     """
 
     name: str = "graph"

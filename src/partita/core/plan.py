@@ -37,7 +37,7 @@ class Stage:
     Attributes:
         devices: Indices into the plan's devices, ``devices[replica][tp_rank]``.
         shares: Microbatches that each replica takes of a round; empty = one each.
-        shard: What the replicas divide.
+        shard: State that the replicas divide.
     """
 
     devices: tuple[tuple[int, ...], ...]

@@ -35,7 +35,7 @@ class Objective:
     """Measure of a good plan, and what is given. ``None`` leaves a choice to the planner.
 
     Attributes:
-        metric: What is minimised.
+        metric: Metric to minimise.
         mode: Training or inference.
         microbatches: Microbatches in a step.
         microbatch_size: Samples in a microbatch; ``None`` = the graph's batch size.
@@ -86,8 +86,8 @@ class Problem(Columns):
     Attributes:
         graph: The model.
         cluster: The machines.
-        objective: What counts as good.
-        rules: Where ops must and must not run.
+        objective: Measure of a good plan.
+        rules: Pins and bans of ops.
     """
 
     graph: Graph

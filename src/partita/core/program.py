@@ -74,7 +74,7 @@ class Program(Columns):
         peer: The other device of a SEND or RECV; -1 = none.
         group: Row of the group table, for collectives and tensor-parallel compute; -1 = none.
         bucket: Row of the bucket table, for collectives on parameters; -1 = none.
-        bytes: What travels.
+        bytes: Bytes that travel.
         version: The version of the weights that a forward or backward uses; -1 = no matter. In
             documents ``weight_version``, as ``version`` is that of the document.
         group_ptr: Devices of group g are ``group_devices[group_ptr[g]:group_ptr[g + 1]]``.

@@ -27,7 +27,7 @@ class Solution(Columns):
     Attributes:
         problem: The whole problem, so that a solution needs no other file.
         plan: The plan.
-        metric: What was minimised.
+        metric: Metric that was minimised.
         value: Value of the plan, as ``cost`` computes it.
         unit: Unit of the value.
         lower_bound: No plan of the problem is below; 0 = nothing is known.

@@ -45,7 +45,7 @@ class Timeline(Columns):
         peer: The other device of a transfer; -1 = none.
         start_s: When it began; for a RECV when it was posted.
         end_s: When it ended; for a RECV when it was posted and its tensor had arrived.
-        bytes: What travelled.
+        bytes: Bytes that travelled.
         clock_mhz: Clock of the device; NaN = not known.
         energy_j: Energy it took; NaN = not known.
         cause: The row whose end let this one start; -1 = none, or not known.

@@ -151,9 +151,9 @@ class Blueprint:
         inputs: Rows of the model's inputs.
         outputs: Rows of what the model returns.
         loss: Row of the loss, -1 = none.
-        output: What the model returns, with a ``Ref`` for each tensor.
+        output: Result of the model, with a ``Ref`` for each tensor.
         layers: The ops that are calls of a layer, by row.
-        results: What calls return, by ``id``; a tensor where nothing is said.
+        results: Results of calls, by ``id``; a tensor where nothing is said.
         constants: Tensors that depend on nothing.
         parameters: Parameters and buffers that are used, by name.
         unsaved: Names of the buffers that the model's state does not have.

@@ -45,10 +45,10 @@ class Layer:
     """An op that is the call of one layer.
 
     Attributes:
-        path: Where the layer is.
+        path: Path of the layer.
         constructor: Source that makes it.
-        args: What it is called with.
-        kwargs: What it is called with by name.
+        args: Arguments of its call.
+        kwargs: Arguments of its call by name.
     """
 
     path: str

@@ -241,7 +241,7 @@ class Spelling:
 
     Attributes:
         text: Its path, or the name of the method or attribute.
-        form: How it is applied.
+        form: Way in which it is applied.
         imports: The statement that makes the path known.
     """
 

@@ -52,7 +52,7 @@ class Statement:
 
     Attributes:
         lines: The lines.
-        context: What stands around them, outermost first, such as ``with torch.no_grad():``.
+        context: Statements around them, outermost first, such as ``with torch.no_grad():``.
         place: Path of the module that they come from.
     """
 
@@ -74,7 +74,7 @@ class Writer:
         imports: Import statements that the source needs.
         constants: Constants that the source uses.
         memories: Constants whose whole memory it uses, for others that are views of it.
-        statements: What was written.
+        statements: Statements so far.
         now: Place of the call that is being written.
     """
 

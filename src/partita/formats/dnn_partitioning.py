@@ -88,7 +88,7 @@ def read_dnn_partitioning(
     Args:
         text: The file.
         name: Name of the graph.
-        metric: What is minimised: max-load, or single-sample-latency for the latency inputs.
+        metric: Metric to minimise: max-load, or single-sample-latency for the latency inputs.
 
     Raises:
         FormatError: A value is missing or out of range, an id or edge stands twice, the costs of

@@ -88,7 +88,7 @@ def read_energy_csv(
 
     Args:
         text: The file.
-        name: What to call it.
+        name: Its name.
         blocking_w: Power of a device that waits, by type; the file does not say.
 
     Raises:
@@ -212,7 +212,7 @@ def write_energy_log(
 
     Args:
         times: When the counter was read.
-        joules: What it read.
+        joules: Its readings.
         modelled: Whether the counter is that of a modelled device; a third column then says so.
     """
     end = f",{EnergyOrigin.MODELLED.value}" if modelled else ""
@@ -237,9 +237,9 @@ def profile_from_logs(
 
     Args:
         ranks: For each rank its stage, its instructions with their clocks, and its readings.
-        name: What to call it.
+        name: Its name.
         blocking_w: Power of a device that waits.
-        origin: Where the readings come from.
+        origin: Origin of the readings.
 
     Raises:
         InvalidInputError: A clock is not known, or an instruction lies outside the readings.

@@ -64,8 +64,8 @@ def profile_from_reports(
 
     Args:
         reports: For each plan that was tried: the ranks' schedules, and what they reported.
-        ranks: What is known of the ranks; a rank that is not there is its own stage.
-        name: What to call it.
+        ranks: Stages and instructions of the ranks; a rank that is not there is its own stage.
+        name: Its name.
         blocking_w: Power of a device that waits.
         warm_up: Share of the steps of each report that is left out.
 

@@ -43,7 +43,7 @@ class SubmissionLog(NamedTuple):
 
     Attributes:
         rows: Submission, duration and GPUs of each, in the log's order; times from the first on.
-        notes: What was left out or changed, and how many; a phrase each.
+        notes: Jobs that were left out or changed, and how many; a phrase each.
     """
 
     rows: list[tuple[float, float, int]]
@@ -55,7 +55,7 @@ def submission_log(rows: list[tuple[float, float, int]], notes: Counter[str]) ->
 
     Args:
         rows: The jobs that can be.
-        notes: How many jobs what happened to.
+        notes: Number of jobs for each thing that happened to some.
 
     Raises:
         FormatError: No job is left.

@@ -122,7 +122,7 @@ def read_trace(
         text: The file.
         models: Sensitivity by model, of the file of matrices (``read_models``). The published ones
             are data of others: they are read from the user's file and never shipped here.
-        name: What to call it.
+        name: Its name.
         static: Whether all jobs are there from the start; ``None`` = by the arrivals.
 
     Raises:

@@ -35,7 +35,7 @@ class PublishedCount:
     Attributes:
         figure: As printed, such as ``"124.44 M"``.
         count: The number of parameters that the rule gives and that rounds to the figure.
-        rule: How it counts.
+        rule: Rule by which it counts.
     """
 
     figure: str
@@ -66,7 +66,7 @@ class Request:
 
     Attributes:
         batch_size: Number of samples.
-        scale: That of the model.
+        scale: Scale of the model.
         sequence_length: Tokens a sample; 0 for models that read no sequences.
         draw: Source of the numbers.
     """
@@ -82,9 +82,9 @@ class ModelSpec:
     """One model of the zoo.
 
     Attributes:
-        name: What it is built by.
-        source: Where it was published.
-        inputs: What one sample is, for people.
+        name: Name that it is built by.
+        source: Publication.
+        inputs: Description of one sample, for people.
         build: Takes a scale and returns the model on torch's current default device.
         example: Returns one batch.
         loss: Takes the model's output and the labels.
@@ -92,8 +92,8 @@ class ModelSpec:
         sequence_length: Tokens a sample, or 0.
         published: Its figure in the published table, if it is there.
         layers: Returns the layers of published partitions, if there are such.
-        num_embedding_layers: How many of these come before the first block.
-        num_encoder_layers: How many of these are an encoder's, where a decoder follows.
+        num_embedding_layers: Number of these that come before the first block.
+        num_encoder_layers: Number of these that are an encoder's, where a decoder follows.
         basic_blocks: Names of module classes that count as one op at block granularity.
         smallest_batch: Fewest samples that can be trained on (batch norm over one value cannot).
     """

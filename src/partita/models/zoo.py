@@ -101,7 +101,7 @@ def example_inputs(
     Args:
         name: One of ``MODELS``.
         batch_size: Number of samples; the model's default if not given.
-        scale: That of the model.
+        scale: Scale of the model.
         device: On ``"meta"`` tensors have shapes alone.
         seed: The same seed gives the same batch, on every device.
         sequence_length: Tokens a sample, for models that read sequences; as published if not given.

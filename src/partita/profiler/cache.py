@@ -144,7 +144,7 @@ def profile_key(captured: CapturedModel, facts: Mapping[str, object]) -> str:
 
     Args:
         captured: The model.
-        facts: What else it depends on: options, versions, processor, threads.
+        facts: Further facts that it depends on: options, versions, processor, threads.
     """
     digest = hashlib.sha256(captured.digest.encode())
     digest.update(f"{captured.mode} {captured.granularity} {captured.graph.batch_size}\n".encode())

@@ -121,7 +121,7 @@ def kernels_of(
         name: Its name without name space and overload, such as ``"addmm"``.
         args: Its positional arguments.
         kwargs: Its arguments by name.
-        out: What it returned.
+        out: Its result.
     """
     if name in _VIEWS:
         return []

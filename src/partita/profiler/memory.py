@@ -98,7 +98,7 @@ class OpMemory:
     """Memory of the ops of a captured model, and what they compute.
 
     Attributes:
-        saved_bytes: What each op keeps for backward that no op before it keeps.
+        saved_bytes: Bytes that each op keeps for backward that no op before it keeps.
         workspace_bytes: The most that is live while an op runs, forward or backward, besides
             parameters, gradients of parameters and what is saved: unsaved activations, gradients of
             activations, temporaries.

@@ -21,7 +21,7 @@ def merge_costs(graphs: Sequence[Graph], names: Sequence[str] = ()) -> Graph:
 
     Args:
         graphs: Graphs of one model, each measured on other types of devices.
-        names: What to call them in errors, such as their files.
+        names: Their names in errors, such as their files.
 
     Raises:
         InvalidInputError: They are of several models, sizes or types, or two have costs for one

@@ -40,7 +40,7 @@ class Parts:
         hosts: The hosts.
         devices: The devices.
         links: The usual link of each device within its host; None = not known.
-        labels: Where each device lies, by level; only levels that its group mentions.
+        labels: Place of each device, by level; only levels that its group mentions.
         lines: Line of each device.
     """
 

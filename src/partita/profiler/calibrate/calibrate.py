@@ -137,9 +137,9 @@ def calibrate(
     """Return the cluster that a measurement describes.
 
     Args:
-        measurement: What the ranks measured.
+        measurement: Measurements of the ranks.
         name: Name of the cluster.
-        catalogue: Where the types of GPUs are looked up; the package's own if not given.
+        catalogue: Source of the types of GPUs; the package's own if not given.
         keep_matrix: Keep a link for each pair, even where levels explain them.
 
     Raises:

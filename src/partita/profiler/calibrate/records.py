@@ -24,7 +24,7 @@ class MeasureOptions:
         pair_s: Longest time for an ordered pair.
         compute_s: Time for each of the speeds of a device.
         reduce_s: Time for each size of an all-reduce.
-        limit_s: How long a rank waits for another before it gives up and names it.
+        limit_s: Seconds that a rank waits for another before it gives up and names it.
     """
 
     sizes_bytes: tuple[int, ...] = SIZES_BYTES
@@ -60,7 +60,7 @@ class DeviceRecord:
 
     Attributes:
         rank: The rank.
-        host: What tells its host from others: host name and network namespace.
+        host: Mark of its host: host name and network namespace.
         kind: ``"gpu"`` or ``"cpu"``.
         title: Name that the system gives the device.
         threads: Threads that it computes with; 0 = not on a CPU.
@@ -108,7 +108,7 @@ class ReduceRecord:
     """All-reduces over the first ranks.
 
     Attributes:
-        num_ranks: How many ranks took part.
+        num_ranks: Number of ranks that took part.
         sizes_bytes: Sizes, ascending.
         seconds: Seconds on rank 0, by size.
     """

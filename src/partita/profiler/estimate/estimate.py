@@ -60,7 +60,7 @@ class Roofline:
     Attributes:
         peak_flop_per_s: Peak rate.
         memory_bytes_per_s: Memory bandwidth.
-        kernels: What kernels reach.
+        kernels: Shares of the peaks that kernels reach.
         float_factor: Bytes of a floating-point number over those of the captured one.
     """
 
@@ -155,7 +155,7 @@ class Priced:
         workspace_bytes: Scratch memory of each op.
         copied_bytes: Copies of its parameters in the type of the arithmetic that an op keeps.
         float_factor: Bytes of a floating-point activation over those of the captured one.
-        notes: What could not be traced.
+        notes: Ops that could not be traced.
     """
 
     ops: tuple[OpKernels, ...]
@@ -195,7 +195,7 @@ def estimate(
         recompute: Whether every layer (or repeated block), but those with an embedding and the
             last, keeps its inputs alone and computes its forward again in backward.
         layers: Name and module paths of the layers that published partitions count.
-        catalogue: Where the device type stands; the package's if not given.
+        catalogue: Source of the device type; the package's if not given.
 
     Raises:
         InvalidInputError: No such device type or dtype.
@@ -320,8 +320,8 @@ def price(
         found: Its kernels, collected for the same dtype.
         device_type: A name of the catalogue.
         dtype: The arithmetic; that of the model if not given.
-        kernels: Which kernels were collected.
-        catalogue: Where the device type stands; the package's if not given.
+        kernels: Kind of the kernels that were collected.
+        catalogue: Source of the device type; the package's if not given.
 
     Raises:
         InvalidInputError: No such device type, or it has no rate for the dtype.
@@ -380,7 +380,7 @@ class EstimateOptions:
         kernels: Fused kernels of today, or unfused ones.
         arithmetic: Type of the arithmetic, such as ``"tfloat32"``; that of the model if empty.
         recompute: Whether blocks keep their inputs alone and backward computes forward again.
-        granularity: What an op is.
+        granularity: Size of an op: a torch call, a leaf module, or a block.
         mode: Training, or eval for inference.
     """
 
@@ -404,9 +404,9 @@ def estimate_source(
     Args:
         source: The model; on meta tensors nothing is allocated and nothing computed.
         device_types: Names of the catalogue.
-        options: How to estimate.
+        options: Options of the estimate.
         batch_size: Samples of the microbatch; 0 = as the source has it.
-        catalogue: Where the device types stand; the package's if not given.
+        catalogue: Source of the device types; the package's if not given.
 
     Raises:
         InvalidInputError: No type, or one that the catalogue does not have.

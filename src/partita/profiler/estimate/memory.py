@@ -22,8 +22,8 @@ class CallMemory:
         op: The op that it belongs to.
         reads: Rows of the tensors that it reads.
         makes: Rows of the tensors that it makes.
-        forward_bytes: What its forward allocates and frees again.
-        backward_bytes: What its backward allocates.
+        forward_bytes: Bytes that its forward allocates and frees again.
+        backward_bytes: Bytes that its backward allocates.
         passed: Pairs of a row that it reads and one that it makes, whose gradients are one tensor.
     """
 

@@ -57,9 +57,9 @@ class OpKernels:
         forward: Of its forward.
         backward_input: Of the gradients of its inputs.
         backward_weight: Of the gradients of its parameters.
-        saved_bytes: What its forward keeps and no op before it kept.
-        forward_bytes: What its forward allocates and frees again.
-        backward_bytes: What its backward allocates.
+        saved_bytes: Bytes that its forward keeps and no op before it kept.
+        forward_bytes: Bytes that its forward allocates and frees again.
+        backward_bytes: Bytes that its backward allocates.
         passed: Positions of a tensor that it reads and one that it makes with the same gradient.
     """
 
@@ -89,7 +89,7 @@ class TracedKernels:
     Attributes:
         ops: Those of each op.
         workspace_bytes: Scratch memory of each op.
-        notes: Which ops could not be traced.
+        notes: Ops that could not be traced.
     """
 
     ops: tuple[OpKernels, ...]

@@ -89,7 +89,7 @@ class EngineStart:
 
         Args:
             clock: Tells the time.
-            device: Where the op is.
+            device: Device of the op.
             num_targets: Tensors whose gradients are asked for.
         """
         self._clock = clock

@@ -29,15 +29,15 @@ class ProfileRecord:
 
     Attributes:
         mode: ``training`` or ``eval``.
-        granularity: What an op is.
+        granularity: Size of an op: a torch call, a leaf module, or a block.
         rounds: Rounds that were run.
         used_rounds: Rounds that count: all but the first quarter.
-        average: How they became one figure.
+        average: Rule by which they became one figure.
         processor: The processor or GPU.
         threads: Threads of torch.
         versions: Python, torch and Partita.
         num_distinct: Ops that were timed, where equal ones are timed once; else all.
-        overhead_s: What was taken off a backward: a mark, or a start of autograd's engine.
+        overhead_s: Seconds that were taken off a backward: a mark, or a start of autograd's engine.
         whole_forward_s: Forward of the untouched model.
         whole_backward_s: Backward of the untouched model.
         sum_forward_s: Sum of the ops, before any scaling.
@@ -45,10 +45,10 @@ class ProfileRecord:
         is_scaled: Whether ops are scaled so that their sums agree with the whole.
         second_batch_size: The other batch size that was measured; 0 = none.
         peak_bytes: Most bytes live in a step of the untouched model.
-        predicted_peak_bytes: What the figures of the ops say it is.
+        predicted_peak_bytes: The same by the figures of the ops.
         forward_spread: Of each op: distance of the quartiles of its rounds over their median.
         backward_spread: Likewise.
-        notes: What the user should know.
+        notes: Remarks for the user.
     """
 
     mode: str
@@ -159,10 +159,10 @@ def average_rounds(
 
     Args:
         rounds: The rounds, in order.
-        average: Which average.
-        overheads: What is taken off each forward, and each backward that there was.
+        average: Kind of average.
+        overheads: Seconds that are taken off each forward, and each backward that there was.
         split: Rounds that tell what share of a backward is for the inputs.
-        split_overheads: What is taken off each backward in these.
+        split_overheads: Seconds that are taken off each backward in these.
         leader: For each op the one whose time it has.
     """
     kept, order = used(rounds), np.asarray(leader)

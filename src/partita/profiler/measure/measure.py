@@ -52,10 +52,10 @@ class ProfileOptions:
     Attributes:
         rounds: Rounds; the first quarter does not count.
         warmup: Rounds before these.
-        average: How rounds become one figure.
+        average: Rule by which rounds become one figure.
         equal_once: Time ops that call the same on the same shapes once, on inputs that were kept.
         match_whole: Scale the ops so that they sum to the whole step.
-        device_type: What the costs are called; found out if empty.
+        device_type: Name of the costs; found out if empty.
         threads: Threads of torch; 0 = as many as it has now.
     """
 
@@ -126,7 +126,7 @@ def measure(
         captured: The model.
         example: The microbatch it was captured with.
         loss: The loss function it was captured with.
-        options: How to measure.
+        options: Options of the measurement.
         clock: Tells the time; that of the model's device if not given.
         progress: Told each round.
 

@@ -30,7 +30,7 @@ class CaptureOptions:
     """Options of a capture.
 
     Attributes:
-        granularity: What an op is.
+        granularity: Size of an op: a torch call, a leaf module, or a block.
         mode: Training, or eval for inference.
         second_batch_size: Another batch size to measure, which tells how costs grow; 0 = none.
     """
@@ -56,8 +56,8 @@ def profile_model(
         example: One microbatch.
         loss: Makes the loss of outputs and labels, where the model returns none.
         name: Name of the graph; the model's class by default.
-        options: How to measure.
-        capture_options: How to capture.
+        options: Options of the measurement.
+        capture_options: Options of the capture.
     """
     source = ModelSource(
         name=name or type(model).__name__, model=model, example=lambda _, __=0: example, loss=loss
@@ -78,9 +78,9 @@ def profile_source(
 
     Args:
         source: The model.
-        options: How to measure.
-        capture_options: How to capture.
-        cache: Where measurements are kept; nowhere if not given.
+        options: Options of the measurement.
+        capture_options: Options of the capture.
+        cache: Store of measurements; nowhere if not given.
         captured: The model as it was captured before, on its usual microbatch.
         progress: Told each round.
     """

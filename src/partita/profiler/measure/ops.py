@@ -64,7 +64,7 @@ class _OpPass:
 
     Attributes:
         leaves: Its inputs that want a gradient, by row.
-        made: What it made, with its autograd graph, by row.
+        made: Tensors that it made, with its autograd graph, by row.
     """
 
     leaves: dict[int, Tensor]
