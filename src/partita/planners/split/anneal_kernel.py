@@ -1,256 +1,401 @@
-"""Simulated annealing of a split, written to run on lists (small inputs) and compiled on arrays."""
+"""Simulated annealing of a split, in small kernels; see ``refine``.
+
+The order in which random numbers are drawn is part of the result: a split follows from its seed.
+Tables with two indices are flat: row times the length of a row, plus the column.
+"""
 
 import math
+from typing import NamedTuple
 
-from partita.kernels import Column, kernel
+from partita.kernels import Column, Number, kernel
 
 MULTIPLIER, MODULUS = 48271, 2147483647
 """Of the random numbers x -> x * multiplier % modulus: alike on whole numbers and compiled."""
 SINGLE, CLUSTER = 0.4, 0.75
 """A move takes one node below the first number, a cluster up to the second, then swaps two."""
 NEAR, TRIES = 0.7, 8
+"""Share of moves that go to the device of a neighbour; nodes that are tried for a swap."""
 PENALTY = 100.0
 """Energy of a device that needs twice its memory."""
 LOADS, ORDERED_LOADS, LATENCY = 0, 1, 2
+"""Goals; see ``anneal_split``."""
+WORD, MOVES, GOAL = 0, 1, 2
+"""Places of the effort: state of the random numbers, moves to try, the goal."""
+HOT, COLD, SCALE, DOUBLINGS, LARGEST = range(5)
+"""Places of the setting: first and last temperature, the seconds of a load that is 1, how often a
+load is squared, the nodes of the largest cluster."""
+
+
+class Given(NamedTuple):
+    """The costs of nodes on devices.
+
+    Attributes:
+        seconds: ``[class, node]``: seconds of a node, very many where it may not run.
+        class_of: Class of each device.
+        pays: Whether each class pays for the nets that it cuts.
+        limit_bytes: Memory of a device of each class.
+        node_bytes: Bytes that a node needs by itself.
+        net_ptr: Node n is a pin of the nets ``net_of[net_ptr[n]:net_ptr[n + 1]]``.
+        net_of: See ``net_ptr``.
+        pin_ptr: The pins of net e are ``pin[pin_ptr[e]:pin_ptr[e + 1]]``.
+        pin: See ``pin_ptr``.
+        net_s: Seconds that a device pays for each net that it cuts.
+        share_ptr: Node n uses the shared parts ``share_of[share_ptr[n]:share_ptr[n + 1]]``.
+        share_of: See ``share_ptr``.
+        share_bytes: Bytes of each shared part, held once on every device with a node that uses it.
+    """
+
+    seconds: Column
+    class_of: Column
+    pays: Column
+    limit_bytes: Column
+    node_bytes: Column
+    net_ptr: Column
+    net_of: Column
+    pin_ptr: Column
+    pin: Column
+    net_s: Column
+    share_ptr: Column
+    share_of: Column
+    share_bytes: Column
+
+
+class OpFlow(NamedTuple):
+    """How data flows between ops; empty where order means nothing.
+
+    Attributes:
+        node_of: Node of each op.
+        succ_ptr: Op i comes before ``succ[succ_ptr[i]:succ_ptr[i + 1]]``.
+        succ: See ``succ_ptr``.
+        op_s: Seconds of each op on devices that run op by op.
+        is_block: Whether each device runs all that it has as one call.
+    """
+
+    node_of: Column
+    succ_ptr: Column
+    succ: Column
+    op_s: Column
+    is_block: Column
+
+
+class Split(NamedTuple):
+    """A split, and what follows from it; kept up to date by ``_carry`` and ``_press``.
+
+    Attributes:
+        device_of: Device of each node.
+        load: Seconds of each device: its nodes, and the nets that it cuts if it pays.
+        used: Bytes of each device.
+        inside: ``[net, device]``: pins of a net on a device.
+        held: ``[shared part, device]``: nodes on a device that use a part.
+        power: Energy of each device.
+        best_of: Device of each node in the best split that fits.
+        best: Its value, in seconds.
+    """
+
+    device_of: Column
+    load: Column
+    used: Column
+    inside: Column
+    held: Column
+    power: Column
+    best_of: Column
+    best: Column
+
+
+class Scratch(NamedTuple):
+    """Columns of a move, and of a walk through the blocks (a call of a device, or one op).
+
+    Attributes:
+        chosen: Nodes that a move carries.
+        target: Their new devices; once carried, their old ones.
+        mark: ``[node]``: the last move that has looked at it.
+        first_op: ``[device]``: first op of its call; -1 = none.
+        next_op: ``[op]``: next op of the same call.
+        block_of: ``[op]``: its block: its device, or the number of devices plus the op.
+        waiting: ``[block]``: edges from blocks that have not ended.
+        ready: ``[block]``: when all its inputs are there, in seconds.
+        queue: Blocks that can run, in order.
+    """
+
+    chosen: Column
+    target: Column
+    mark: Column
+    first_op: Column
+    next_op: Column
+    block_of: Column
+    waiting: Column
+    ready: Column
+    queue: Column
 
 
 @kernel
-def anneal_split(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (a kernel takes columns)
-    seconds: Column,
-    class_of: Column,
-    pays: Column,
-    limit_bytes: Column,
-    node_bytes: Column,
-    net_ptr: Column,
-    net_of: Column,
-    pin_ptr: Column,
-    pin: Column,
-    net_s: Column,
-    share_ptr: Column,
-    share_of: Column,
-    share_bytes: Column,
-    node_of_op: Column,
-    succ_ptr: Column,
-    succ: Column,
-    op_s: Column,
-    is_block: Column,
-    setting: Column,
-    effort: Column,
-    device_of: Column,
-    best_of: Column,
-    best: Column,
-    load: Column,
-    used: Column,
-    inside: Column,
-    held: Column,
-    power: Column,
-    chosen: Column,
-    target: Column,
-    mark: Column,
-    first_op: Column,
-    next_op: Column,
-    block_of: Column,
-    waiting: Column,
-    ready: Column,
-    queue: Column,
+def anneal_split(
+    given: Given, flow: OpFlow, setting: Column, effort: Column, split: Split, scratch: Scratch
 ) -> None:
-    """Anneal ``device_of`` for ``effort[1]`` moves, and keep the best split in ``best_of``.
+    """Anneal a split for a number of moves, and keep the best one that fits.
 
     A move puts a node, or a cluster of nodes joined by nets, from one device on another, or swaps
-    two nodes; only the two devices' loads change. By the goal, ``effort[2]``, the energy is
+    two nodes; only the two devices' loads change. By the goal the energy is
 
-    * the sum over devices of (load / scale)^(2^doublings), nearly the largest load; ``ordered``:
-      and no data flows in a circle between devices;
-    * the time of the last result over scale, times 2^doublings, where each device of ``is_block``
-      is one call that waits for all its inputs, and others run op by op in ``op_s``;
+    * the sum over devices of (load / scale)^(2^doublings), nearly the largest load;
+      ``ORDERED_LOADS``: and no data flows in a circle between devices;
+    * ``LATENCY``: the time of the last result over scale, times 2^doublings, where each device of
+      ``is_block`` is one call that waits for all its inputs, and others run op by op;
 
-    plus a penalty for memory. ``setting`` is (first temperature, last temperature, scale,
-    doublings, largest cluster); ``effort`` is (state of the random numbers, moves, goal).
+    plus a penalty for memory.
     """
-    num_nodes, num_devices, num_ops = len(device_of), len(class_of), len(node_of_op)
-    temperature, scale = setting[0], setting[2]
-    doublings, largest = int(setting[3]), setting[4]
-    cooling = (setting[1] / setting[0]) ** (1.0 / max(effort[1], 1))
-    state, goal = effort[0], effort[2]
-    steepness = 2.0**doublings
-    # The first evaluation, of no move at all, sets the energy.
-    energy, pressure, stamp = math.inf, 0.0, 0
-    for turn_number in range(effort[1] + 1):
-        here, there, size = 0, 0, 0
-        if turn_number > 0:
-            temperature *= cooling
-            state = state * MULTIPLIER % MODULUS
-            sort = state / MODULUS
-            state = state * MULTIPLIER % MODULUS
-            first = state % num_nodes
-            here = device_of[first]
-            state = state * MULTIPLIER % MODULUS
-            there = state % num_devices
-            if state / MODULUS < NEAR and net_ptr[first + 1] > net_ptr[first]:
-                state = state * MULTIPLIER % MODULUS
-                net = net_of[net_ptr[first] + state % (net_ptr[first + 1] - net_ptr[first])]
-                state = state * MULTIPLIER % MODULUS
-                near = device_of[pin[pin_ptr[net] + state % (pin_ptr[net + 1] - pin_ptr[net])]]
-                there = there if near == here else near
-            if there == here:
-                continue
-            stamp += 1
-            mark[first] = stamp
-            chosen[0], target[0], size = first, there, 1
-            if SINGLE <= sort < CLUSTER:
-                state = state * MULTIPLIER % MODULUS
-                share = state / MODULUS
-                state = state * MULTIPLIER % MODULUS
-                most = min(num_nodes - 1, 2 + int(share * state / MODULUS * largest))
-                head = 0
-                while head < size < most:
-                    state = state * MULTIPLIER % MODULUS
-                    spot = head + state % (size - head)
-                    node = chosen[spot]
-                    chosen[spot] = chosen[head]
-                    chosen[head] = node
-                    head += 1
-                    for row in range(net_ptr[node], net_ptr[node + 1]):
-                        for place in range(pin_ptr[net_of[row]], pin_ptr[net_of[row] + 1]):
-                            other = pin[place]
-                            if size < most and mark[other] != stamp and device_of[other] == here:
-                                mark[other] = stamp
-                                chosen[size], target[size] = other, there
-                                size += 1
-            state = state * MULTIPLIER % MODULUS
-            if sort >= CLUSTER or (sort >= SINGLE and state % 5 == 0):
-                for _ in range(TRIES):
-                    state = state * MULTIPLIER % MODULUS
-                    other = state % num_nodes
-                    if device_of[other] == there:
-                        chosen[size], target[size] = other, here
-                        size += 1
-                        break
-        old_load_here, old_load_there = load[here], load[there]
-        old_used_here, old_used_there = used[here], used[there]
-        old_power_here, old_power_there = power[here], power[there]
-        accepted = False
-        moved, pressed, end = 0.0, 0.0, 0.0
-        for turn in range(2):
-            for index in range(size):
-                node, after = chosen[index], target[index]
-                before = device_of[node]
-                device_of[node] = after
-                target[index] = before
-                load[before] -= seconds[class_of[before] * num_nodes + node]
-                load[after] += seconds[class_of[after] * num_nodes + node]
-                used[before] -= node_bytes[node]
-                used[after] += node_bytes[node]
-                for row in range(net_ptr[node], net_ptr[node + 1]):
-                    net = net_of[row]
-                    most = pin_ptr[net + 1] - pin_ptr[net]
-                    leaving = inside[net * num_devices + before]
-                    coming = inside[net * num_devices + after]
-                    inside[net * num_devices + before] = leaving - 1
-                    inside[net * num_devices + after] = coming + 1
-                    if pays[class_of[before]]:
-                        if leaving == most:
-                            load[before] += net_s[net]
-                        if leaving == 1:
-                            load[before] -= net_s[net]
-                    if pays[class_of[after]]:
-                        if coming == 0:
-                            load[after] += net_s[net]
-                        if coming == most - 1:
-                            load[after] -= net_s[net]
-                for row in range(share_ptr[node], share_ptr[node + 1]):
-                    part = share_of[row]
-                    held[part * num_devices + before] -= 1
-                    if held[part * num_devices + before] == 0:
-                        used[before] -= share_bytes[part]
-                    if held[part * num_devices + after] == 0:
-                        used[after] += share_bytes[part]
-                    held[part * num_devices + after] += 1
-            if turn == 1:
-                break
-            pressed = pressure - power[here] - power[there] if size else 0.0
-            for index in range(2 if size else num_devices):
-                device = (there if index else here) if size else index
-                raised = 0.0
-                if goal != LATENCY:
-                    raised = load[device] / scale
-                    for _ in range(doublings):
-                        raised *= raised
-                over = used[device] / limit_bytes[class_of[device]] - 1.0
-                power[device] = raised + (PENALTY * over if over > 0 else 0.0)
-                pressed += power[device]
-            moved = pressed
-            if goal != LOADS:
-                for device in range(num_devices):
-                    first_op[device] = -1
-                for block in range(num_devices + num_ops):
-                    waiting[block], ready[block] = 0, 0.0
-                for op in range(num_ops):
-                    device = device_of[node_of_op[op]]
-                    block_of[op] = num_devices + op
-                    if is_block[device]:
-                        block_of[op] = device
-                        next_op[op] = first_op[device]
-                        first_op[device] = op
-                    else:
-                        next_op[op] = -1
-                for op in range(num_ops):
-                    for row in range(succ_ptr[op], succ_ptr[op + 1]):
-                        if block_of[succ[row]] != block_of[op]:
-                            waiting[block_of[succ[row]]] += 1
-                tail, left = 0, 0
-                for block in range(num_devices + num_ops):
-                    holds = (
-                        first_op[block] >= 0
-                        if block < num_devices
-                        else (block_of[block - num_devices] == block)
-                    )
-                    if holds:
-                        left += 1
-                        if waiting[block] == 0:
-                            queue[tail] = block
-                            tail += 1
-                head = 0
-                while head < tail:
-                    block = queue[head]
-                    head += 1
-                    if block < num_devices:
-                        done, op = ready[block] + load[block], first_op[block]
-                    else:
-                        done, op = ready[block] + op_s[block - num_devices], block - num_devices
-                    end = max(end, done)
-                    while op >= 0:
-                        for row in range(succ_ptr[op], succ_ptr[op + 1]):
-                            into = block_of[succ[row]]
-                            if into != block:
-                                ready[into] = max(ready[into], done)
-                                waiting[into] -= 1
-                                if waiting[into] == 0:
-                                    queue[tail] = into
-                                    tail += 1
-                        op = next_op[op]
-                if tail < left:
-                    moved = math.inf
-                elif goal == LATENCY:
-                    moved += steepness * end / scale
-            state = state * MULTIPLIER % MODULUS
-            if moved <= energy or state / MODULUS < math.exp((energy - moved) / temperature):
-                accepted = True
-                break
-        if not accepted:
-            # The values as they were, so that rounding does not add up.
-            load[here], load[there] = old_load_here, old_load_there
-            used[here], used[there] = old_used_here, old_used_there
-            power[here], power[there] = old_power_here, old_power_there
+    goal, scale = effort[GOAL], setting[SCALE]
+    temperature = setting[HOT]
+    cooling = (setting[COLD] / setting[HOT]) ** (1.0 / max(effort[MOVES], 1))
+    steepness = 2.0 ** int(setting[DOUBLINGS])
+    pressure = 0.0
+    for device in range(len(given.class_of)):
+        pressure += _press(given, setting, goal, split, device)
+    energy, end = _judge(flow, split, scratch, goal, pressure, steepness, scale)
+    _draw(effort)  # as for a move, so that the numbers that follow are the same
+    _keep_best(given, split, goal, end)
+    for stamp in range(1, effort[MOVES] + 1):
+        temperature *= cooling
+        here, there, size = _choose(given, setting, effort, split, scratch, stamp)
+        if size == 0:
             continue
-        energy, pressure = moved, pressed
-        worst, fits = end if goal == LATENCY else 0.0, True
-        for device in range(num_devices):
-            if goal != LATENCY:
-                worst = max(worst, load[device])
-            fits = fits and used[device] <= limit_bytes[class_of[device]]
-        if fits and worst < best[0]:
-            best[0] = worst
-            for node in range(num_nodes):
-                best_of[node] = device_of[node]
-    effort[0] = state
+        load, used, power = split.load, split.used, split.power
+        load_here, used_here, power_here = load[here], used[here], power[here]
+        load_there, used_there, power_there = load[there], used[there], power[there]
+        _carry(given, split, scratch, size)
+        pressed = pressure - power_here - power_there
+        pressed += _press(given, setting, goal, split, here)
+        pressed += _press(given, setting, goal, split, there)
+        moved, end = _judge(flow, split, scratch, goal, pressed, steepness, scale)
+        chance = _draw(effort) / MODULUS
+        if moved <= energy or chance < math.exp((energy - moved) / temperature):
+            energy, pressure = moved, pressed
+            _keep_best(given, split, goal, end)
+            continue
+        _carry(given, split, scratch, size)
+        # The values as they were, so that rounding does not add up.
+        load[here], used[here], power[here] = load_here, used_here, power_here
+        load[there], used[there], power[there] = load_there, used_there, power_there
+
+
+@kernel(inline=True)
+def _draw(effort: Column) -> Number:
+    """Return the next random number, from 1 to ``MODULUS - 1``."""
+    word = effort[WORD] * MULTIPLIER % MODULUS
+    effort[WORD] = word
+    return word
+
+
+@kernel(inline=True)
+def _choose(
+    given: Given, setting: Column, effort: Column, split: Split, scratch: Scratch, stamp: int
+) -> tuple[Number, Number, Number]:
+    """Choose a move; return the device that its first node leaves, the one it goes to, its size.
+
+    A size of 0 is no move. Most moves go where another pin of one of the node's nets is.
+    """
+    num_nodes = len(split.device_of)
+    sort = _draw(effort) / MODULUS
+    first = _draw(effort) % num_nodes
+    here = split.device_of[first]
+    word = _draw(effort)
+    there = word % len(given.class_of)
+    begin, end = given.net_ptr[first], given.net_ptr[first + 1]
+    if word / MODULUS < NEAR and end > begin:
+        net = given.net_of[begin + _draw(effort) % (end - begin)]
+        begin, end = given.pin_ptr[net], given.pin_ptr[net + 1]
+        near = split.device_of[given.pin[begin + _draw(effort) % (end - begin)]]
+        there = there if near == here else near
+    if there == here:
+        return here, there, 0
+    scratch.mark[first] = stamp
+    scratch.chosen[0], scratch.target[0], size = first, there, 1
+    if SINGLE <= sort < CLUSTER:
+        share = _draw(effort) / MODULUS
+        most = min(num_nodes - 1, 2 + int(share * _draw(effort) / MODULUS * setting[LARGEST]))
+        size = _grow(given, effort, split, scratch, stamp, most)
+    word = _draw(effort)
+    if sort >= CLUSTER or (sort >= SINGLE and word % 5 == 0):
+        for _ in range(TRIES):
+            other = _draw(effort) % num_nodes
+            if split.device_of[other] == there:
+                scratch.chosen[size], scratch.target[size] = other, here
+                size += 1
+                break
+    return here, there, size
+
+
+@kernel(inline=True)
+def _grow(
+    given: Given, effort: Column, split: Split, scratch: Scratch, stamp: int, most: int
+) -> Number:
+    """Add nodes of the same device to a cluster, along nets in random order; return its size."""
+    chosen, target = scratch.chosen, scratch.target
+    here, there = split.device_of[chosen[0]], target[0]
+    head, size = 0, 1
+    while head < size < most:
+        spot = head + _draw(effort) % (size - head)
+        node = chosen[spot]
+        chosen[spot] = chosen[head]
+        chosen[head] = node
+        head += 1
+        for row in range(given.net_ptr[node], given.net_ptr[node + 1]):
+            net = given.net_of[row]
+            for place in range(given.pin_ptr[net], given.pin_ptr[net + 1]):
+                other = given.pin[place]
+                if size < most and scratch.mark[other] != stamp and split.device_of[other] == here:
+                    scratch.mark[other] = stamp
+                    chosen[size], target[size] = other, there
+                    size += 1
+    return size
+
+
+@kernel(inline=True)
+def _carry(given: Given, split: Split, scratch: Scratch, size: int) -> None:
+    """Carry the chosen nodes to their targets; these become where they were, ready to go back."""
+    devices, nodes = len(given.class_of), len(split.device_of)
+    load, used, inside, held = split.load, split.used, split.inside, split.held
+    for index in range(size):
+        node, after = scratch.chosen[index], scratch.target[index]
+        before = split.device_of[node]
+        split.device_of[node] = after
+        scratch.target[index] = before
+        old, new = given.class_of[before], given.class_of[after]
+        load[before] -= given.seconds[old * nodes + node]
+        load[after] += given.seconds[new * nodes + node]
+        used[before] -= given.node_bytes[node]
+        used[after] += given.node_bytes[node]
+        for row in range(given.net_ptr[node], given.net_ptr[node + 1]):
+            net = given.net_of[row]
+            most = given.pin_ptr[net + 1] - given.pin_ptr[net]
+            leaving = inside[net * devices + before]
+            coming = inside[net * devices + after]
+            inside[net * devices + before] = leaving - 1
+            inside[net * devices + after] = coming + 1
+            # A device cuts a net while it has some of the pins and not all.
+            if given.pays[old]:
+                if leaving == most:
+                    load[before] += given.net_s[net]
+                if leaving == 1:
+                    load[before] -= given.net_s[net]
+            if given.pays[new]:
+                if coming == 0:
+                    load[after] += given.net_s[net]
+                if coming == most - 1:
+                    load[after] -= given.net_s[net]
+        for row in range(given.share_ptr[node], given.share_ptr[node + 1]):
+            part = given.share_of[row]
+            held[part * devices + before] -= 1
+            if held[part * devices + before] == 0:
+                used[before] -= given.share_bytes[part]
+            if held[part * devices + after] == 0:
+                used[after] += given.share_bytes[part]
+            held[part * devices + after] += 1
+
+
+@kernel(inline=True)
+def _press(given: Given, setting: Column, goal: int, split: Split, device: int) -> Number:
+    """Set and return the energy of a device: its load, raised, and what its memory lacks."""
+    raised = 0.0
+    if goal != LATENCY:
+        raised = split.load[device] / setting[SCALE]
+        for _ in range(int(setting[DOUBLINGS])):
+            raised *= raised
+    over = split.used[device] / given.limit_bytes[given.class_of[device]] - 1.0
+    power = raised + (PENALTY * over if over > 0 else 0.0)
+    split.power[device] = power
+    return power
+
+
+@kernel(inline=True)
+def _judge(
+    flow: OpFlow,
+    split: Split,
+    scratch: Scratch,
+    goal: int,
+    pressure: float,
+    steepness: float,
+    scale: float,
+) -> tuple[Number, Number]:
+    """Return the energy of a split, inf where data flows in a circle, and when its last op ends."""
+    if goal == LOADS:
+        return pressure, 0.0
+    end, is_complete = _play(flow, split, scratch)
+    if not is_complete:
+        return math.inf, end
+    if goal == LATENCY:
+        return pressure + steepness * end / scale, end
+    return pressure, end
+
+
+@kernel
+def _play(  # noqa: C901, PLR0912 (one walk)
+    flow: OpFlow, split: Split, scratch: Scratch
+) -> tuple[Number, Number]:
+    """Run the blocks as soon as their inputs are there; return the end, and whether all could."""
+    num_devices, num_ops = len(split.load), len(flow.node_of)
+    succ_ptr, succ, block_of = flow.succ_ptr, flow.succ, scratch.block_of
+    first_op, next_op = scratch.first_op, scratch.next_op
+    waiting, ready, queue = scratch.waiting, scratch.ready, scratch.queue
+    for device in range(num_devices):
+        first_op[device] = -1
+    for block in range(num_devices + num_ops):
+        waiting[block], ready[block] = 0, 0.0
+    for op in range(num_ops):
+        device = split.device_of[flow.node_of[op]]
+        block_of[op] = num_devices + op
+        next_op[op] = -1
+        if flow.is_block[device]:
+            block_of[op] = device
+            next_op[op] = first_op[device]
+            first_op[device] = op
+    for op in range(num_ops):
+        for row in range(succ_ptr[op], succ_ptr[op + 1]):
+            if block_of[succ[row]] != block_of[op]:
+                waiting[block_of[succ[row]]] += 1
+    tail, blocks = 0, 0
+    for block in range(num_devices + num_ops):
+        if block < num_devices:
+            exists = first_op[block] >= 0
+        else:
+            exists = block_of[block - num_devices] == block
+        if exists:
+            blocks += 1
+            if waiting[block] == 0:
+                queue[tail] = block
+                tail += 1
+    head, end = 0, 0.0
+    while head < tail:
+        block = queue[head]
+        head += 1
+        if block < num_devices:
+            done, op = ready[block] + split.load[block], first_op[block]
+        else:
+            done, op = ready[block] + flow.op_s[block - num_devices], block - num_devices
+        end = max(end, done)
+        while op >= 0:
+            for row in range(succ_ptr[op], succ_ptr[op + 1]):
+                into = block_of[succ[row]]
+                if into != block:
+                    ready[into] = max(ready[into], done)
+                    waiting[into] -= 1
+                    if waiting[into] == 0:
+                        queue[tail] = into
+                        tail += 1
+            op = next_op[op]
+    return end, tail == blocks
+
+
+@kernel(inline=True)
+def _keep_best(given: Given, split: Split, goal: int, end: float) -> None:
+    """Keep a split if it fits and none was better."""
+    worst = end if goal == LATENCY else 0.0
+    fits = True
+    for device in range(len(given.class_of)):
+        if goal != LATENCY:
+            worst = max(worst, split.load[device])
+        fits = fits and split.used[device] <= given.limit_bytes[given.class_of[device]]
+    if fits and worst < split.best[0]:
+        split.best[0] = worst
+        for node in range(len(split.device_of)):
+            split.best_of[node] = split.device_of[node]

@@ -24,6 +24,7 @@ class Order(NamedTuple):
     """What runs when.
 
     Attributes:
+        num_states: Number of states of the accelerators; a division in a kernel would take long.
         pred_ptr: Node n reads ``pred[pred_ptr[n]:pred_ptr[n + 1]]``.
         pred: See ``pred_ptr``.
         cpu_s: Seconds of each node on the CPUs; inf = it may not run there.
@@ -31,6 +32,7 @@ class Order(NamedTuple):
         next_state: ``[state, class]``: the state after a call of an accelerator; -1 = none left.
     """
 
+    num_states: int
     pred_ptr: Column
     pred: Column
     cpu_s: Column
@@ -50,7 +52,7 @@ def push_calls(
     left. Stops after ``bound[MOST_PAIRS]`` pairs of ideals.
     """
     full = len(order.tail_s) - 1
-    states = len(table.value) // (full + 1)
+    states = order.num_states
     pairs = 0
     for base in range(full):
         least = bound[UPPER] * 2 + 1
@@ -95,7 +97,7 @@ def _extend(
 ) -> None:
     """Run the piece at a depth after every chain to its base: on CPUs, or as a call of a class."""
     full = len(order.tail_s) - 1
-    states, classes = len(table.value) // (full + 1), len(costs.limit_bytes)
+    states, classes = order.num_states, len(costs.limit_bytes)
     base, there = path.ideal[0], path.ideal[depth]
     before, beyond = base * states, there * states
     # Columns that may not change are read once: stores to the table would make it read them again.

@@ -113,6 +113,7 @@ def best_calls(model: SplitModel, ideals: Ideals, upper: float = math.inf) -> Ch
     table, bound = new_table(num_ideals, num_states), np.array([upper * (1 + SLACK), MAX_PAIRS])
     costs = costs_of(model, parts)
     order = Order(
+        num_states=num_states,
         pred_ptr=model.q.pred_ptr,
         pred=model.q.pred,
         cpu_s=np.full(model.q.num_nodes, np.inf) if model.pays.all() else model.seconds[-1],

@@ -21,7 +21,16 @@ from partita.core.columns import Array, Flags, Floats, Longs
 from partita.kernels import Threshold, run
 from partita.objectives.sums import sum_by
 from partita.planners.lattice.nets import Nets, nets_by_node
-from partita.planners.split.anneal_kernel import LOADS, MODULUS, ORDERED_LOADS, anneal_split
+from partita.planners.split.anneal_kernel import (
+    LOADS,
+    MODULUS,
+    ORDERED_LOADS,
+    Given,
+    OpFlow,
+    Scratch,
+    Split,
+    anneal_split,
+)
 from partita.planners.split.model import SplitModel
 
 INTERPRETED_WORK = 150_000
@@ -164,17 +173,18 @@ def anneal(
         stop: Asked after every round.
         found: Told every better value, after the round that found it.
     """
-    columns = _columns(model, flow)
+    given, order = _given(model, flow)
+    columns = (given, order, flow.goal)
     first = (np.asarray(start), MANNERS[0], seed, 0)
-    origin = best = _round(model, flow, columns, first, scale=1.0)
-    scale = origin.value if 0 < origin.value < np.inf else float(columns[0].max()) or 1.0
+    origin = best = _round(model, columns, first, scale=1.0)
+    scale = origin.value if 0 < origin.value < np.inf else float(given.seconds.max()) or 1.0
     rounds = max(1, -(-moves // max(1, round_moves(model, flow))))
     work = moves * _move_work(flow)
     for number in range(rounds):
         manner = MANNERS[number % len(MANNERS)]
         begin = best if manner.from_best else origin
         effort = (begin.device_of, manner, seed * 7919 + number, moves // rounds)
-        result = _round(model, flow, columns, effort, scale=scale, work=work)
+        result = _round(model, columns, effort, scale=scale, work=work)
         if result.value < best.value:
             best = result
             found(best.value)
@@ -183,23 +193,30 @@ def anneal(
     return best
 
 
-def _columns(model: SplitModel, flow: Flow) -> tuple[Array, ...]:
+def _given(model: SplitModel, flow: Flow) -> tuple[Given, OpFlow]:
     """Return what the kernel reads; a node takes very long where it may not run."""
     nodes = model.q.num_nodes
     total = float(np.where(np.isfinite(model.seconds), model.seconds, 0.0).sum())
     longest = BARRED * (total + 1e-9)
-    return (
-        np.where(np.isfinite(model.seconds), model.seconds, longest).ravel(),
-        *(_class_of(model), model.pays),
-        *(np.maximum(model.limit_bytes, 1e-9), model.node_bytes),
-        *nets_by_node(model.nets, nodes),
-        *(model.nets.ptr, model.nets.pins, model.net_s),
-        *nets_by_node(model.shared, nodes),
-        model.shared_bytes,
-        *(flow.node_of, flow.succ_ptr, flow.succ),
-        np.where(np.isfinite(flow.op_s), flow.op_s, longest),
-        flow.is_block,
+    net_ptr, net_of = nets_by_node(model.nets, nodes)
+    share_ptr, share_of = nets_by_node(model.shared, nodes)
+    given = Given(
+        seconds=np.where(np.isfinite(model.seconds), model.seconds, longest).ravel(),
+        class_of=_class_of(model),
+        pays=model.pays,
+        limit_bytes=np.maximum(model.limit_bytes, 1e-9),
+        node_bytes=model.node_bytes,
+        net_ptr=net_ptr,
+        net_of=net_of,
+        pin_ptr=model.nets.ptr,
+        pin=model.nets.pins,
+        net_s=model.net_s,
+        share_ptr=share_ptr,
+        share_of=share_of,
+        share_bytes=model.shared_bytes,
     )
+    op_s = np.where(np.isfinite(flow.op_s), flow.op_s, longest)
+    return given, OpFlow(flow.node_of, flow.succ_ptr, flow.succ, op_s, flow.is_block)
 
 
 def _class_of(model: SplitModel) -> Longs:
@@ -208,40 +225,58 @@ def _class_of(model: SplitModel) -> Longs:
 
 def _round(
     model: SplitModel,
-    flow: Flow,
-    columns: tuple[Array, ...],
+    columns: tuple[Given, OpFlow, int],
     effort: tuple[Array, _Manner, int, int],
     *,
     scale: float,
     work: int = 0,
 ) -> Assignment:
     """Return the best assignment of one annealing: from a start, in a manner, by a seed."""
+    given, flow, goal = columns
     start, manner, seed, moves = effort
-    nodes, ops = model.q.num_nodes, len(flow.node_of)
     device_of, best_of = np.array([start, start], dtype=np.int64)
-    load, used, inside, held = _loads(model, columns[0], device_of)
-    blocks = len(load) + ops
-    best = np.array([np.inf])
+    load, used, inside, held = _loads(model, given.seconds, device_of)
+    split = Split(
+        device_of=device_of,
+        load=load,
+        used=used,
+        inside=inside.ravel(),
+        held=held.ravel(),
+        power=np.zeros(len(load)),
+        best_of=best_of,
+        best=np.array([np.inf]),
+    )
     setting = np.array([manner.heat, COLD, scale, manner.doublings, LARGEST_CLUSTER])
     random_state = (seed * 69621 + 12345) % (MODULUS - 1) + 1
     run(
         anneal_split,
         work,
-        (*columns, setting),
+        (given, flow, setting),
         (
-            np.array([random_state, moves, flow.goal]),
-            *(device_of, best_of, best, load, used, inside.ravel(), held.ravel()),
-            np.zeros(len(load)),
-            *np.zeros((3, nodes + 1), dtype=np.int64),
-            np.zeros(len(load), dtype=np.int64),
-            *np.zeros((2, ops), dtype=np.int64),
-            np.zeros(blocks, dtype=np.int64),
-            np.zeros(blocks),
-            np.zeros(blocks, dtype=np.int64),
+            np.array([random_state, moves, goal]),
+            split,
+            _scratch(len(device_of), len(load), len(flow.node_of)),
         ),
         Threshold(INTERPRETED_WORK + 1),
     )
-    return Assignment(value=float(best[0]), device_of=best_of)
+    return Assignment(value=float(split.best[0]), device_of=best_of)
+
+
+def _scratch(nodes: int, devices: int, ops: int) -> Scratch:
+    chosen, target, mark = np.zeros((3, nodes + 1), dtype=np.int64)
+    next_op, block_of = np.zeros((2, ops), dtype=np.int64)
+    waiting, queue = np.zeros((2, devices + ops), dtype=np.int64)
+    return Scratch(
+        chosen=chosen,
+        target=target,
+        mark=mark,
+        first_op=np.zeros(devices, dtype=np.int64),
+        next_op=next_op,
+        block_of=block_of,
+        waiting=waiting,
+        ready=np.zeros(devices + ops),
+        queue=queue,
+    )
 
 
 def _loads(
