@@ -29,6 +29,11 @@ class Concept(NamedTuple):
 
 CONCEPTS: Mapping[str, Concept] = {
     "near names": Concept(r"get_close_matches\(", ("names.py",)),
+    "SQLite files that survive kills": Concept(r"sqlite3\.connect\(", ("store.py",)),
+    "speaking HTTP to a server": Concept(
+        r"import_module\(.httpx.\)|\b(import|from) (httpx|urllib\.request|http\.client)\b",
+        ("http.py",),
+    ),
     "loading plug-ins": Concept(r"\bentry_points\(", ("plugins.py",)),
     "reading YAML": Concept(r"\b(import|from) yaml\b", ("yaml_nodes.py",)),
     "formats": Concept(r": Mapping\[str, Format\] = {", ("formats/table.py", "documents.py")),

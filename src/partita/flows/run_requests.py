@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from partita.core.program import TransferMode
-from partita.energy.client.server_link import check_address
 from partita.errors import InvalidInputError
 from partita.flows.fields import SourceFields, StepFields
 from partita.flows.solutions import SolutionRequest
+from partita.http import check_address
 from partita.requests import Request, declare
 from partita.runtime.baseline_names import BASELINES, TORCH_WAYS
 
@@ -211,7 +211,7 @@ def _check_together(request: RunFields, baseline: str | None = None) -> None:
     elif request.emulate_scale:
         raise InvalidInputError("--emulate-scale needs --emulate")
     if request.energy_server:
-        check_address(request.energy_server)
+        check_address(request.energy_server, noun="energy server")
     else:
         why = "it says when the energy server is told: add --energy-server"
         _refuse_given(request, why, "profile_steps")

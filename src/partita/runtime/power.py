@@ -15,12 +15,12 @@ from partita.core.codec import encode
 from partita.core.solution import Solution
 from partita.energy.client.client import ClientOptions, EnergyClient
 from partita.energy.client.registration import JobInfo, RankInfo, register_job
-from partita.energy.client.server_link import ServerError, check_address
 from partita.energy.devices.modelled import ModelledDevice
 from partita.energy.devices.protocol import PowerDevice, WorkingDevice
 from partita.energy.devices.table import DEVICES, open_device
 from partita.energy.frontier.choose import parse_limits
 from partita.errors import InvalidInputError
+from partita.http import ServerError, check_address
 from partita.runtime.metering import EnergyMeter, Meter, NoMeter
 from partita.runtime.process_transport import Member, used_devices
 from partita.runtime.task import Task
@@ -56,7 +56,7 @@ class Power:
         if self.profile_steps < 1:
             raise InvalidInputError(f"profile_steps is {self.profile_steps}; expected 1 or more")
         if self.server:
-            check_address(self.server)
+            check_address(self.server, noun="energy server")
         if self.wish:
             parse_limits(self.wish)  # refuses one that makes no sense before anything runs
         name = self.device.partition(":")[0]

@@ -1,8 +1,8 @@
 """One SQLite file with one writer: what was acknowledged is there after any end of the process.
 
 All statements run in one thread, which takes what waits for it together in one transaction and
-answers only when that is on disk (WAL, ``synchronous=FULL``): a thousand requests at once share a
-few commits. A lock beside the file keeps a second server away.
+answers only when that is on disk (`partita.store`): a thousand requests at once share a few
+commits.
 """
 
 import asyncio
@@ -14,8 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partita.errors import InvalidInputError
-from partita.processes import lock_beside
+from partita.store import SqliteFile
 
 _T = TypeVar("_T")
 _Work = tuple[Callable[[sqlite3.Connection], Any], "Future[Any]"]
@@ -37,19 +36,11 @@ class Database:
 
     def __init__(self, path: Path, schema: Sequence[str]) -> None:
         self.path = path
-        self._lock = lock_beside(path, "server")
+        self._file = SqliteFile(path, schema, holder="server")
+        self._connection = self._file.connection
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._open_or_not = threading.Lock()  # nothing enters the queue after its end
         self._closed = False
-        try:
-            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=FULL")
-            for statement in schema:
-                self._connection.execute(statement)
-        except sqlite3.Error as exc:
-            self._lock.close()
-            raise InvalidInputError(f"{path} cannot be used as a database: {exc}") from exc
         self._thread = threading.Thread(target=self._work, name="database", daemon=True)
         self._thread.start()
 
@@ -74,8 +65,7 @@ class Database:
             self._closed = True
             self._queue.put(None)
         self._thread.join()
-        self._connection.close()
-        self._lock.close()
+        self._file.close()
 
     def _work(self) -> None:
         while (batch := self._take()) is not None:

@@ -17,8 +17,8 @@ from enum import Enum, auto
 from functools import cache, partial
 from typing import Any, TypeVar
 
-from partita.energy.client.server_link import NO_SENSE, ServerError, ServerLink, pause_s
 from partita.energy.frontier.clock_plan import Entry
+from partita.http import NO_SENSE, ServerError, ServerLink, pause_s
 
 _T = TypeVar("_T")
 LONG_POLL_S = 20.0
@@ -126,7 +126,10 @@ class Mailbox:
         self._complaining = threading.Lock()
         self._complained: set[int] = set()
         self._silent_since: dict[int, float] = {}  # by thread, while its requests fail
-        self._links = [ServerLink(url, token=token, transport=transport) for _ in range(2)]
+        self._links = [
+            ServerLink(url, noun="energy server", token=token, transport=transport)
+            for _ in range(2)
+        ]
         self._threads = [
             threading.Thread(target=self._ask, args=(self._links[0],), daemon=True),
             threading.Thread(target=self._send, args=(self._links[1],), daemon=True),

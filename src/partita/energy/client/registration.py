@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from partita.energy.client.server_link import ServerError, ServerLink, pause_s
 from partita.energy.devices.protocol import PowerDevice
+from partita.http import ServerError, ServerLink, pause_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,9 @@ def register_job(
     Raises:
         ServerError: The server did not answer in time, or refuses; says why.
     """
-    link = ServerLink(url, token=token, timeout_s=limit_s, transport=transport)
+    link = ServerLink(
+        url, noun="energy server", token=token, timeout_s=limit_s, transport=transport
+    )
     deadline, failures = time.monotonic() + limit_s, 0
     waiting = threading.Event()
     try:

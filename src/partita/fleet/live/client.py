@@ -1,13 +1,9 @@
-"""The way to a live fleet: its routes as functions, with the standard library alone."""
+"""The way to a live fleet: its routes as functions."""
 
-import json
 import time
-import urllib.error
-import urllib.request
 import uuid
-from collections.abc import Mapping
-from typing import Any
-from urllib.parse import urlsplit
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from partita.errors import (
     InfeasibleError,
@@ -17,9 +13,11 @@ from partita.errors import (
     WorkerError,
 )
 from partita.fleet.live.jobspec import JobSpec
+from partita.http import ServerError, ServerLink
 
 DEFAULT_URL = "http://127.0.0.1:7788"
 _PAUSE_S = 0.2
+_T = TypeVar("_T")
 
 
 class FleetClient:
@@ -43,10 +41,10 @@ class FleetClient:
         timeout_s: float = 30.0,
         patience_s: float = 3.0,
     ) -> None:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise InvalidInputError(f"server {url!r}; expected an address like {DEFAULT_URL}")
-        self.url = url.rstrip("/")
-        self._token, self._timeout_s, self._patience_s = token, timeout_s, patience_s
+        self._link = ServerLink(
+            url, noun="fleet server", token=token, timeout_s=timeout_s, keeps_open=False
+        )
+        self.url, self._patience_s = self._link.url, patience_s
 
     def submit(self, spec: JobSpec) -> int:
         """Submit a job and return its number; asks again where the answer was lost."""
@@ -54,7 +52,9 @@ class FleetClient:
         last_s = time.monotonic() + self._patience_s
         while True:
             try:
-                return int(self._request("POST", "/fleet/jobs", body)["id"])
+                return int(
+                    self._asked(lambda: self._link.post("/fleet/jobs", body), submits=True)["id"]
+                )
             except UnsupportedError:
                 if time.monotonic() > last_s:
                     raise
@@ -62,70 +62,65 @@ class FleetClient:
 
     def info(self) -> Any:  # noqa: ANN401 (JSON)
         """Return how the fleet is set up."""
-        return self._request("GET", "/fleet")
+        return self._get("/fleet")
 
     def jobs(self, *, all_jobs: bool = False) -> Any:  # noqa: ANN401 (JSON)
         """Return the jobs that are not done, or all."""
-        return self._request("GET", f"/fleet/jobs?all={str(all_jobs).lower()}")
+        return self._get("/fleet/jobs", all=str(all_jobs).lower())
 
     def status(self, job: int) -> Any:  # noqa: ANN401 (JSON)
         """Return everything about a job."""
-        return self._request("GET", f"/fleet/jobs/{job}")
+        return self._get(f"/fleet/jobs/{job}")
 
     def cancel(self, job: int) -> None:
         """Let a job end."""
-        self._request("DELETE", f"/fleet/jobs/{job}")
+        self._asked(lambda: self._link.delete(f"/fleet/jobs/{job}"))
 
     def log(self, job: int, offset: int) -> tuple[str, int, bool]:
         """Return what a job printed, where to go on, and whether that is all."""
-        said = self._request("GET", f"/fleet/jobs/{job}/log?offset={offset}")
-        return said["text"], said["offset"], said["ended"]
+        answer = self._get(f"/fleet/jobs/{job}/log", offset=offset)
+        return answer["text"], answer["offset"], answer["ended"]
 
     def drain(self, *, on: bool) -> None:
         """Drain the fleet, or let it go on."""
-        self._request("POST", "/fleet/drain", {"on": on})
+        self._asked(lambda: self._link.post("/fleet/drain", {"on": on}), submits=True)
 
     def history(self) -> Any:  # noqa: ANN401 (JSON)
         """Return who ran where and when, as a document."""
-        return self._request("GET", "/fleet/history")
+        return self._get("/fleet/history")
 
-    def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401 (JSON)
-        headers = {"Content-Type": "application/json"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
+    def _get(self, path: str, **query: Any) -> Any:  # noqa: ANN401 (JSON)
+        return self._asked(lambda: self._link.get(path, query))
+
+    def _asked(self, ask: Callable[[], _T], *, submits: bool = False) -> _T:
+        """Return an answer; what a refusal stands for is raised."""
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
-                return json.loads(answer.read() or b"null")
-        except urllib.error.HTTPError as exc:
-            raise _refusal(exc, submits=method == "POST") from exc
-        except (OSError, ValueError) as exc:
+            return ask()
+        except ServerError as exc:
+            if exc.status > 200:
+                raise _refusal(exc, submits=submits) from exc
             raise UnsupportedError(
-                f"no fleet answers at {self.url} ({getattr(exc, 'reason', exc)}); start one by "
-                "'partita fleet serve', or give its --server"
+                f"no fleet answers at {self.url} ({exc.detail}); start one by 'partita fleet "
+                "serve', or give its --server"
             ) from exc
 
 
-def _refusal(exc: urllib.error.HTTPError, *, submits: bool) -> PartitaError:
+def _refusal(exc: ServerError, *, submits: bool) -> PartitaError:
     """Return the error that an answer stands for."""
-    try:
-        detail = json.loads(exc.read())["detail"]
-    except (OSError, ValueError, KeyError, TypeError):
-        detail = exc.reason
+    detail = exc.detail
     if isinstance(detail, list):
         detail = "; ".join(
             f"{'.'.join(map(str, each.get('loc', ())))}: {each.get('msg', '')}" for each in detail
         )
-    if exc.code == 401:
+    if exc.status == 401:
         return UnsupportedError(
             f"the server refuses: {detail}; give --token-file or PARTITA_TOKEN (a fleet that was "
             "given none keeps its own in token, in the folder beside its --state)"
         )
-    if exc.code in (403, 421, 503):
+    if exc.status in (403, 421, 503):
         return UnsupportedError(f"the server refuses: {detail}")
-    if exc.code == 409 and submits:
+    if exc.status == 409 and submits:
         return InfeasibleError(str(detail))
-    if exc.code >= 500:
+    if exc.status >= 500:
         return WorkerError(f"the server failed: {detail}")
     return InvalidInputError(str(detail))

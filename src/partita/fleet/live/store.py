@@ -1,25 +1,23 @@
 """The state of the live scheduler in one SQLite file: there after a kill at any instant.
 
-A change is one transaction (WAL, ``synchronous=FULL``). A start is written down before it happens,
-so that after a kill either nothing was started or what was started is looked for. A lock beside the
-file keeps a second scheduler away; a process that is being started holds it until it runs its own
-program, so that a new scheduler never looks too early.
+A change is one transaction, on disk when it ends (`partita.store`). A start is written down before
+it happens, so that after a kill either nothing was started or what was started is looked for. The
+lock of the file keeps a second scheduler away; a process that is being started holds it until it
+runs its own program, so that a new scheduler never looks too early.
 """
 
 import json
 import sqlite3
-import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from partita.errors import InvalidInputError
 from partita.fleet.engines.protocol import Attempt, Place
-from partita.processes import lock_beside
+from partita.store import SqliteFile
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS fleet_facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -144,45 +142,21 @@ class FleetStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = lock_beside(path, "scheduler")
-        self._guard = threading.RLock()
-        self._depth = 0
-        try:
-            path.touch(mode=0o600)  # jobs may have secrets in their environment
-            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._connection.row_factory = sqlite3.Row
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=FULL")
-            for statement in _SCHEMA:
-                self._connection.execute(statement)
-        except (sqlite3.Error, OSError) as exc:
-            self._lock.close()
-            raise InvalidInputError(f"{path} cannot be used as a database: {exc}") from exc
+        # Its mode is this user's alone: jobs may have secrets in their environment.
+        self._file = SqliteFile(path, _SCHEMA, holder="scheduler", mode=0o600)
+        self._connection = self._file.connection
+        self._connection.row_factory = sqlite3.Row
+        self._guard = self._file.guard
         self.fleet = self.fact("fleet", uuid.uuid4().hex[:12])
 
     def close(self) -> None:
         """Give the file back."""
         with self._guard:
-            self._connection.close()
-            self._lock.close()
+            self._file.close()
 
-    @contextmanager
-    def change(self) -> Iterator[sqlite3.Connection]:
+    def change(self) -> AbstractContextManager[sqlite3.Connection]:
         """Make all changes inside one transaction, on disk when this ends; may be nested."""
-        with self._guard:
-            if self._depth == 0:
-                self._connection.execute("BEGIN IMMEDIATE")
-            self._depth += 1
-            try:
-                yield self._connection
-            except BaseException:
-                self._depth -= 1
-                if self._depth == 0:
-                    self._connection.execute("ROLLBACK")
-                raise
-            self._depth -= 1
-            if self._depth == 0:
-                self._connection.execute("COMMIT")
+        return self._file.change()
 
     def fact(self, name: str, value: str) -> str:
         """Return a fact that was kept, or keep this value."""

@@ -14,11 +14,11 @@ from partita.core.program import Kind
 from partita.energy.client.client import ClientOptions, EnergyClient
 from partita.energy.client.mailbox import read_plan
 from partita.energy.client.registration import JobInfo, RankInfo, register_job
-from partita.energy.client.server_link import ServerError, ServerLink, pause_s
 from partita.energy.devices.modelled import ModelledDevice, SlowSpell
 from partita.energy.devices.null import NullDevice
 from partita.energy.frontier.modelled import DvfsCurve
 from partita.errors import InvalidInputError, UnsupportedError
+from partita.http import ServerError, ServerLink, pause_s
 
 URL = "http://server:7787"
 CURVE = DvfsCurve(clocks_mhz=(1400, 1000, 700), idle_w=50.0, max_w=400.0)
@@ -120,7 +120,7 @@ class Loop:
 
 @pytest.fixture
 def server(monkeypatch) -> FakeServer:
-    monkeypatch.setattr("partita.energy.client.server_link.FIRST_PAUSE_S", 0.002)
+    monkeypatch.setattr("partita.http.FIRST_PAUSE_S", 0.002)
     return FakeServer()
 
 
@@ -503,7 +503,7 @@ def test_an_address_that_makes_no_sense_is_refused_before_anything_is_sent(
     url: str, why: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=re.escape(f"energy server {url!r}")) as caught:
-        ServerLink(url)
+        ServerLink(url, noun="energy server")
     assert why in str(caught.value)
     with pytest.raises(InvalidInputError):
         EnergyClient(ModelledDevice(CURVE)).connect(url, "job-1")
@@ -513,7 +513,7 @@ def test_an_address_that_makes_no_sense_is_refused_before_anything_is_sent(
 def test_a_request_that_cannot_be_made_is_an_error_of_the_server(
     server: FakeServer, job: str
 ) -> None:
-    link = ServerLink(URL, transport=server.transport)
+    link = ServerLink(URL, noun="energy server", transport=server.transport)
     with pytest.raises(ServerError, match="cannot be asked for") as caught:
         link.post(f"/result/{job}", {})
     assert not caught.value.is_passing

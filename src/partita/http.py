@@ -1,4 +1,8 @@
-"""The way to an energy server: requests that say whether to ask again."""
+"""Requests to a server of ours: one base address, a token, time limits, and errors in one line.
+
+An error says whether the same request may succeed later (``is_passing``), and ``pause_s`` how long
+to wait before it is tried again.
+"""
 
 import importlib
 import os
@@ -19,12 +23,13 @@ class ServerError(PartitaError):
     """A server that does not answer, or not as asked.
 
     Attributes:
-        status: Of its answer; 0 = there was none.
+        status: Status of its answer; 0 = there was none.
+        detail: Reason alone, as the server or the network gives it.
     """
 
-    def __init__(self, text: str, status: int = 0) -> None:
+    def __init__(self, text: str, status: int = 0, detail: Any = None) -> None:  # noqa: ANN401
         super().__init__(text)
-        self.status = status
+        self.status, self.detail = status, text if detail is None else detail
 
     @property
     def is_passing(self) -> bool:
@@ -39,30 +44,35 @@ class ServerLink:
         self,
         url: str,
         *,
+        noun: str,
         token: str | None = None,
         timeout_s: float = 10.0,
+        keeps_open: bool = True,
         transport: Any = None,  # noqa: ANN401 (of httpx, which is imported late)
     ) -> None:
         """Prepare a connection; nothing is sent yet.
 
         Args:
             url: Such as ``http://127.0.0.1:7787``.
+            noun: The word for the server in messages.
             token: The server's bearer token; that of ``PARTITA_TOKEN`` if not given.
             timeout_s: How long an answer may take.
+            keeps_open: Whether the connection is kept for the next request, until ``close``.
             transport: An ``httpx`` transport to use instead of the network.
 
         Raises:
             InvalidInputError: It is no such address.
             UnsupportedError: httpx is not installed.
         """
-        check_address(url)
-        self._httpx = _httpx()
+        check_address(url, noun=noun)
+        self._httpx = _httpx(noun)
         token = os.environ.get(TOKEN_VARIABLE) if token is None else token
-        self.url = url.rstrip("/")
+        self.url, self._noun = url.rstrip("/"), noun
         self._timeout_s = timeout_s
         self._client = self._httpx.Client(
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=timeout_s,
+            limits=self._httpx.Limits(max_keepalive_connections=None if keeps_open else 0),
             transport=transport,
         )
 
@@ -70,36 +80,47 @@ class ServerLink:
         """Send something, and return the answer."""
         return self._request("POST", path, json=dict(body))
 
-    def get(self, path: str, query: Mapping[str, Any], wait_s: float = 0.0) -> Any:  # noqa: ANN401
+    def delete(self, path: str) -> Any:  # noqa: ANN401 (JSON)
+        """Delete something, and return the answer."""
+        return self._request("DELETE", path)
+
+    def get(self, path: str, query: Mapping[str, Any] | None = None, wait_s: float = 0.0) -> Any:  # noqa: ANN401 (JSON)
         """Ask for something that the server may take a while for."""
-        return self._request("GET", path, params=dict(query), timeout=self._timeout_s + wait_s)
+        params = dict(query or {})
+        return self._request("GET", path, params=params, timeout=self._timeout_s + wait_s)
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
     def _request(self, method: str, path: str, **rest: Any) -> Any:  # noqa: ANN401 (of httpx)
-        where = f"energy server {self.url}"
+        where = f"{self._noun} {self.url}"
         try:
             answer = self._client.request(method, f"{self.url}{path}", **rest)
         except self._httpx.HTTPError as exc:
-            raise ServerError(f"{where} does not answer: {exc or type(exc).__name__}") from exc
+            why = str(exc) or type(exc).__name__
+            raise ServerError(f"{where} does not answer: {why}", detail=why) from exc
         except (self._httpx.InvalidURL, ValueError) as exc:
             raise ServerError(f"{where} cannot be asked for {path}: {exc}", 400) from exc
         try:
             found = answer.json() if answer.content else None
         except ValueError as exc:
-            raise ServerError(f"{where} does not speak JSON", answer.status_code) from exc
+            why = answer.reason_phrase if answer.status_code != 200 else "it does not speak JSON"
+            raise ServerError(f"{where} does not speak JSON", answer.status_code, why) from exc
         if answer.status_code != 200:
             why = found.get("detail", found) if isinstance(found, dict) else found
             raise ServerError(
-                f"{where} refuses {path}: {answer.status_code} {why}", answer.status_code
+                f"{where} refuses {path}: {answer.status_code} {why}", answer.status_code, why
             )
         return found
 
 
-def check_address(url: str) -> None:
+def check_address(url: str, *, noun: str) -> None:
     """Refuse what is no address of a server.
+
+    Args:
+        url: The address.
+        noun: The word for the server in messages.
 
     Raises:
         InvalidInputError: It has no scheme, host or port that can be.
@@ -107,24 +128,25 @@ def check_address(url: str) -> None:
     """
     expected = "expected an address like http://127.0.0.1:7787"
     if not url.startswith(("http://", "https://")):
-        raise InvalidInputError(f"energy server {url!r}; {expected}")
-    httpx = _httpx()
+        raise InvalidInputError(f"{noun} {url!r}; {expected}")
+    httpx = _httpx(noun)
     try:
         found = httpx.URL(url)
     except httpx.InvalidURL as exc:
-        raise InvalidInputError(f"energy server {url!r}: {exc}; {expected}") from exc
+        raise InvalidInputError(f"{noun} {url!r}: {exc}; {expected}") from exc
     if not found.host or "%" in found.host:
-        raise InvalidInputError(f"energy server {url!r} names no host; {expected}")
+        raise InvalidInputError(f"{noun} {url!r} names no host; {expected}")
     if found.port is not None and not 0 < found.port < 2**16:
-        raise InvalidInputError(f"energy server {url!r}: port {found.port}; {expected}")
+        raise InvalidInputError(f"{noun} {url!r}: port {found.port}; {expected}")
 
 
-def _httpx() -> Any:  # noqa: ANN401 (a module)
+def _httpx(noun: str) -> Any:  # noqa: ANN401 (a module)
     try:
         return importlib.import_module("httpx")
     except ImportError:
+        extra = noun.partition(" ")[0].replace("fleet", "serve")
         raise UnsupportedError(
-            "an energy server needs the package httpx; install partita[energy]"
+            f"{noun} needs the package httpx; install partita[{extra}]"
         ) from None
 
 
