@@ -28,6 +28,8 @@ class Concept(NamedTuple):
 
 
 CONCEPTS: Mapping[str, Concept] = {
+    "effort of a search": Concept(r"def left_s\b", ("planners/effort.py",)),
+    "rounds of annealing": Concept(r"def anneal_rounds\b", ("planners/annealing.py",)),
     "near names": Concept(r"get_close_matches\(", ("names.py",)),
     "SQLite files that survive kills": Concept(r"sqlite3\.connect\(", ("store.py",)),
     "speaking HTTP to a server": Concept(

@@ -20,7 +20,7 @@ from partita.flows.planner_choice import PlannerChoice, chosen_planner
 from partita.flows.problem import PosedProblem, ProblemRequest, catalogue_of, pose
 from partita.flows.relax import PRECISION, Relaxation, Ways, relaxations
 from partita.flows.results import Result
-from partita.planners.search_trace import SearchTrace
+from partita.planners.effort import SearchTrace
 from partita.planners.table import PLANNERS, takes
 from partita.requests import OnProgress, declare, make, silent
 

@@ -23,7 +23,6 @@ from partita.bounds import lower_bound
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
 from partita.planners.assignment.descent import improved
-from partita.planners.assignment.effort import Effort, check_count
 from partita.planners.assignment.exhaustive import measure_all, ranked_starts, search_of
 from partita.planners.assignment.portfolio import (
     is_sharding,
@@ -32,8 +31,8 @@ from partita.planners.assignment.portfolio import (
     start_sharding,
 )
 from partita.planners.assignment.tree import search_all
+from partita.planners.effort import Effort, SearchTrace, check_count, check_seconds
 from partita.planners.pipeline import solution_of
-from partita.planners.search_trace import SearchTrace
 
 
 def plan_brute_force(
@@ -56,6 +55,7 @@ def plan_brute_force(
         InfeasibleError: Nothing that was found fits.
     """
     check_count("iterations", iterations)
+    check_seconds(time_limit)
     options = {"time_limit": time_limit, "iterations": iterations}
     if not is_sharding(problem):
         return _measured(problem, options, Effort(time_limit=time_limit, trace=trace))

@@ -18,7 +18,6 @@ from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
 from partita.planners.assignment.descent import ITERATIONS, RESTARTS
-from partita.planners.assignment.effort import check_count
 from partita.planners.assignment.groups import group_levels
 from partita.planners.assignment.portfolio import (
     by_groups,
@@ -26,8 +25,8 @@ from partita.planners.assignment.portfolio import (
     sharding_plan,
     start_sharding,
 )
+from partita.planners.effort import SearchTrace, check_count
 from partita.planners.pipeline import solution_of
-from partita.planners.search_trace import SearchTrace
 
 
 def plan_hierarchical(

@@ -13,14 +13,13 @@ improvement, at most k - 1 moves an iteration, and labels parts by edges to succ
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.planners.assignment.descent import ITERATIONS, RESTARTS, improved
-from partita.planners.assignment.effort import check_count
 from partita.planners.assignment.portfolio import (
     proof_of,
     sharding_plan,
     start_sharding,
 )
+from partita.planners.effort import SearchTrace, check_count
 from partita.planners.pipeline import solution_of
-from partita.planners.search_trace import SearchTrace
 
 
 def plan_local_search(

@@ -38,13 +38,12 @@ from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
 from partita.cost.judge import measure
 from partita.errors import InfeasibleError, InvalidInputError
+from partita.planners.effort import Effort, SearchTrace, either_limit
 from partita.planners.lattice.ideals import count_ideals, window
 from partita.planners.lattice.orders import linear_orders
 from partita.planners.lattice.quotient import Quotient, quotient, unordered_quotient
 from partita.planners.pipeline import default_schedule, pipeline_plan, solution_of
-from partita.planners.search_trace import SearchTrace
 from partita.planners.split.contiguous import ORDERS, contiguous_split
-from partita.planners.split.effort import Effort
 from partita.planners.split.latency import (
     best_calls,
     best_calls_of_orders,
@@ -55,7 +54,7 @@ from partita.planners.split.latency import (
 from partita.planners.split.max_load import Chain, liquid_bound
 from partita.planners.split.model import SplitModel, split_model, without_idle_nodes
 from partita.planners.split.obstacle import why_no_split
-from partita.planners.split.refine import anneal, default_moves, devices_in_order, no_flow
+from partita.planners.split.refine import anneal, devices_in_order, no_flow
 
 NAME = "optimal-split"
 LATENCY_IDEALS = 20_000
@@ -106,7 +105,7 @@ def plan_optimal_split(
         "time_limit": time_limit,
         "seed": seed,
     }
-    effort = Effort(iterations=iterations, time_limit=time_limit, seed=seed, trace=trace)
+    effort = either_limit(iterations, time_limit, seed=seed, trace=trace)
     own_rule = problem.objective.metric.row.memory is MemoryRule.METRIC
     refusal: InfeasibleError | None = None
     for shrink in SHRINKS[:1] if own_rule else SHRINKS:
@@ -185,10 +184,7 @@ def _refined(
         loose,
         flow,
         start,
-        seed=effort.seed,
-        moves=effort.moves(default_moves(loose, flow)),
-        stop=effort.is_over,
-        found=effort.record,
+        effort,
     )
     if not found.value < (np.inf if chain is None else chain.value):
         return []
@@ -223,10 +219,7 @@ def _least_latency(problem: Problem, effort: Effort, limit: int) -> _Found:
         loose,
         flow,
         _node_devices(loose, _op_devices(model.q, chain)),
-        seed=effort.seed,
-        moves=effort.moves(default_moves(loose, flow)),
-        stop=effort.is_over,
-        found=effort.record,
+        effort,
     )
     device_of = devices_in_order(loose)[found.device_of][loose.q.node_of]
     return _Found([_placed_plan(problem, device_of)], 0.0, {"ideals": num_ideals})

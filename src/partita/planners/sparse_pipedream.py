@@ -28,11 +28,11 @@ from typing import Any
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
+from partita.planners.effort import Effort, SearchTrace
 from partita.planners.pipedream.build import check_positive
 from partita.planners.pipedream.planner import ONE_DEVICE_AN_OP, repaired_solution
-from partita.planners.pipedream.repaired import Effort, repaired_search
+from partita.planners.pipedream.repaired import Breadth, repaired_search
 from partita.planners.pipedream.state import Rules
-from partita.planners.search_trace import SearchTrace
 
 ALLREDUCE_FACTOR = 2.0
 SHARES = ("weighted", "equal")
@@ -88,8 +88,9 @@ def plan_sparse_pipedream(  # noqa: PLR0913 (the options of the released tool, a
         # The released objective knows equal shares alone.
         weighted=shares == "weighted" and metric is not Metric.PIPEDREAM,
     )
-    effort = Effort(ideals=ideals, orders=orders, iterations=iterations, time_limit=time_limit)
-    search = repaired_search(problem, rules, effort, trace)
+    breadth = Breadth(ideals=ideals, orders=orders, rounds=iterations)
+    effort = Effort(time_limit=None if math.isinf(time_limit) else time_limit, trace=trace)
+    search = repaired_search(problem, rules, breadth, effort)
     return repaired_solution(search, "sparse-pipedream", options)
 
 

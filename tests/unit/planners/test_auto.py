@@ -17,16 +17,16 @@ from partita.cost.judge import check_memory, measure
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.objectives.placed import placement_errors
 from partita.planners.auto import coarse, sketch, units
-from partita.planners.auto.coarse import board_of
+from partita.planners.auto.coarse import working_problem
 from partita.planners.auto.estimate import Estimator
+from partita.planners.auto.evaluator import verdict_of
 from partita.planners.auto.frame import Batch, frame_of
-from partita.planners.auto.judge import Budget, verdict_of
 from partita.planners.auto.lines import device_lines, unit_orders
-from partita.planners.auto.moves import NEIGHBOURHOODS, Spot
+from partita.planners.auto.moves import NEIGHBOURHOODS, Position
 from partita.planners.auto.planner import plan_auto
 from partita.planners.auto.sketch import fair_shares, sketch_of
 from partita.planners.auto.starts import chain_starts, data_parallel_starts, likely_starts
-from partita.planners.search_trace import SearchTrace
+from partita.planners.effort import Effort, SearchTrace
 from partita.planners.table import PLANNERS, find_planner
 from partita.planners.uniform import plan_uniform
 from partita.testing.builders import (
@@ -256,10 +256,10 @@ def test_a_large_graph_is_searched_as_a_smaller_one_of_the_same_cost(monkeypatch
     graph = random_dag(80, random.Random(5), tied=3)
     cluster = flat_cluster(3, speeds=(1.0, 2.0, 1.0), bandwidth_bytes_per_s=1e3)
     problem = Problem(graph=graph, cluster=cluster)
-    board = board_of(problem)
-    assert 3 < len(board.work.graph) <= 14
-    small = plan_uniform(board.work)
-    whole = board.expanded(small.plan)
+    working = working_problem(problem)
+    assert 3 < len(working.work.graph) <= 14
+    small = plan_uniform(working.work)
+    whole = working.expanded(small.plan)
     assert measure(problem, whole).value == pytest.approx(small.value)
     solution = plan_auto(problem, iterations=15)
     assert solution.value < plan_uniform(problem).value
@@ -272,7 +272,7 @@ def test_a_small_problem_keeps_rules_and_kinds(monkeypatch):
     monkeypatch.setattr(coarse, "WORTH", 1.0)
     rules = (parse_rule("op3=d1", forbids=False),)
     problem = Problem(graph=chain(30, SIZES), cluster=flat_cluster(3), rules=rules)
-    assert board_of(problem).unit_of is not None
+    assert working_problem(problem).unit_of is not None
     assert placement_errors(problem, plan_auto(problem, iterations=5).plan) == []
 
 
@@ -286,9 +286,12 @@ def test_moves_lead_to_valid_plans_and_estimates_stay_below(seed):
     sketch = sketch_of(frame, plan_uniform(problem).plan)
     assert sketch is not None
     for _ in range(12):
-        spot = Spot(frame, estimator, sketch, estimator.estimate(sketch).load)
+        position = Position(frame, estimator, sketch, estimator.estimate(sketch).load)
         near = [
-            other for moves in NEIGHBOURHOODS for move in moves for other in islice(move(spot), 12)
+            other
+            for moves in NEIGHBOURHOODS
+            for move in moves
+            for other in islice(move(position), 12)
         ]
         for other in near:
             plan = other.plan(problem, frame.units)
@@ -313,7 +316,7 @@ def test_the_chain_program_finds_the_balanced_split():
     figures = Figures(forward_s=[1, 1, 1, 3], backward_s=[2, 2, 2, 6])
     problem = Problem(graph=chain(4, figures), cluster=flat_cluster(2), objective=objective)
     frame = frame_of(problem)
-    found = list(chain_starts(frame, Estimator(frame), Budget(0.0, 1)))
+    found = list(chain_starts(frame, Estimator(frame), Effort(iterations=1)))
     cuts = {tuple(sketch.stage_of.tolist()) for sketch in found}
     assert (0, 0, 0, 1) in cuts
     assert (0, 0, 0, 0) in cuts
@@ -338,7 +341,7 @@ def test_inference_and_latency_have_no_backward():
     assert list(data_parallel_starts(frame)) == []
     assert all(
         stage.num_replicas == 1
-        for sketch in likely_starts(frame, Estimator(frame), Budget(0.0, 1))
+        for sketch in likely_starts(frame, Estimator(frame), Effort(iterations=1))
         for stage in sketch.stages
     )
 

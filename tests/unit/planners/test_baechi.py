@@ -28,7 +28,7 @@ from partita.planners.baechi.m_sct import plan_m_sct
 from partita.planners.baechi.m_topo import plan_m_topo
 from partita.planners.baechi.placement import Placed, plan_of
 from partita.planners.baechi.replay import makespan_of, upward_rank
-from partita.planners.search_trace import SearchTrace
+from partita.planners.effort import SearchTrace
 from partita.testing.builders import Figures, chain, flat_cluster, graph_of, host_cluster
 
 PARALLEL = Objective(metric=Metric.MAKESPAN_PARALLEL)

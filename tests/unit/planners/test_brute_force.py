@@ -15,7 +15,7 @@ from partita.cost.judge import measure
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.planners.assignment.exhaustive import plan_of
 from partita.planners.brute_force import plan_brute_force
-from partita.planners.search_trace import SearchTrace
+from partita.planners.effort import SearchTrace
 from partita.testing.builders import Figures, chain, flat_cluster, graph_of, host_cluster
 from partita.testing.planner_suite import PICKY_PROBLEMS, PROBLEMS
 

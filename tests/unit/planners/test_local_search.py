@@ -13,10 +13,10 @@ from partita.errors import InvalidInputError
 from partita.kernels import run
 from partita.planners.assignment import anneal, tree
 from partita.planners.assignment.descent import improved, temperatures
-from partita.planners.assignment.effort import Effort
 from partita.planners.assignment.instance import Instance
 from partita.planners.assignment.portfolio import best_assignment
 from partita.planners.assignment.starts import cut_into_runs, near_sequence, node_orders, starts
+from partita.planners.effort import Effort
 from partita.planners.hierarchical import plan_hierarchical
 from partita.planners.local_search import plan_local_search
 from partita.planners.uniform import plan_uniform

@@ -16,11 +16,10 @@ from partita.core.rules import Rule
 from partita.core.solution import Proof
 from partita.cost.judge import measure
 from partita.errors import InfeasibleError, InvalidInputError
+from partita.planners.effort import Effort, SearchTrace
 from partita.planners.lattice.quotient import quotient, unordered_quotient
 from partita.planners.optimal_split import plan_optimal_split
-from partita.planners.search_trace import SearchTrace
 from partita.planners.split import contiguous, max_load, refine
-from partita.planners.split.effort import Effort
 from partita.planners.split.max_load import liquid_bound
 from partita.planners.split.model import split_model, without_idle_nodes
 from partita.testing.builders import Figures, chain, diamond, flat_cluster, random_dag
@@ -241,7 +240,7 @@ class TestMaxLoad:
         start = contiguous.contiguous_split(model, 1000, Effort()).chain
         flow = refine.ordered_flow(model)
         first = contiguous.assignment_of(model, start)
-        found = refine.anneal(model, flow, first, seed=1, moves=500)
+        found = refine.anneal(model, flow, first, Effort(seed=1, iterations=500))
         again = contiguous.chain_of(model, found.device_of, found.value)
         stage = np.zeros(model.q.num_nodes, int)
         for number, (nodes, _) in enumerate(again.pieces):

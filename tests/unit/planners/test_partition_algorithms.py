@@ -19,7 +19,6 @@ from partita.cost.judge import measure
 from partita.errors import InfeasibleError
 from partita.planners.assignment.anneal import Annealer
 from partita.planners.assignment.descent import improved
-from partita.planners.assignment.effort import Effort
 from partita.planners.assignment.exhaustive import (
     _by_distance,
     _canonical,
@@ -31,9 +30,9 @@ from partita.planners.assignment.portfolio import best_assignment, sharding_plan
 from partita.planners.assignment.starts import near_sequence, starts
 from partita.planners.assignment.tree import twins
 from partita.planners.brute_force import plan_brute_force
+from partita.planners.effort import Effort, SearchTrace
 from partita.planners.hierarchical import plan_hierarchical
 from partita.planners.local_search import plan_local_search
-from partita.planners.search_trace import SearchTrace
 from partita.testing.builders import Figures, chain, flat_cluster, graph_of
 
 STIRLING = {(4, 2): 7, (5, 3): 25, (6, 3): 90, (6, 4): 65}
@@ -144,7 +143,7 @@ class TestLabels:
         assert sorted(near_sequence(instance.matrix).tolist()) == list(range(5))
         annealer = Annealer(instance)
         start = starts(instance)[0]
-        place, cost = annealer.cool(start, [0.5, 0.1, 1e-9], 7, tell=lambda _: False)
+        place, cost = annealer.cool(start, [0.5, 0.1, 1e-9], 7, is_enough=lambda _: False)
         assert sorted(set(place.tolist())) == list(range(5))
         assert cost == pytest.approx(instance.cost(place))
 

@@ -21,13 +21,13 @@ from partita.errors import InfeasibleError, InvalidInputError
 from partita.formats.pipedream import read_pipedream
 from partita.objectives.pipedream import pipedream_time, why_not_pipedream
 from partita.objectives.repaired import pipedream_repaired_time
+from partita.planners.effort import SearchTrace
 from partita.planners.pipedream.bound import pipedream_bound
 from partita.planners.pipedream.build import plan_on, whole_shares
 from partita.planners.pipedream.model import model_of
 from partita.planners.pipedream.planner import plan_pipedream
 from partita.planners.pipedream.released import Options, released_plan
 from partita.planners.pipedream.search import Best, minimise
-from partita.planners.search_trace import SearchTrace
 from partita.planners.table import solve
 from partita.testing.builders import (
     Figures,

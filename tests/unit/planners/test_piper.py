@@ -17,12 +17,12 @@ from partita.core.rules import Rule
 from partita.core.solution import Proof
 from partita.cost.judge import measure
 from partita.errors import InfeasibleError, InvalidInputError
+from partita.planners.effort import SearchTrace
 from partita.planners.piper import kernels
 from partita.planners.piper.choices import Allowed, choices_of
 from partita.planners.piper.planner import piper_bound, plan_piper
 from partita.planners.piper.pools import assign_devices, pools, search_in
 from partita.planners.piper.space import THOROUGH, Room, space_of
-from partita.planners.search_trace import SearchTrace
 from partita.testing.builders import (
     Figures,
     chain,

@@ -131,7 +131,7 @@ class Annealer:
         temperatures: Sequence[float],
         seed: int,
         *,
-        tell: Callable[[float], bool],
+        is_enough: Callable[[float], bool],
     ) -> tuple[Array, float]:
         """Return the best placement at the end of a temperature, and its cost.
 
@@ -139,7 +139,7 @@ class Annealer:
             start: A placement that breaks nothing.
             temperatures: The temperatures, in their order.
             seed: Of the random numbers.
-            tell: Called with the best cost after each; true stops.
+            is_enough: Called with the best cost after each; true stops.
         """
         state = self._state(start, seed)
         best, least = start, self.instance.cost(start)
@@ -149,7 +149,7 @@ class Annealer:
             if state.cost[0] < least * (1 - 1e-12):
                 place = state.device[state.part]
                 best, least = place, self.instance.cost(place)
-            if tell(least):
+            if is_enough(least):
                 break
         return best, least
 

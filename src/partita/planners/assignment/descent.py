@@ -7,14 +7,16 @@ round accepts no loss.
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from partita.core.columns import Array
+from partita.planners.annealing import anneal_rounds
 from partita.planners.assignment.anneal import Annealer
-from partita.planners.assignment.effort import Effort
 from partita.planners.assignment.instance import Instance
 from partita.planners.assignment.starts import starts
+from partita.planners.effort import Effort
 
 RESTARTS = 8
 ITERATIONS = 100
@@ -22,6 +24,13 @@ HEATS = (0.6, 0.15, 0.3, 2.0)
 """First temperatures of the restarts, in mean costs of a link."""
 
 _COLD = 0.05
+
+
+class _Placement(NamedTuple):
+    """A placement and its cost."""
+
+    place: Array
+    value: float
 
 
 def improved(
@@ -47,27 +56,26 @@ def improved(
             the best so far.
     """
     begin = start if start is not None else starts(instance)[0]
-    best, cost = begin, instance.cost(begin)
-    if effort.tell(cost) or not np.isfinite(cost) or instance.num_devices == 1:
-        return best, cost
+    cost = instance.cost(begin)
+    if effort.is_enough(cost) or not np.isfinite(cost) or instance.num_devices == 1:
+        return begin, cost
     annealer = Annealer(instance)
-    for restart in range(restarts):
-        origin = begin if restart < len(heats) else best
+
+    def run_restart(restart: int, best: _Placement) -> _Placement:
         place, found = annealer.cool(
-            origin,
+            begin if restart < len(heats) else best.place,
             temperatures(annealer, heats[restart % len(heats)], iterations),
             seed + restart,
-            tell=partial(_tell, effort, cost),
+            is_enough=partial(_is_enough, effort, best.value),
         )
-        if found < cost:
-            best, cost = place, found
-        if effort.reached(cost) or effort.is_over():
-            break
-    return best, cost
+        return _Placement(place, found)
+
+    found = anneal_rounds(_Placement(begin, cost), run_restart, effort, rounds=restarts, sure=1)
+    return found.place, found.value
 
 
-def _tell(effort: Effort, known: float, found: float) -> bool:
-    return effort.tell(min(known, found))
+def _is_enough(effort: Effort, known: float, found: float) -> bool:
+    return effort.is_enough(min(known, found))
 
 
 def temperatures(annealer: Annealer, heat: float, iterations: int) -> list[float]:

@@ -26,8 +26,8 @@ from partita.cost.judge import measure
 from partita.cost.memory import peak_memory
 from partita.errors import InvalidInputError
 from partita.objectives.placed import seconds_on
-from partita.planners.assignment.effort import Effort
 from partita.planners.assignment.instance import joined, places
+from partita.planners.effort import Effort
 from partita.planners.pipeline import main_devices, pipeline_plan
 from partita.program.lower import lower
 
@@ -98,7 +98,7 @@ class MeasuredSearch:
         if score < self.score or not len(self.best):
             self.best, self.score = place.copy(), score
             if score.broken == 0:
-                self.effort.tell(score.value)
+                self.effort.record(score.value)
         return score
 
     def _score(self, place: Array) -> Score:

@@ -15,9 +15,9 @@ from partita.core.columns import Array
 from partita.core.problem import Problem
 from partita.errors import InvalidInputError
 from partita.planners.assignment.descent import improved
-from partita.planners.assignment.effort import Effort
 from partita.planners.assignment.instance import Instance, part_of
 from partita.planners.assignment.starts import starts
+from partita.planners.effort import Effort
 
 _SMALL = 64
 _MAX_LEVELS = 6

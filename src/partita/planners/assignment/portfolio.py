@@ -15,12 +15,11 @@ from partita.core.problem import Metric, Mode, Problem, Schedule
 from partita.core.solution import Proof, Solution
 from partita.errors import InvalidInputError
 from partita.planners.assignment.descent import ITERATIONS, RESTARTS, improved
-from partita.planners.assignment.effort import Effort
 from partita.planners.assignment.groups import group_levels, placed_by_groups
 from partita.planners.assignment.instance import Instance, check_enough, instance_of
 from partita.planners.assignment.tree import Found, search_all
+from partita.planners.effort import Effort, SearchTrace, check_seconds
 from partita.planners.pipeline import solution_of
-from partita.planners.search_trace import SearchTrace
 
 EXHAUSTIVE = 2e7
 """Placements up to which a search of all of them is sure to end."""
@@ -53,6 +52,7 @@ def start_sharding(
         raise InvalidInputError(
             f"a search for the sharding cost is asked for {problem.objective.metric.value}"
         )
+    check_seconds(time_limit)
     instance = instance_of(problem)
     check_enough(problem, instance)
     goal = lower_bound(problem)

@@ -20,8 +20,8 @@ import numpy as np
 
 from partita.core.columns import Array
 from partita.kernels import Threshold, kernel, run
-from partita.planners.assignment.effort import Effort
 from partita.planners.assignment.instance import Instance, neighbours
+from partita.planners.effort import Effort
 
 _FIRST_STEPS = 20_000
 _STEPS = 400_000
@@ -106,18 +106,18 @@ def search_all(
         iterations: Partial placements to look at; ``None`` = no limit.
     """
     cost = instance.cost(start)
-    if effort.tell(cost) or instance.num_nodes * instance.num_devices > _MAX_CELLS:
+    if effort.is_enough(cost) or instance.num_nodes * instance.num_devices > _MAX_CELLS:
         return Found(place=start, cost=cost, complete=effort.reached(cost), steps=0)
     order = _order(instance)
     given = _given(instance, order)
     state = _begin(instance, order, start)
     limit = np.inf if iterations is None else iterations
     steps = _FIRST_STEPS
-    while state.at[0] >= 0 and state.at[3] < limit and not effort.tell(float(state.value[0])):
+    while state.at[0] >= 0 and state.at[3] < limit and not effort.is_enough(float(state.value[0])):
         state.at[2] = min(steps, limit - state.at[3])
         run(_descend, steps, (given,), (state,), Threshold())
         steps = _STEPS
-    effort.tell(float(state.value[0]))
+    effort.is_enough(float(state.value[0]))
     place = np.empty(instance.num_nodes, dtype=np.int64)
     place[order] = state.best
     cost = instance.cost(place)

@@ -24,7 +24,7 @@ WORTH = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class WorkingProblem:
     """What the search works on.
 
     Attributes:
@@ -49,17 +49,17 @@ class Board:
         )
 
 
-def board_of(problem: Problem) -> Board:
+def working_problem(problem: Problem) -> WorkingProblem:
     """Return the problem to search on."""
     graph = problem.graph
     if len(graph) <= WORTH * most_units(problem) or len(graph.variants):
-        return Board(problem, problem, None)
+        return WorkingProblem(problem, problem, None)
     units = units_of(problem)
     row_of, _ = problem.allowed
     rights = np.zeros(units.num_nodes, dtype=row_of.dtype)
     rights[units.node_of] = row_of
     if not np.array_equal(rights[units.node_of], row_of):
-        return Board(problem, problem, None)
+        return WorkingProblem(problem, problem, None)
     small = Graph(
         name=graph.name,
         ops=_ops(problem, units),
@@ -72,7 +72,7 @@ def board_of(problem: Problem) -> Board:
         tokens_per_sample=graph.tokens_per_sample,
         dtype=graph.dtype,
     )
-    return Board(problem, replace(problem, graph=small), units.node_of)
+    return WorkingProblem(problem, replace(problem, graph=small), units.node_of)
 
 
 def _sums(units: Quotient, values: Array) -> Array:

@@ -33,7 +33,7 @@ MAX_PAIRS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class Position:
     """Where the search stands.
 
     Attributes:
@@ -54,9 +54,9 @@ class Spot:
         return sorted(range(len(self.load)), key=lambda s: (-self.load[s], s))
 
 
-def shift(spot: Spot) -> Iterator[Sketch]:
+def shift(position: Position) -> Iterator[Sketch]:
     """Move the units at a boundary across it, by one, two, four, ... of them."""
-    sketch = spot.sketch
+    sketch = position.sketch
     members = [sketch.members(stage) for stage in range(len(sketch.stages))]
     for before, after in pairwise(range(len(sketch.stages))):
         for source, target in ((before, after), (after, before)):
@@ -64,16 +64,16 @@ def shift(spot: Spot) -> Iterator[Sketch]:
             step = 1
             while step < len(units):
                 moved = units[-step:] if target > source else units[:step]
-                yield _moved(spot, moved, target)
+                yield _moved(position, moved, target)
                 step *= 2
 
 
-def relocate(spot: Spot) -> Iterator[Sketch]:
+def relocate(position: Position) -> Iterator[Sketch]:
     """Move one unit to another stage than its neighbours'."""
-    q, sketch = spot.frame.units, spot.sketch
+    q, sketch = position.frame.units, position.sketch
     stage_of = sketch.stage_of.tolist()
     last = len(sketch.stages) - 1
-    heavy = set(spot.by_load[: max(2, len(sketch.stages) // 4)])
+    heavy = set(position.by_load[: max(2, len(sketch.stages) // 4)])
     for unit, stage in enumerate(stage_of):
         before = q.pred[q.pred_ptr[unit] : q.pred_ptr[unit + 1]].tolist()
         after = q.succ[q.succ_ptr[unit] : q.succ_ptr[unit + 1]].tolist()
@@ -81,15 +81,15 @@ def relocate(spot: Spot) -> Iterator[Sketch]:
         high = min((stage_of[other] for other in after), default=last)
         for target in range(low, high + 1):
             if target != stage and (stage in heavy or target not in heavy):
-                yield _moved(spot, np.array([unit]), target)
+                yield _moved(position, np.array([unit]), target)
 
 
-def _moved(spot: Spot, units: Array, target: int) -> Sketch:
-    stage_of, again = spot.sketch.stage_of.copy(), spot.sketch.recompute.copy()
+def _moved(position: Position, units: Array, target: int) -> Sketch:
+    stage_of, again = position.sketch.stage_of.copy(), position.sketch.recompute.copy()
     there = stage_of == target
     again[units] = bool(again[there].all())
     stage_of[units] = target
-    return _compact(replace(spot.sketch, stage_of=stage_of, recompute=again))
+    return _compact(replace(position.sketch, stage_of=stage_of, recompute=again))
 
 
 def _compact(sketch: Sketch) -> Sketch:
@@ -103,56 +103,56 @@ def _compact(sketch: Sketch) -> Sketch:
     return replace(sketch, stage_of=number[sketch.stage_of], stages=stages)
 
 
-def regroup(spot: Spot) -> Iterator[Sketch]:
+def regroup(position: Position) -> Iterator[Sketch]:
     """Give a device to a loaded stage: an unused one, or a replica of another stage."""
-    sketch = spot.sketch
+    sketch = position.sketch
     if not _is_plain(sketch):
         return
-    idle = _spare(spot, sketch.used)
-    order = spot.by_load
+    idle = _spare(position, sketch.used)
+    order = position.by_load
     for target in order[: max(2, len(order) // 2)]:
         grown = sketch.stages[target].devices
         for device in idle:
-            yield from _with_groups(spot, {target: [*_flat(grown), device]})
+            yield from _with_groups(position, {target: [*_flat(grown), device]})
         for source in reversed(order):
             own = _flat(sketch.stages[source].devices)
             if source == target or len(own) < 2:
                 continue
-            for device in _distinct(spot, own):
+            for device in _distinct(position, own):
                 rest = [d for d in own if d != device]
-                yield from _with_groups(spot, {source: rest, target: [*_flat(grown), device]})
+                yield from _with_groups(position, {source: rest, target: [*_flat(grown), device]})
     for stage in reversed(order):
         own = _flat(sketch.stages[stage].devices)
-        for device in _distinct(spot, own) if len(own) > 1 else []:
-            yield from _with_groups(spot, {stage: [d for d in own if d != device]})
+        for device in _distinct(position, own) if len(own) > 1 else []:
+            yield from _with_groups(position, {stage: [d for d in own if d != device]})
 
 
-def exchange(spot: Spot) -> Iterator[Sketch]:
+def exchange(position: Position) -> Iterator[Sketch]:
     """Exchange devices that differ: between two stages, or with an unused one."""
-    sketch = spot.sketch
+    sketch = position.sketch
     if not _is_plain(sketch):
         return
     places = [_flat(stage.devices) for stage in sketch.stages]
-    order = spot.by_load
+    order = position.by_load
     pairs = [(a, b) for index, a in enumerate(order) for b in reversed(order[index + 1 :])]
     for a, b in pairs[:MAX_PAIRS]:
-        for first in _distinct(spot, places[a]):
-            for second in _distinct(spot, places[b]):
-                if _kind(spot, first) != _kind(spot, second):
+        for first in _distinct(position, places[a]):
+            for second in _distinct(position, places[b]):
+                if _kind(position, first) != _kind(position, second):
                     yield from _with_groups(
-                        spot,
+                        position,
                         {
                             a: [second if d == first else d for d in places[a]],
                             b: [first if d == second else d for d in places[b]],
                         },
                     )
-        yield from _with_groups(spot, {a: places[b], b: places[a]})
-    for device in _spare(spot, sketch.used):
+        yield from _with_groups(position, {a: places[b], b: places[a]})
+    for device in _spare(position, sketch.used):
         for stage in order[:MAX_PAIRS]:
-            for own in _distinct(spot, places[stage]):
-                if _kind(spot, own) != _kind(spot, device):
+            for own in _distinct(position, places[stage]):
+                if _kind(position, own) != _kind(position, device):
                     swapped = [device if d == own else d for d in places[stage]]
-                    yield from _with_groups(spot, {stage: swapped})
+                    yield from _with_groups(position, {stage: swapped})
 
 
 def _is_plain(sketch: Sketch) -> bool:
@@ -166,39 +166,39 @@ def _flat(devices: tuple[tuple[int, ...], ...]) -> list[int]:
     return [device for group in devices for device in group]
 
 
-def _kind(spot: Spot, device: int) -> tuple[int, int]:
+def _kind(position: Position, device: int) -> tuple[int, int]:
     """Return what tells devices apart: their class and host."""
-    return int(spot.frame.class_of[device]), spot.frame.problem.cluster.devices[device].host
+    return int(position.frame.class_of[device]), position.frame.problem.cluster.devices[device].host
 
 
-def _distinct(spot: Spot, devices: Sequence[int]) -> list[int]:
+def _distinct(position: Position, devices: Sequence[int]) -> list[int]:
     """Return one device of each kind, the last of them."""
-    return sorted({_kind(spot, device): device for device in devices}.values())
+    return sorted({_kind(position, device): device for device in devices}.values())
 
 
-def _spare(spot: Spot, used: Sequence[int]) -> list[int]:
+def _spare(position: Position, used: Sequence[int]) -> list[int]:
     """Return an unused device of each kind."""
     taken = set(used)
-    return _distinct(spot, [d for d in spot.frame.devices if d not in taken])
+    return _distinct(position, [d for d in position.frame.devices if d not in taken])
 
 
-def _with_groups(spot: Spot, groups: dict[int, list[int]]) -> Iterator[Sketch]:
+def _with_groups(position: Position, groups: dict[int, list[int]]) -> Iterator[Sketch]:
     """Yield the sketch with other devices on some stages, where shares can be found for them."""
-    stages = list(spot.sketch.stages)
+    stages = list(position.sketch.stages)
     for number, devices in groups.items():
-        stage = _stage(spot, devices, spot.sketch.members(number), spot.sketch.batch)
+        stage = _stage(position, devices, position.sketch.members(number), position.sketch.batch)
         if stage is None:
             return
         stages[number] = stage
-    yield replace(spot.sketch, stages=tuple(stages))
+    yield replace(position.sketch, stages=tuple(stages))
 
 
-def _stage(spot: Spot, devices: Sequence[int], units: Array, batch: Batch) -> Stage | None:
+def _stage(position: Position, devices: Sequence[int], units: Array, batch: Batch) -> Stage | None:
     """Return a stage whose shares follow the speeds of its devices; ``None`` if it cannot be."""
-    classes = spot.frame.class_of[list(devices)].tolist()
-    if not bool(spot.frame.allowed[classes][:, units].all()):
+    classes = position.frame.class_of[list(devices)].tolist()
+    if not bool(position.frame.allowed[classes][:, units].all()):
         return None
-    forward, backward = spot.estimator.seconds(batch.size)
+    forward, backward = position.estimator.seconds(batch.size)
     spent = {c: float((forward[c, units] + backward[c, units]).sum()) for c in set(classes)}
     speeds = tuple(1.0 / max(spent[c], 1e-12) for c in classes)
     if len(set(speeds)) == 1:
@@ -207,9 +207,9 @@ def _stage(spot: Spot, devices: Sequence[int], units: Array, batch: Batch) -> St
     return None if shares is None else replicated(devices, shares)
 
 
-def merge(spot: Spot) -> Iterator[Sketch]:
+def merge(position: Position) -> Iterator[Sketch]:
     """Make one stage of two neighbours, on the devices of both, of one, or of the other."""
-    sketch = spot.sketch
+    sketch = position.sketch
     if not _is_plain(sketch):
         return
     for a, b in pairwise(range(len(sketch.stages))):
@@ -217,37 +217,37 @@ def merge(spot: Spot) -> Iterator[Sketch]:
         units = np.flatnonzero(stage_of == a)
         both = [_flat(sketch.stages[a].devices), _flat(sketch.stages[b].devices)]
         for devices in (both[0] + both[1], *both):
-            stage = _stage(spot, devices, units, sketch.batch)
+            stage = _stage(position, devices, units, sketch.batch)
             if stage is not None:
                 stages = (*sketch.stages[:a], stage, *sketch.stages[b + 1 :])
                 yield replace(sketch, stage_of=stage_of, stages=stages)
 
 
-def split(spot: Spot) -> Iterator[Sketch]:
+def split(position: Position) -> Iterator[Sketch]:
     """Make two stages of one: its devices divided, or an unused one added."""
-    sketch = spot.sketch
+    sketch = position.sketch
     if not _is_plain(sketch):
         return
-    for number in spot.by_load[:MAX_PAIRS]:
+    for number in position.by_load[:MAX_PAIRS]:
         own = _flat(sketch.stages[number].devices)
         middle = len(own) // 2
         ways = [(own[:middle], own[middle:])] if middle else []
-        for device in _spare(spot, sketch.used):
+        for device in _spare(position, sketch.used):
             ways += [(own, [device]), ([device], own)]
         for first, second in ways:
-            yield from _split(spot, number, first, second)
+            yield from _split(position, number, first, second)
 
 
 def _split(
-    spot: Spot, number: int, first: Sequence[int], second: Sequence[int]
+    position: Position, number: int, first: Sequence[int], second: Sequence[int]
 ) -> Iterator[Sketch]:
     """Cut a stage so that both parts carry work as their devices can, and one unit beside."""
-    sketch = spot.sketch
+    sketch = position.sketch
     units = sketch.members(number)
-    forward, backward = spot.estimator.seconds(sketch.batch.size)
+    forward, backward = position.estimator.seconds(sketch.batch.size)
     spent = (forward + backward)[:, units]
     power = [
-        sum(1.0 / max(float(spent[c].sum()), 1e-12) for c in spot.frame.class_of[list(part)])
+        sum(1.0 / max(float(spent[c].sum()), 1e-12) for c in position.frame.class_of[list(part)])
         for part in (first, second)
     ]
     until = np.cumsum(spent.mean(axis=0))
@@ -256,7 +256,7 @@ def _split(
         if not 0 < cut < len(units):
             continue
         parts = [
-            _stage(spot, part, chosen, sketch.batch)
+            _stage(position, part, chosen, sketch.batch)
             for part, chosen in ((first, units[:cut]), (second, units[cut:]))
         ]
         if parts[0] is None or parts[1] is None:
@@ -267,9 +267,9 @@ def _split(
         yield replace(sketch, stage_of=stage_of, stages=(*before, parts[0], parts[1], *after))
 
 
-def reshare(spot: Spot) -> Iterator[Sketch]:
+def reshare(position: Position) -> Iterator[Sketch]:
     """Let replicas of a stage take other shares."""
-    sketch = spot.sketch
+    sketch = position.sketch
     for number, stage in enumerate(sketch.stages):
         if stage.num_replicas < 2 or stage.shard is not Shard.NONE:
             continue
@@ -297,31 +297,31 @@ def _other_shares(shares: tuple[int, ...], count: int) -> Iterator[tuple[int, ..
                     yield tuple(other)
 
 
-def reschedule(spot: Spot) -> Iterator[Sketch]:
+def reschedule(position: Position) -> Iterator[Sketch]:
     """Run by another schedule; interleaved, every device takes two or more stages in turn."""
-    sketch, frame = spot.sketch, spot.frame
+    sketch, frame = position.sketch, position.frame
     if len(sketch.stages) < 2:
         return
     for schedule in frame.schedules:
         if schedule.row.interleaves:
-            yield from _interleaved(spot)
+            yield from _interleaved(position)
         elif schedule.row.recomputes_early and not sketch.recompute.any():
             continue
         elif schedule is not sketch.schedule:
             yield replace(sketch, schedule=schedule)
 
 
-def _interleaved(spot: Spot) -> Iterator[Sketch]:
+def _interleaved(position: Position) -> Iterator[Sketch]:
     """Deal the units in turns over the devices of a pipeline whose stages have equal replicas."""
-    sketch = spot.sketch
+    sketch = position.sketch
     ring = len(sketch.stages)
     same = len({stage.num_replicas for stage in sketch.stages}) == 1
     even = all(set(stage.shares) == {1} for stage in sketch.stages)
     if ring < 2 or not (same and even and _is_plain(sketch)):
         return
-    order = np.lexsort((np.arange(spot.frame.num_units), sketch.stage_of))
-    forward, backward = spot.estimator.seconds(sketch.batch.size)
-    classes = [int(spot.frame.class_of[stage.devices[0][0]]) for stage in sketch.stages]
+    order = np.lexsort((np.arange(position.frame.num_units), sketch.stage_of))
+    forward, backward = position.estimator.seconds(sketch.batch.size)
+    classes = [int(position.frame.class_of[stage.devices[0][0]]) for stage in sketch.stages]
     spent = (forward + backward)[classes]
     power = 1.0 / np.maximum(spent.sum(axis=1), 1e-12)
     until = np.cumsum(spent.mean(axis=0)[order])
@@ -335,41 +335,41 @@ def _interleaved(spot: Spot) -> Iterator[Sketch]:
         stage_of[order] = np.repeat(np.arange(ring * turns), np.diff(bounds))
         dealt = replace(sketch, stage_of=stage_of, stages=sketch.stages * turns)
         for schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE):
-            if schedule in spot.frame.schedules:
+            if schedule in position.frame.schedules:
                 yield replace(dealt, schedule=schedule)
 
 
-def rebatch(spot: Spot) -> Iterator[Sketch]:
+def rebatch(position: Position) -> Iterator[Sketch]:
     """Split the samples into another number of microbatches."""
-    sketch, choices = spot.sketch, spot.frame.batches
+    sketch, choices = position.sketch, position.frame.batches
     counts = sorted(choices, key=lambda batch: batch.count)
     here = next((i for i, batch in enumerate(counts) if batch == sketch.batch), None)
     if here is None:
         return
     for batch in counts[max(0, here - 2) : here + 3]:
         if batch != sketch.batch:
-            yield from _rebatched(spot, batch)
+            yield from _rebatched(position, batch)
 
 
-def _rebatched(spot: Spot, batch: Batch) -> Iterator[Sketch]:
+def _rebatched(position: Position, batch: Batch) -> Iterator[Sketch]:
     stages: list[Stage] = []
-    for number, stage in enumerate(spot.sketch.stages):
+    for number, stage in enumerate(position.sketch.stages):
         if batch.count % stage.round == 0:
             stages.append(stage)
             continue
         if stage.tp > 1 or stage.shard is not Shard.NONE:
             return
-        fair = _stage(spot, _flat(stage.devices), spot.sketch.members(number), batch)
+        fair = _stage(position, _flat(stage.devices), position.sketch.members(number), batch)
         if fair is None:
             return
         stages.append(fair)
-    yield replace(spot.sketch, stages=tuple(stages), batch=batch)
+    yield replace(position.sketch, stages=tuple(stages), batch=batch)
 
 
-def recompute(spot: Spot) -> Iterator[Sketch]:
+def recompute(position: Position) -> Iterator[Sketch]:
     """Turn the recomputation of a stage, or of all, on or off."""
-    sketch = spot.sketch
-    if not spot.frame.trains:
+    sketch = position.sketch
+    if not position.frame.trains:
         return
     if sketch.recompute.any():
         yield replace(sketch, recompute=np.zeros(len(sketch.recompute), dtype=bool))
@@ -382,7 +382,7 @@ def recompute(spot: Spot) -> Iterator[Sketch]:
         yield replace(sketch, recompute=again)
 
 
-Move: TypeAlias = Callable[[Spot], Iterator[Sketch]]
+Move: TypeAlias = Callable[[Position], Iterator[Sketch]]
 
 NEIGHBOURHOODS: Sequence[Sequence[Move]] = (
     (shift, reshare, recompute),

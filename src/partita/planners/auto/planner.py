@@ -26,10 +26,10 @@ from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
 from partita.errors import InvalidInputError
-from partita.planners.auto.coarse import Board, board_of
+from partita.planners.auto.coarse import WorkingProblem, working_problem
 from partita.planners.auto.estimate import Estimator
+from partita.planners.auto.evaluator import Evaluator, verdict_of
 from partita.planners.auto.frame import frame_of
-from partita.planners.auto.judge import Budget, Judge, verdict_of
 from partita.planners.auto.obstacle import obstacle
 from partita.planners.auto.portfolio import (
     OTHERS,
@@ -41,8 +41,8 @@ from partita.planners.auto.portfolio import (
 from partita.planners.auto.search import Search
 from partita.planners.auto.sketch import Sketch, shape, sketch_of, structure
 from partita.planners.auto.starts import likely_starts
+from partita.planners.effort import Effort, SearchTrace
 from partita.planners.pipeline import solution_of
-from partita.planners.search_trace import SearchTrace
 
 SIMULATED = (Metric.THROUGHPUT, Metric.LATENCY, Metric.ENERGY)
 MAX_STARTS = 8
@@ -83,30 +83,35 @@ def plan_auto(
         raise InvalidInputError(
             f"time_limit is {time_limit} and iterations {iterations}; expected 0 or more"
         )
-    budget = Budget(time_limit, iterations)
+    effort = Effort(
+        iterations=iterations or None,
+        time_limit=None if iterations else time_limit,
+        seed=seed,
+        trace=trace,
+    )
     options = {"time_limit": time_limit, "iterations": iterations, "seed": seed}
     if problem.objective.metric in SIMULATED:
-        return _Auto(board_of(problem), budget, seed, trace).searched(options)
-    return _Auto(Board(problem, problem, None), budget, seed, trace).published(options)
+        return _Auto(working_problem(problem), effort).searched(options)
+    return _Auto(WorkingProblem(problem, problem, None), effort).published(options)
 
 
 class _Auto:
     """The steps of ``plan_auto``, with what they share."""
 
-    def __init__(self, board: Board, budget: Budget, seed: int, trace: SearchTrace | None) -> None:
-        self.board, self.budget = board, budget
-        self.judge = Judge(board.work, budget, trace)
-        self.bound = bound(board.problem)
+    def __init__(self, working: WorkingProblem, effort: Effort) -> None:
+        self.working, self.effort = working, effort
+        self.evaluator = Evaluator(working.work, effort)
+        self.bound = bound(working.problem)
         self.answers = Answers()
-        frame = frame_of(board.work)
-        self.search = Search(frame, self.judge, Estimator(frame), self.bound.value, seed)
+        frame = frame_of(working.work)
+        self.search = Search(frame, self.evaluator, Estimator(frame), self.bound.value, effort.seed)
         self.first = math.inf
 
     def searched(self, options: dict[str, Any]) -> Solution:
         """Return the best plan for a metric that is simulated."""
         self._ask_plain()
         self._ask_specialists()
-        self._look_at(likely_starts(self.search.frame, self.search.estimator, self.budget))
+        self._look_at(likely_starts(self.search.frame, self.search.estimator, self.effort))
         self._ask_others()
         self._improve()
         return self._solution(options)
@@ -116,7 +121,7 @@ class _Auto:
         self._ask_specialists()
         if not self._is_proven:
             self._ask_plain()
-            if len(self.board.problem.graph) <= MAX_SEARCHED_OPS:
+            if len(self.working.problem.graph) <= MAX_SEARCHED_OPS:
                 self._ask_others()
                 self._improve()
         return self._solution(options)
@@ -126,12 +131,12 @@ class _Auto:
         return any(answer.proof is Proof.OPTIMAL for answer in self.answers.solutions)
 
     def _ask_specialists(self) -> None:
-        for entry in SPECIALISTS.get(self.board.problem.objective.metric, ()):
+        for entry in SPECIALISTS.get(self.working.problem.objective.metric, ()):
             if not self._is_proven:
                 self._ask(entry)
 
-        for solution in self.answers.ask_plugins(self.board.work, self.budget):
-            self.judge.note(solution.value)
+        for solution in self.answers.ask_plugins(self.working.work, self.effort):
+            self.evaluator.note(solution.value)
 
     def _ask_plain(self) -> None:
         for entry in PLAIN:
@@ -143,17 +148,17 @@ class _Auto:
                 self._ask(entry, always=False)
 
     def _ask(self, entry: PortfolioEntry, *, always: bool = True) -> None:
-        solution = self.answers.ask(entry, self.board.work, self.budget, always=always)
+        solution = self.answers.ask(entry, self.working.work, self.effort, always=always)
         if solution is not None:
-            self.judge.note(solution.value)
+            self.evaluator.note(solution.value)
 
     def _look_at(self, sketches: Sequence[Sketch]) -> None:
         """Measure starts, and the first few again after they were improved by estimate."""
         for number, sketch in enumerate(sketches):
-            if number < MIN_MEASURED or not self.budget.is_over:
+            if number < MIN_MEASURED or not self.effort.is_over():
                 self.search.measure(sketch)
         for sketch in sketches[:MAX_SETTLED]:
-            if not self.budget.is_over:
+            if not self.effort.is_over():
                 self.search.measure(self.search.settle(sketch))
 
     def _improve(self) -> None:
@@ -162,7 +167,7 @@ class _Auto:
             sketch = sketch_of(self.search.frame, answer.plan)
             if sketch is not None:
                 self.search.measure(sketch)
-        self.first = self.judge.best
+        self.first = self.evaluator.best
         best: dict[tuple[object, ...], Sketch] = {}
         for verdict, sketch in sorted(self.search.met, key=lambda pair: pair[0][:2]):
             if not math.isfinite(self.first) or verdict.value <= self.first * WORTH_IMPROVING:
@@ -174,7 +179,7 @@ class _Auto:
         best: dict[tuple[object, ...], tuple[float, Plan]] = {}
         for verdict, sketch in sorted(self.search.met, key=lambda pair: pair[0][:2]):
             if verdict.value < math.inf and structure(sketch) not in best:
-                plan = sketch.plan(self.board.work, self.search.frame.units)
+                plan = sketch.plan(self.working.work, self.search.frame.units)
                 best[structure(sketch)] = (verdict.value, plan)
         known = {value for value, _ in best.values()}
         for number, answer in enumerate(self.answers.solutions):
@@ -188,28 +193,28 @@ class _Auto:
         for value, plan in self._candidates():
             if len(found) > MAX_ALTERNATIVES:
                 break
-            if self.board.unit_of is None:
+            if self.working.unit_of is None:
                 found.append((value, plan))
                 continue
-            whole = self.board.expanded(plan)
-            verdict = verdict_of(self.board.problem, whole)
+            whole = self.working.expanded(plan)
+            verdict = verdict_of(self.working.problem, whole)
             if verdict.value < math.inf:
                 found.append((verdict.value, whole))
         return sorted(found, key=lambda pair: pair[0])
 
     def _solution(self, options: dict[str, Any]) -> Solution:
         plans = self._fitting()
-        problem = self.board.problem
+        problem = self.working.problem
         if not plans:
-            nearest = self.judge.nearest[2]
+            nearest = self.evaluator.nearest[2]
             reasons = [text for text in self.answers.tried.values() if isinstance(text, str)]
-            whole = None if nearest is None else self.board.expanded(nearest)
+            whole = None if nearest is None else self.working.expanded(nearest)
             raise obstacle(problem, self.search.frame, whole, reasons)
         least = self._least()
         stats = {
-            "effort": self.budget.text,
+            "effort": self.effort.text,
             "tried": self.answers.tried,
-            "measured": self.judge.measured,
+            "measured": self.evaluator.measured,
             "improved": _gain(self.first, plans[0][0]),
             "bound_term": self.bound.term
             if least <= self.bound.value
@@ -228,13 +233,13 @@ class _Auto:
 
     def _least(self) -> float:
         """Return what no plan can be below: the bound, or what a planner proved."""
-        own = self.board.unit_of is None
+        own = self.working.unit_of is None
         return max(self.bound.value, self.answers.bound if own else 0.0)
 
     def _proof(self, value: float, least: float) -> Proof:
         if value <= least * (1 + 1e-9):
             return Proof.OPTIMAL
-        timed_out = not self.budget.is_counted and self.budget.is_over
+        timed_out = not self.effort.is_counted and self.effort.is_over()
         return Proof.TIME_LIMIT if timed_out else Proof.FEASIBLE
 
 

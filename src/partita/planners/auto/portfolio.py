@@ -15,13 +15,14 @@ from typing import Any, TypeAlias
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
 from partita.errors import PartitaError, UnsupportedError
-from partita.planners.auto.judge import Budget, verdict_of
+from partita.planners.auto.evaluator import verdict_of
+from partita.planners.effort import Effort
 from partita.planners.table import PLANNERS, plugged_planners
 from partita.plugins import load_target
 
 logger = logging.getLogger(__name__)
 
-Options: TypeAlias = Callable[[Budget], dict[str, Any]]
+Options: TypeAlias = Callable[[Effort], dict[str, Any]]
 
 SHARE = 0.4
 """Share of the budget that starts may take."""
@@ -30,51 +31,49 @@ SPECIALIST_SHARE = 0.9
 MOVES_PER_ITERATION = 200
 
 
-def _as_it_is(_: Budget) -> dict[str, Any]:
+def _as_it_is(_: Effort) -> dict[str, Any]:
     return {}
 
 
-def _timed(budget: Budget) -> dict[str, Any]:
+def _timed(effort: Effort) -> dict[str, Any]:
     """Return a time limit where the budget is one; counted runs take the planner's own effort."""
-    return {} if budget.is_counted else {"time_limit": budget.left_s()}
+    return {} if effort.is_counted else {"time_limit": effort.left_s}
 
 
-def _moving(budget: Budget) -> dict[str, Any]:
+def _moving(effort: Effort) -> dict[str, Any]:
     """Return moves or time for a search whose moves take microseconds, another search following."""
-    if budget.is_counted:
-        return {"iterations": MOVES_PER_ITERATION * budget.iterations}
-    return {"time_limit": SHARE * budget.left_s()}
+    if effort.iterations is not None:
+        return {"iterations": MOVES_PER_ITERATION * effort.iterations}
+    return {"time_limit": SHARE * effort.left_s}
 
 
-def _placing(budget: Budget) -> dict[str, Any]:
+def _placing(effort: Effort) -> dict[str, Any]:
     """Return moves or time for the search that minimises what is asked."""
-    if budget.is_counted:
-        return _moving(budget)
-    return {"time_limit": max(SPECIALIST_SHARE * budget.left_s(), 0.01)}
+    if effort.is_counted:
+        return _moving(effort)
+    return {"time_limit": max(SPECIALIST_SHARE * effort.left_s, 0.01)}
 
 
-def _few_ideals(_: Budget) -> dict[str, Any]:
+def _few_ideals(_: Effort) -> dict[str, Any]:
     return {"ideals": 1000}
 
 
-def _apart(budget: Budget) -> dict[str, Any]:
+def _apart(effort: Effort) -> dict[str, Any]:
     """Return the options of a split whose parts need not follow one another."""
-    limit = (
-        {} if budget.is_counted else {"time_limit": max(SPECIALIST_SHARE * budget.left_s(), 0.01)}
-    )
+    limit = {} if effort.is_counted else {"time_limit": max(SPECIALIST_SHARE * effort.left_s, 0.01)}
     return {"contiguous": False, **limit}
 
 
-def _briefly(budget: Budget) -> dict[str, Any]:
+def _briefly(effort: Effort) -> dict[str, Any]:
     """Return little effort for a planner whose own metric is only near to what is asked."""
-    return {"ideals": 400, "orders": 4, "iterations": 1, **_timed(budget)}
+    return {"ideals": 400, "orders": 4, "iterations": 1, **_timed(effort)}
 
 
-def _measuring(budget: Budget) -> dict[str, Any]:
+def _measuring(effort: Effort) -> dict[str, Any]:
     """Return a small share of the budget for a planner that measures many plans."""
-    if budget.is_counted:
-        return {"iterations": max(1, budget.iterations // 10)}
-    return {"iterations": 50, "time_limit": 0.1 * budget.left_s()}
+    if effort.iterations is not None:
+        return {"iterations": max(1, effort.iterations // 10)}
+    return {"iterations": 50, "time_limit": 0.1 * effort.left_s}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class PortfolioEntry:
     Attributes:
         name: What it is called in the solution's stats; its name in the table unless ``target``
             says where it is.
-        options: The options that keep it within a budget.
+        options: The options that keep it within a effort.
         most_ops: Ops up to which it is asked.
         most_levels: Levels of links up to which it is asked.
         mixes: Whether it is asked where devices differ.
@@ -176,14 +175,14 @@ class Answers:
     bound: float = 0.0
 
     def ask(
-        self, entry: PortfolioEntry, problem: Problem, budget: Budget, *, always: bool = True
+        self, entry: PortfolioEntry, problem: Problem, effort: Effort, *, always: bool = True
     ) -> Solution | None:
         """Note and return what a planner finds; ``None`` if it finds nothing or is not asked.
 
         Args:
             entry: The planner.
             problem: The problem.
-            budget: What it may use.
+            effort: What it may use.
             always: Whether to ask even where ``SHARE`` of the time is up.
         """
         if entry.name in self.tried:
@@ -192,18 +191,18 @@ class Answers:
         if reason:
             self.tried[entry.name] = reason
             return None
-        if not always and not budget.is_counted and budget.used() >= SHARE:
+        if not always and not effort.is_counted and effort.used() >= SHARE:
             self.tried[entry.name] = "not asked: its share of the time was up"
             return None
         try:
-            solution = entry.load()(problem, **entry.options(budget))
+            solution = entry.load()(problem, **entry.options(effort))
         except PartitaError as exc:
             self.tried[entry.name] = str(exc)
             return None
         self.bound = max(self.bound, solution.lower_bound)
         return self._noted(entry.name, solution)
 
-    def ask_plugins(self, problem: Problem, budget: Budget) -> list[Solution]:
+    def ask_plugins(self, problem: Problem, effort: Effort) -> list[Solution]:
         """Note and return what the plug-ins find that declare the metric of a problem.
 
         One that breaks is a warning line, and the others go on. Their values and bounds are not
@@ -211,7 +210,7 @@ class Answers:
         """
         found = []
         for name, planner in plugged_planners(problem.objective.metric):
-            options = _within(planner, budget)
+            options = _within(planner, effort)
             try:
                 solution = planner(problem, **options)
             except UnsupportedError as exc:
@@ -239,8 +238,8 @@ def _measured(solution: Solution, value: float) -> Solution:
     return replace(solution, value=value, lower_bound=0.0, proof=Proof.FEASIBLE)
 
 
-def _within(planner: Callable[..., Solution], budget: Budget) -> dict[str, Any]:
+def _within(planner: Callable[..., Solution], effort: Effort) -> dict[str, Any]:
     """Return the limits that a plug-in takes, of those that ``auto`` has."""
-    limits = _moving(budget)
+    limits = _moving(effort)
     taken = inspect.signature(planner).parameters
     return {name: value for name, value in limits.items() if name in taken}

@@ -16,9 +16,9 @@ from itertools import chain, islice
 from partita.core.problem import Metric
 from partita.errors import PartitaError
 from partita.planners.auto.estimate import Estimate, Estimator
+from partita.planners.auto.evaluator import Evaluator, Verdict
 from partita.planners.auto.frame import Frame
-from partita.planners.auto.judge import Judge, Verdict
-from partita.planners.auto.moves import NEIGHBOURHOODS, Move, Spot
+from partita.planners.auto.moves import NEIGHBOURHOODS, Move, Position
 from partita.planners.auto.sketch import Sketch
 
 FIRST_ROUND = 8
@@ -60,7 +60,7 @@ class Search:
 
     Attributes:
         frame: The frame.
-        judge: Measures candidates.
+        evaluator: Measures candidates.
         estimator: Estimates them.
         bound: No plan is below; reaching it ends the search.
         seed: Of the random moves.
@@ -68,7 +68,7 @@ class Search:
     """
 
     frame: Frame
-    judge: Judge
+    evaluator: Evaluator
     estimator: Estimator
     bound: float = 0.0
     seed: int = 0
@@ -76,12 +76,12 @@ class Search:
 
     def measure(self, sketch: Sketch) -> Verdict:
         """Return what becomes of a sketch, and note it."""
-        fresh = not self.judge.seen(sketch.key)
+        fresh = not self.evaluator.seen(sketch.key)
         try:
             plan = sketch.plan(self.frame.problem, self.frame.units)
         except PartitaError as exc:
             return Verdict(math.inf, math.inf, str(exc))
-        verdict = self.judge.judge(plan, sketch.key)
+        verdict = self.evaluator.evaluate(plan, sketch.key)
         if fresh:
             self.met.append((verdict, sketch))
         return verdict
@@ -89,7 +89,7 @@ class Search:
     @property
     def is_done(self) -> bool:
         """Whether the budget is used up, or nothing can be better to speak of."""
-        return self.judge.budget.is_over or self.judge.best <= self.bound * GOOD_ENOUGH
+        return self.evaluator.effort.is_over() or self.evaluator.best <= self.bound * GOOD_ENOUGH
 
     def improve(self, end: End, most: int) -> End:
         """Return where a sketch leads within a number of measured candidates."""
@@ -104,15 +104,15 @@ class Search:
     def _better_neighbour(self, end: End, left: int) -> tuple[End | None, int]:
         """Return the first better neighbour that is met, and how many may still be measured."""
         here = self.estimator.estimate(end.sketch)
-        spot = Spot(self.frame, self.estimator, end.sketch, here.load)
+        position = Position(self.frame, self.estimator, end.sketch, here.load)
         for moves in NEIGHBOURHOODS:
             failures = 0
-            for candidate in self._promising(spot, moves, end.verdict, here.guess):
+            for candidate in self._promising(position, moves, end.verdict, here.guess):
                 if failures >= MAX_FAILURES:
                     break
                 if left <= 0 or self.is_done:
                     return None, 0
-                self.judge.budget.spend()
+                self.evaluator.effort.spend()
                 left, failures = left - 1, failures + 1
                 verdict = self.measure(candidate)
                 if _rank(verdict) < _rank(end.verdict):
@@ -120,19 +120,21 @@ class Search:
         return None, left
 
     def _promising(
-        self, spot: Spot, moves: Sequence[Move], verdict: Verdict, guess: float
+        self, position: Position, moves: Sequence[Move], verdict: Verdict, guess: float
     ) -> list[Sketch]:
         """Return the neighbours that may be better, the best estimate first."""
         fits = verdict.value < math.inf
         ranked: list[tuple[float, int, Sketch]] = []
-        near = chain.from_iterable(move(spot) for move in moves)
+        near = chain.from_iterable(move(position) for move in moves)
         for number, candidate in enumerate(islice(near, MAX_NEIGHBOURS)):
-            if self.judge.seen(candidate.key):
+            if self.evaluator.seen(candidate.key):
                 continue
             estimate = self.estimator.estimate(candidate)
             if not fits:
                 ranked.append((estimate.over_bytes, number, candidate))
-            elif self._may_help(estimate, verdict.value, guess * _slack(spot.sketch, candidate)):
+            elif self._may_help(
+                estimate, verdict.value, guess * _slack(position.sketch, candidate)
+            ):
                 ranked.append((estimate.guess, number, candidate))
         return [candidate for _, _, candidate in sorted(ranked, key=lambda row: row[:2])]
 
@@ -148,9 +150,9 @@ class Search:
         """Return where the best neighbours by estimate lead, without measuring any."""
         here = self.estimator.estimate(sketch)
         for _ in range(MAX_SETTLING):
-            spot = Spot(self.frame, self.estimator, sketch, here.load)
+            position = Position(self.frame, self.estimator, sketch, here.load)
             for moves in NEIGHBOURHOODS[:2]:
-                near = islice(chain.from_iterable(move(spot) for move in moves), MAX_NEIGHBOURS)
+                near = islice(chain.from_iterable(move(position) for move in moves), MAX_NEIGHBOURS)
                 found = [(self.estimator.estimate(candidate), candidate) for candidate in near]
                 best = min(found, key=lambda pair: _promise(pair[0]), default=None)
                 if best is not None and _promise(best[0]) < _promise(here):
@@ -164,9 +166,11 @@ class Search:
         """Return a sketch a few random moves away."""
         for _ in range(rng.randint(2, 4)):
             here = self.estimator.estimate(sketch)
-            spot = Spot(self.frame, self.estimator, sketch, here.load)
+            position = Position(self.frame, self.estimator, sketch, here.load)
             moves = rng.choice(NEIGHBOURHOODS)
-            near = list(islice(chain.from_iterable(move(spot) for move in moves), MAX_NEIGHBOURS))
+            near = list(
+                islice(chain.from_iterable(move(position) for move in moves), MAX_NEIGHBOURS)
+            )
             if near:
                 sketch = rng.choice(near)
         return sketch

@@ -11,11 +11,11 @@ from partita.core.problem import Metric
 from partita.planners.auto.chain_dp import ChainProgram, line_of
 from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.frame import Batch, Frame
-from partita.planners.auto.judge import Budget
 from partita.planners.auto.lines import device_lines, unit_orders
-from partita.planners.auto.moves import Spot, reschedule
+from partita.planners.auto.moves import Position, reschedule
 from partita.planners.auto.portfolio import SHARE
 from partita.planners.auto.sketch import Sketch, fair_shares, replicated, shape
+from partita.planners.effort import Effort
 
 MAX_ORDERS = 3
 MAX_LIKELY = 14
@@ -25,18 +25,18 @@ MAX_ALIKE = 2
 MAX_REPLICA_COUNTS = 12
 
 
-def likely_starts(frame: Frame, estimator: Estimator, budget: Budget) -> list[Sketch]:
+def likely_starts(frame: Frame, estimator: Estimator, effort: Effort) -> list[Sketch]:
     """Return the most promising starts by estimate, each with the schedule that suits it.
 
     Those that seem to fit come first; of each shape there are ``MAX_ALIKE`` at most.
     """
     plain = _sifted(
-        estimator, [*data_parallel_starts(frame), *chain_starts(frame, estimator, budget)]
+        estimator, [*data_parallel_starts(frame), *chain_starts(frame, estimator, effort)]
     )
     scheduled: list[Sketch] = []
     for sketch in plain:
-        spot = Spot(frame, estimator, sketch, estimator.estimate(sketch).load)
-        scheduled += [sketch, *reschedule(spot)]
+        position = Position(frame, estimator, sketch, estimator.estimate(sketch).load)
+        scheduled += [sketch, *reschedule(position)]
     return _sifted(estimator, scheduled)
 
 
@@ -57,7 +57,7 @@ def _sifted(estimator: Estimator, sketches: Sequence[Sketch]) -> list[Sketch]:
     return chosen[:MAX_LIKELY]
 
 
-def chain_starts(frame: Frame, estimator: Estimator, budget: Budget) -> Iterator[Sketch]:
+def chain_starts(frame: Frame, estimator: Estimator, effort: Effort) -> Iterator[Sketch]:
     """Yield splits of lines of units over lines of devices, the usual ones first.
 
     Every combination of order, device line and split of the batch is one dynamic program, solved
@@ -68,7 +68,7 @@ def chain_starts(frame: Frame, estimator: Estimator, budget: Budget) -> Iterator
     for number, (order, batch) in enumerate(product(orders, likely_batches(frame))):
         line = line_of(frame, estimator, order, batch)
         for devices in device_lines(frame, order):
-            if number and not budget.is_counted and budget.used() >= SHARE:
+            if number and not effort.is_counted and effort.used() >= SHARE:
                 return
             program = ChainProgram(
                 frame=frame,

@@ -1,4 +1,4 @@
-"""The best placement within a budget: Baechi's planners and fills, then local search.
+"""The best placement within limits: Baechi's planners and fills, then local search.
 
 The portfolio: m-ETF with all its ranks and, where ops are stranded, with prices for copies, m-SCT
 with greedy favourites and, where the graph is small enough, with those of the linear program, fills
@@ -15,14 +15,14 @@ from partita.core.solution import Proof, Solution
 from partita.planners.baechi.favourites import greedy_favourites, lp_favourites
 from partita.planners.baechi.fill import fill_devices
 from partita.planners.baechi.fit import balanced_fill, fitted
-from partita.planners.baechi.improve import Budget, anneal_placements
+from partita.planners.baechi.improve import anneal_placements
 from partita.planners.baechi.instance import Instance, MemoryRule, default_channels, instance_of
 from partita.planners.baechi.list_schedule import Schedule, event_schedule
 from partita.planners.baechi.m_etf import complete, etf_schedules, frugal_schedules
 from partita.planners.baechi.placement import Placed, best_solution
 from partita.planners.baechi.replay import upward_rank
 from partita.planners.baechi.sequences import depth_first, fastest_first
-from partita.planners.search_trace import SearchTrace
+from partita.planners.effort import Effort, SearchTrace
 
 PLANNER = "placement"
 _STARTS = 4
@@ -61,30 +61,29 @@ def best_placement(
     g = instance_of(problem, default_channels(problem), MemoryRule.BAECHI)
     if time_limit is None and iterations is None:
         iterations = int(min(_MOST_MOVES, max(_FEWEST_MOVES, _STEPS / (g.num_ops + len(g.pred)))))
-    budget = Budget(iterations=iterations, time_limit=time_limit)
-    starts = _starts(g, budget, time_limit)
+    effort = Effort(iterations=iterations, time_limit=time_limit, seed=seed, trace=trace)
+    starts = _starts(g, effort)
     starts = _distinct(starts or fitted(problem, g, PLANNER))[:_STARTS]
-    bound = lower_bound(problem)
-    best = anneal_placements(problem, g, starts, budget, seed=seed, trace=trace, bound=bound)
+    effort.goal = lower_bound(problem)
+    best = anneal_placements(problem, g, starts, effort)
     options = {"iterations": iterations, "time_limit": time_limit, "seed": seed}
-    reached = best.makespan <= bound * (1 + 1e-12)
     return best_solution(
         problem,
         [best, *starts],
         PLANNER,
         options,
-        proof=Proof.OPTIMAL if reached else Proof.FEASIBLE,
-        stats={"moves": budget.moves, "starts": len(starts)},
+        proof=Proof.OPTIMAL if effort.reached(best.makespan) else Proof.FEASIBLE,
+        stats={"moves": effort.spent, "starts": len(starts)},
     )
 
 
-def _starts(g: Instance, budget: Budget, time_limit: float | None) -> list[Placed]:
+def _starts(g: Instance, effort: Effort) -> list[Placed]:
     """Return the complete placements of the portfolio; the first are asked for in any case."""
     schedules = [event_schedule(g), *etf_schedules(g)]
     starts = complete(schedules)
     for number, schedule in enumerate(_further(g, stranded=len(starts) < len(schedules))):
         starts += complete([schedule])
-        late = budget.seconds_left < _SHARE * (time_limit or 0.0)
+        late = effort.left_s < _SHARE * (effort.time_limit or 0.0)
         if starts and late and (number >= _SURE or len(g.succ) > _MOST_EDGES):
             break
     return starts

@@ -12,8 +12,8 @@ limits in the order of the cost model; where one does not, a short round goes on
 much less memory.
 """
 
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from partita.core.columns import Array
 from partita.core.problem import Problem
 from partita.errors import InvalidInputError
 from partita.objectives.makespan import commit_order
+from partita.planners.annealing import anneal_rounds
 from partita.planners.baechi.annealing import Annealer
 from partita.planners.baechi.instance import (
     Instance,
@@ -31,7 +32,7 @@ from partita.planners.baechi.instance import (
 )
 from partita.planners.baechi.placement import Placed, plan_of
 from partita.planners.baechi.replay import makespan_of
-from partita.planners.search_trace import SearchTrace
+from partita.planners.effort import Effort, SearchTrace
 
 _STEPS = 24
 """Temperatures of a round."""
@@ -46,48 +47,6 @@ _ROUND = 40_000
 """Moves of a round, at the most."""
 _SLICE_S = 0.02
 """Seconds between looks at the clock."""
-
-
-class Budget:
-    """How long a search may go on: a number of moves, or seconds."""
-
-    def __init__(self, *, iterations: int | None, time_limit: float | None) -> None:
-        """Begin now.
-
-        Raises:
-            InvalidInputError: Neither is given, or one is negative.
-        """
-        if iterations is None and time_limit is None:
-            raise InvalidInputError("a search needs iterations or a time limit")
-        for name, value in (("iterations", iterations), ("time_limit", time_limit)):
-            if value is not None and value < 0:
-                raise InvalidInputError(f"option {name!r} is {value}; expected 0 or more")
-        self._left = iterations
-        self._seconds = time_limit
-        self._begin = time.monotonic()
-        self.moves = 0
-        """Moves that were tried."""
-
-    @property
-    def open(self) -> bool:
-        """Whether there is time for another move."""
-        counted = self._left is None or self._left > 0
-        return counted and (self._seconds is None or self.seconds_left > 0)
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds that are left, infinite without a time limit."""
-        if self._seconds is None:
-            return np.inf
-        return self._seconds - (time.monotonic() - self._begin)
-
-    def take(self, moves: int) -> int:
-        """Return how many of some moves may be tried, and count them."""
-        taken = moves if self._left is None else min(moves, self._left)
-        if self._left is not None:
-            self._left -= taken
-        self.moves += taken
-        return taken
 
 
 def improve_placement(
@@ -119,22 +78,13 @@ def improve_placement(
     forward = np.asarray(device_of)[forward_ops(problem.graph)]
     along = g.topological if order is None else np.asarray(order)
     makespan, _ = makespan_of(g, forward, along)
-    budget = Budget(iterations=iterations, time_limit=time_limit)
-    found = anneal_placements(
-        problem, g, [Placed(forward, along, makespan)], budget, seed=seed, trace=trace
-    )
+    effort = Effort(iterations=iterations, time_limit=time_limit, seed=seed, trace=trace)
+    found = anneal_placements(problem, g, [Placed(forward, along, makespan)], effort)
     return found.device_of, found.order
 
 
 def anneal_placements(
-    problem: Problem,
-    g: Instance,
-    starts: Sequence[Placed],
-    budget: Budget,
-    *,
-    seed: int = 0,
-    trace: SearchTrace | None = None,
-    bound: float = 0.0,
+    problem: Problem, g: Instance, starts: Sequence[Placed], effort: Effort
 ) -> Placed:
     """Return the best placement that annealing finds from some that keep the limits.
 
@@ -142,36 +92,52 @@ def anneal_placements(
         problem: The problem.
         g: Its instance.
         starts: Where rounds begin, the best first.
-        budget: How long to go on.
-        seed: Of the random numbers.
-        trace: Where the best values are recorded.
-        bound: Seconds that no placement can beat; the search ends when it is reached.
+        effort: Moves or seconds, one of them at least; a move is a step. Its goal is what no
+            placement can beat, in seconds.
     """
-    best = starts[0]
-    if trace is not None:
-        trace.record(best.makespan)
-    margin, number = 0.0, 0
-    while budget.open and best.makespan > bound * (1 + 1e-12):
-        origin = starts[number // 2 % len(starts)] if number % 2 else best
+    if effort.iterations is None and effort.time_limit is None:
+        raise InvalidInputError("a search needs iterations or a time limit")
+    effort.record(starts[0].makespan)
+    rounds = _Rounds(problem=problem, g=g, starts=starts, effort=effort)
+    return anneal_rounds(starts[0], rounds.run, effort)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Rounds:
+    """Rounds of annealing.
+
+    Attributes:
+        problem: The problem.
+        g: Its instance.
+        starts: Where every second round begins, in turn.
+        effort: Limits.
+        margin: Bytes of each device that are left free, so that the model's order fits, too.
+    """
+
+    problem: Problem
+    g: Instance
+    starts: Sequence[Placed]
+    effort: Effort
+    margin: float = 0.0
+
+    def run(self, number: int, best: Placed) -> Placed:
+        """Return what a round finds that keeps the limits; the best so far where that is worse."""
+        origin = self.starts[number // 2 % len(self.starts)] if number % 2 else best
         hot = _HOT[number % len(_HOT)]
         for attempt in range(_REPAIRS):
-            tight = g._replace(limit=g.limit - margin)
-            search = _round(tight, origin, budget, hot=hot, seed=seed + 1000 * number + attempt)
+            tight = self.g._replace(limit=self.g.limit - self.margin)
+            search = _cooled(tight, origin, self.effort, hot=hot, turn=1000 * number + attempt)
             if search.excess > 0 or search.makespan >= best.makespan:
                 break
             found = Placed(search.device_of, search.order, search.makespan)
-            found = found._replace(order=_model_order(problem, found))
-            excess = makespan_of(g, found.device_of, found.order)[1]
+            found = found._replace(order=_model_order(self.problem, found))
+            excess = makespan_of(self.g, found.device_of, found.order)[1]
             if excess <= 0:
-                best = found
-                if trace is not None:
-                    trace.record(best.makespan)
-                break
+                return found
             # Again from there, and with less memory, so that the order of the model fits.
-            margin = max(margin, excess)
+            self.margin = max(self.margin, excess)
             origin, hot = found, _REPAIR_HOT
-        number += 1
-    return best
+        return best
 
 
 def _model_order(problem: Problem, found: Placed) -> Array:
@@ -183,22 +149,22 @@ def _model_order(problem: Problem, found: Placed) -> Array:
     return order
 
 
-def _round(g: Instance, origin: Placed, budget: Budget, *, hot: float, seed: int) -> Annealer:
+def _cooled(g: Instance, origin: Placed, effort: Effort, *, hot: float, turn: int) -> Annealer:
     """Return a search after one round of cooling."""
-    search = Annealer(g, origin.device_of, origin.order, seed=seed, effort=_ROUND)
+    search = Annealer(g, origin.device_of, origin.order, seed=effort.seed + turn, effort=_ROUND)
     smallest = float(g.limit.min())
     price = _PRICE * origin.makespan / smallest if 0 < smallest < np.inf else 0.0
     moves = max(1, _ROUND // _STEPS)
     for step in range(_STEPS):
         temperature = origin.makespan * hot * (_COLD / hot) ** (step / (_STEPS - 1))
-        taken = budget.take(moves)
-        begin = time.monotonic()
+        taken = effort.spend(moves)
+        begin_s = effort.elapsed_s
         search.run(taken, temperature, price)
-        spent = time.monotonic() - begin
-        if not budget.open:
+        spent_s = effort.elapsed_s - begin_s
+        if effort.is_over():
             break
-        if budget.seconds_left < np.inf:
+        if effort.time_limit is not None:
             # The rest of the round in the time that is left, but never more moves than planned.
-            each = max(spent / max(taken, 1), 1e-9)
-            moves = int(min(_ROUND // _STEPS, budget.seconds_left / (_STEPS - step) / each)) or 1
+            each = max(spent_s / max(taken, 1), 1e-9)
+            moves = int(min(_ROUND // _STEPS, effort.left_s / (_STEPS - step) / each)) or 1
     return search

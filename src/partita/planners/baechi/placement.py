@@ -38,6 +38,11 @@ class Placed(NamedTuple):
     order: Array
     makespan: float
 
+    @property
+    def value(self) -> float:
+        """Its makespan."""
+        return self.makespan
+
 
 def placed(schedule: list_schedule.Schedule) -> Placed:
     """Return a complete schedule as a placement."""

@@ -39,13 +39,13 @@ import numpy as np
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
 from partita.errors import InfeasibleError
+from partita.planners.effort import Effort, SearchTrace
 from partita.planners.pipedream.bound import FACTOR
 from partita.planners.pipedream.build import check_positive, plan_on
 from partita.planners.pipedream.released import Options, released_plan
-from partita.planners.pipedream.repaired import Effort, repaired_search
+from partita.planners.pipedream.repaired import Breadth, repaired_search
 from partita.planners.pipedream.state import Rules, Search
 from partita.planners.pipeline import solution_of
-from partita.planners.search_trace import SearchTrace
 
 ONE_DEVICE_AN_OP = frozenset(
     {
@@ -114,8 +114,9 @@ def plan_pipedream(  # noqa: PLR0913 (the options of the released optimizer, and
         memory=memory is not False,
         charge=1 / (compression or 1.0),
     )
-    effort = Effort(ideals=ideals, orders=orders, iterations=iterations, time_limit=time_limit)
-    search = repaired_search(problem, rules, effort, trace)
+    breadth = Breadth(ideals=ideals, orders=orders, rounds=iterations)
+    effort = Effort(time_limit=None if math.isinf(time_limit) else time_limit, trace=trace)
+    search = repaired_search(problem, rules, breadth, effort)
     return repaired_solution(search, "pipedream", options)
 
 

@@ -8,13 +8,13 @@ of linear orders, then the ideals near the best pipeline found, again while that
 """
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from partita.core.problem import Problem
+from partita.planners.effort import Effort
 from partita.planners.lattice.ideals import enumerate_ideals, window
 from partita.planners.lattice.orders import linear_orders
 from partita.planners.pipedream.bound import bound_of, relaxed_cluster
@@ -26,7 +26,6 @@ from partita.planners.pipedream.search import PRECISE, Best, minimise
 from partita.planners.pipedream.site import site_of
 from partita.planners.pipedream.solvers import NEARER, is_flat, solve
 from partita.planners.pipedream.state import Rules, Search
-from partita.planners.search_trace import SearchTrace
 
 MOST_STEPS = 800_000_000
 """Steps on rows of unequal devices, about three seconds, unless a time limit is given."""
@@ -38,39 +37,37 @@ MIN_PREFIXES, MAX_PREFIXES = 200, 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """How much to search.
+class Breadth:
+    """How many ideals to look at.
 
     Attributes:
         ideals: Ideals up to which all are looked at, and of one neighbourhood.
         orders: Linear orders where there are more.
-        iterations: Rounds of looking near the best pipeline.
-        time_limit: Seconds after which no further ideals or devices are looked at; ``inf`` = a
-            fixed number of steps where devices differ, so that the result is always the same.
+        rounds: Rounds of looking near the best pipeline.
     """
 
     ideals: int = 3000
     orders: int = 32
-    iterations: int = 3
-    time_limit: float = math.inf
+    rounds: int = 3
 
 
-def repaired_search(
-    problem: Problem, rules: Rules, effort: Effort, trace: SearchTrace | None = None
-) -> Search:
+def repaired_search(problem: Problem, rules: Rules, breadth: Breadth, effort: Effort) -> Search:
     """Return a finished search for the pipeline of the least repaired period.
+
+    Without a time limit it makes a fixed number of steps where devices differ, so that the result
+    is always the same; with one, no further ideals or devices are looked at when that is up.
 
     Memory that ops share counts for each of them; only where nothing fits so, it counts once, and
     the plan has yet to be checked.
     """
-    search = _searched(problem, rules, effort, model_of(problem), trace)
+    search = _searched(problem, rules, breadth, effort, model_of(problem))
     if search.best.found is None and search.model.overcounts and rules.memory:
-        return _searched(problem, rules, effort, model_of(problem, once=True), trace)
+        return _searched(problem, rules, breadth, effort, model_of(problem, once=True))
     return search
 
 
 def _searched(
-    problem: Problem, rules: Rules, effort: Effort, model: Model, trace: SearchTrace | None
+    problem: Problem, rules: Rules, breadth: Breadth, effort: Effort, model: Model
 ) -> Search:
     site = site_of(problem)
     low, term = bound_of(model, site, factor=rules.factor, charge=rules.charge)
@@ -79,13 +76,13 @@ def _searched(
         rules=rules,
         model=model,
         site=site,
-        best=Best(trace=trace),
+        best=Best(trace=effort.trace),
         low=low,
         term=term,
-        until=time.monotonic() + effort.time_limit,
-        most_steps=MOST_STEPS if math.isinf(effort.time_limit) else math.inf,
+        effort=effort,
+        most_steps=MOST_STEPS if effort.time_limit is None else math.inf,
     )
-    most = _most_ideals(search, effort)
+    most = _most_ideals(search, breadth)
     ideals = enumerate_ideals(model.q, most)
     if ideals is not None:
         family = lattice_family(model, ideals, charge=rules.charge)
@@ -93,8 +90,8 @@ def _searched(
         if not search.exact and search.best.found is not None and search.alike:
             _refute(search, family)
         return search
-    families = effort.orders + effort.iterations
-    for number, family in enumerate(_families(search, effort, most)):
+    families = breadth.orders + breadth.rounds
+    for number, family in enumerate(_families(search, breadth, most)):
         if search.is_late:
             break
         search.ration = search.spent + (search.most_steps - search.spent) / (families - number)
@@ -117,28 +114,28 @@ def _refute(search: Search, family: Family) -> None:
     search.term = "relaxed placement over all ideals"
 
 
-def _most_ideals(search: Search, effort: Effort) -> int:
+def _most_ideals(search: Search, breadth: Breadth) -> int:
     """Return how many ideals to look at, so that one row of unequal devices takes no more steps."""
     if (search.alike and search.free) or math.isinf(search.most_steps):
-        return effort.ideals
+        return breadth.ideals
     pairs = search.most_steps / ROW_TESTS / (len(search.site.devices) ** 2 / 4)
-    return min(effort.ideals, max(MIN_PREFIXES, int(math.sqrt(2 * pairs))))
+    return min(breadth.ideals, max(MIN_PREFIXES, int(math.sqrt(2 * pairs))))
 
 
-def _families(search: Search, effort: Effort, most: int) -> Iterator[Family]:
+def _families(search: Search, breadth: Breadth, most: int) -> Iterator[Family]:
     """Yield prefixes of linear orders, then the neighbourhoods of the best pipeline."""
     model, charge = search.model, search.rules.charge
     weight = model.seconds.min(axis=0)
     # On a row the devices count too: fewer prefixes where there are many of them.
     devices = 1 if is_flat(search) else len(search.site.devices)
     limit = int(np.clip(math.sqrt(2 * ROW_STEPS / devices), MIN_PREFIXES, MAX_PREFIXES))
-    if most < effort.ideals:
+    if most < breadth.ideals:
         limit = min(limit, most)
     for order in linear_orders(
-        model.q, weight=weight, net_cost=model.net_bytes, count=effort.orders
+        model.q, weight=weight, net_cost=model.net_bytes, count=breadth.orders
     ):
         yield order_family(model, order, charge=charge, limit=limit)
-    for _ in range(effort.iterations):
+    for _ in range(breadth.rounds):
         found, value = search.best.found, search.best.value
         if found is None or value <= search.low * (1 + NEARER):
             return

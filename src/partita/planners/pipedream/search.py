@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from partita.planners.search_trace import SearchTrace
+from partita.planners.effort import SearchTrace
 
 _Found = TypeVar("_Found")
 

@@ -1,9 +1,8 @@
 """What a search for a pipeline knows: the rules, the devices, and the best so far."""
 
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from partita.core.problem import Metric, Problem
 from partita.objectives.pipedream import why_no_servers, why_not_pipedream
 from partita.objectives.placed import why_not_implicit_training
 from partita.objectives.repaired import pipedream_repaired_time
+from partita.planners.effort import Effort
 from partita.planners.pipedream.build import StageOn, pipeline_of
 from partita.planners.pipedream.family import Family
 from partita.planners.pipedream.model import Model
@@ -66,7 +66,7 @@ class Search:
         low: A period that no pipeline is below.
         term: The argument behind ``low``.
         exact: Whether the best is the best of all pipelines.
-        until: When to stop looking further, on the monotonic clock.
+        effort: Its time limit, if any.
         most_steps: Steps of tests on rows of unequal devices after which to stop as well.
         spent: Steps made.
         ration: Steps after which to leave the rest to other ideals.
@@ -80,7 +80,7 @@ class Search:
     low: float
     term: str
     exact: bool = False
-    until: float = math.inf
+    effort: Effort = field(default_factory=Effort)
     most_steps: float = math.inf
     spent: int = 0
     ration: float = math.inf
@@ -119,7 +119,7 @@ class Search:
         """Whether something is found and time is over, or even more was done for nothing."""
         if self.best.found is None:
             return self.spent > PATIENCE * self.most_steps
-        return self.spent > self.most_steps or time.monotonic() > self.until
+        return self.spent > self.most_steps or self.effort.is_over()
 
     def offer(self, family: Family, stages: Sequence[StageOn], period: float) -> float:
         """Note a pipeline; return its value, ``inf`` where it cannot be a plan.

@@ -34,6 +34,7 @@ from partita.core.plan import Plan, Stage, equal_microbatches
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
 from partita.errors import InfeasibleError, InvalidInputError
+from partita.planners.effort import SearchTrace
 from partita.planners.pipeline import default_schedule, solution_of
 from partita.planners.piper.choices import Allowed, Choices, choices_of
 from partita.planners.piper.pools import Pool, assign_devices, pools, search_in, why_nothing_fits
@@ -44,7 +45,6 @@ from partita.planners.piper.space import (
     restricted,
     space_of,
 )
-from partita.planners.search_trace import SearchTrace
 
 ROUNDED = (1 + 1e-12, 1 - 1e-9)
 """Shares of the memory to plan with: sums of bytes may round to either side of a limit."""

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array, Longs
+from partita.planners.effort import Effort
 from partita.planners.lattice.ideals import Ideals, enumerate_ideals, window
 from partita.planners.lattice.orders import linear_orders
-from partita.planners.split.effort import Effort
 from partita.planners.split.max_load import (
     SLACK,
     Chain,
@@ -19,7 +19,7 @@ from partita.planners.split.max_load import (
     ordered_states,
 )
 from partita.planners.split.model import SplitModel
-from partita.planners.split.refine import anneal, default_moves, devices_in_order, ordered_flow
+from partita.planners.split.refine import anneal, devices_in_order, ordered_flow
 
 ORDERS = 12
 FIRST_IDEALS = 4_000
@@ -135,10 +135,7 @@ def _annealed(model: SplitModel, chain: Chain, effort: Effort) -> Chain:
         model,
         flow,
         assignment_of(model, chain),
-        seed=effort.seed,
-        moves=effort.moves(default_moves(model, flow)),
-        stop=effort.is_over,
-        found=effort.record,
+        effort,
     )
     if found.value >= chain.value:
         return chain

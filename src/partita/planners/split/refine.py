@@ -11,7 +11,6 @@ The same annealing serves contiguous splits (circles between devices are refused
 one sample, both at ``O(ops + edges)`` a move.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +19,8 @@ import numpy as np
 from partita.core.columns import Array, Flags, Floats, Longs
 from partita.kernels import Threshold, run
 from partita.objectives.sums import sum_by
+from partita.planners.annealing import anneal_rounds
+from partita.planners.effort import Effort
 from partita.planners.lattice.nets import Nets, nets_by_node
 from partita.planners.split.anneal_kernel import (
     LOADS,
@@ -156,11 +157,7 @@ def anneal(
     model: SplitModel,
     flow: Flow,
     start: Array,
-    *,
-    seed: int,
-    moves: int,
-    stop: Callable[[], bool] = lambda: False,
-    found: Callable[[float], None] = lambda value: None,
+    effort: Effort,
 ) -> Assignment:
     """Return the best assignment of an annealing that starts from a given one.
 
@@ -168,29 +165,24 @@ def anneal(
         model: The costs.
         flow: What the order of things means.
         start: The first assignment; it may break memory limits.
-        seed: Seed of the random numbers.
-        moves: Moves in all.
-        stop: Asked after every round.
-        found: Told every better value, after the round that found it.
+        effort: Limits; a step is a move. Without any, as many moves as suit the size.
     """
     given, order = _given(model, flow)
     columns = (given, order, flow.goal)
-    first = (np.asarray(start), MANNERS[0], seed, 0)
-    origin = best = _round(model, columns, first, scale=1.0)
+    moves = effort.steps(default_moves(model, flow))
+    first = (np.asarray(start), MANNERS[0], effort.seed, 0)
+    origin = _round(model, columns, first, scale=1.0)
     scale = origin.value if 0 < origin.value < np.inf else float(given.seconds.max()) or 1.0
     rounds = max(1, -(-moves // max(1, round_moves(model, flow))))
     work = moves * _move_work(flow)
-    for number in range(rounds):
+
+    def run_round(number: int, best: Assignment) -> Assignment:
         manner = MANNERS[number % len(MANNERS)]
         begin = best if manner.from_best else origin
-        effort = (begin.device_of, manner, seed * 7919 + number, moves // rounds)
-        result = _round(model, columns, effort, scale=scale, work=work)
-        if result.value < best.value:
-            best = result
-            found(best.value)
-        if stop():
-            break
-    return best
+        turn = (begin.device_of, manner, effort.seed * 7919 + number, moves // rounds)
+        return _round(model, columns, turn, scale=scale, work=work)
+
+    return anneal_rounds(origin, run_round, effort, rounds=rounds, sure=1)
 
 
 def _given(model: SplitModel, flow: Flow) -> tuple[Given, OpFlow]:

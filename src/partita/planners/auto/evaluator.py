@@ -1,11 +1,10 @@
-"""The value of candidates by the cost model, within a budget; the best ones are kept.
+"""The value of candidates by the cost model, within limits; the best ones are kept.
 
 A candidate is measured exactly as ``solution_of`` measures it: by the problem's metric, with the
 rules and memory limits that hold for it. For ``throughput`` one simulation tells both.
 """
 
 import math
-import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.cost.judge import judge
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.planners.search_trace import SearchTrace
+from partita.planners.effort import Effort
 
 
 class Verdict(NamedTuple):
@@ -32,72 +31,19 @@ class Verdict(NamedTuple):
 
 
 @dataclass(slots=True)
-class Budget:
-    """How much a search may do: seconds on the clock, or a number of candidates.
-
-    Attributes:
-        time_limit: Seconds; what counts where ``iterations`` is 0.
-        iterations: Candidates to measure in the local search; with it no clock is looked at.
-    """
-
-    time_limit: float
-    iterations: int
-    _left: int = field(init=False)
-    _begin: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self._left = self.iterations
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether effort is counted instead of timed."""
-        return self.iterations > 0
-
-    @property
-    def text(self) -> str:
-        """What the effort was, for people."""
-        if self.is_counted:
-            return f"iterations {self.iterations}"
-        return f"time_limit {self.time_limit:g} s"
-
-    def used(self) -> float:
-        """Return the share of the budget that is used up."""
-        if self.is_counted:
-            return 1 - self._left / self.iterations
-        return (time.monotonic() - self._begin) / max(self.time_limit, 1e-9)
-
-    def left_s(self) -> float:
-        """Return the seconds that are left; ``inf`` where effort is counted."""
-        if self.is_counted:
-            return math.inf
-        return max(0.0, self.time_limit - (time.monotonic() - self._begin))
-
-    def spend(self) -> None:
-        """Note that a candidate of the local search was measured."""
-        self._left -= 1
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left."""
-        return self.used() >= 1
-
-
-@dataclass(slots=True)
-class Judge:
+class Evaluator:
     """Measures candidates once each.
 
     Attributes:
         problem: The problem.
-        budget: The budget.
-        trace: Told of each new best value.
+        effort: Candidates to measure in the local search, or seconds.
         best: The least value so far.
         measured: Number of candidates that were measured.
         nearest: Of those that did not fit, the one that comes nearest: bytes over, reason, plan.
     """
 
     problem: Problem
-    budget: Budget
-    trace: SearchTrace | None = None
+    effort: Effort
     best: float = math.inf
     measured: int = 0
     nearest: tuple[float, str, Plan | None] = (math.inf, "", None)
@@ -111,10 +57,9 @@ class Judge:
         """Note the value of a plan that fits."""
         if value < self.best:
             self.best = value
-            if self.trace is not None:
-                self.trace.record(value)
+            self.effort.record(value)
 
-    def judge(self, plan: Plan, key: Hashable) -> Verdict:
+    def evaluate(self, plan: Plan, key: Hashable) -> Verdict:
         """Return what becomes of a plan."""
         known = self._known.get(key)
         if known is not None:
