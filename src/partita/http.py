@@ -108,9 +108,9 @@ class ServerLink:
             why = answer.reason_phrase if answer.status_code != 200 else "it does not speak JSON"
             raise ServerError(f"{where} does not speak JSON", answer.status_code, why) from exc
         if answer.status_code != 200:
-            why = found.get("detail", found) if isinstance(found, dict) else found
+            detail = found.get("detail", found) if isinstance(found, dict) else found
             raise ServerError(
-                f"{where} refuses {path}: {answer.status_code} {why}", answer.status_code, why
+                f"{where} refuses {path}: {answer.status_code} {detail}", answer.status_code, detail
             )
         return found
 

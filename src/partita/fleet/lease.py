@@ -77,13 +77,13 @@ class Lease:
         poll_s: float = 0.05,
         report_s: float = 0.5,
     ) -> None:
-        told = os.environ.get(STEPS_VARIABLE, "")
-        if steps is None and not told.isdigit():
+        declared = os.environ.get(STEPS_VARIABLE, "")
+        if steps is None and not declared.isdigit():
             raise InvalidInputError(
                 f"the number of steps is not known; give steps, or set {STEPS_VARIABLE}"
             )
         self.step = step
-        self.steps = int(told) if steps is None else steps
+        self.steps = int(declared) if steps is None else steps
         self.state = LoopState.RUNNING
         self._checkpoint = checkpoint
         self._checkpoint_every = checkpoint_every
@@ -273,5 +273,5 @@ class _Scheduler:
         """Write how far the job is."""
         assert self._directory is not None
         self._reported_s = time.monotonic()
-        said = {**words, "attempt": self._attempt, "pid": os.getpid(), "at_s": time.time()}
-        write_json(self._directory / PROGRESS, said)
+        values = {**words, "attempt": self._attempt, "pid": os.getpid(), "at_s": time.time()}
+        write_json(self._directory / PROGRESS, values)

@@ -15,7 +15,7 @@ from partita.errors import InvalidInputError, PartitaError, UnsupportedError, Wo
 from partita.units import parse_bytes
 
 if TYPE_CHECKING:
-    from partita.cli.fleet.profile_view import Shown
+    from partita.cli.fleet.profile_view import ProfiledJob
     from partita.fleet.profiler.request import ProfileRequest
 
 _GIB = 2**30
@@ -30,51 +30,103 @@ def _words(word: str) -> str:
 
 
 def _job_options(function: _F) -> _F:
-    """Declare what is said of a job, on the command line or in a list."""
+    """Declare the options of a job, on the command line or in a list."""
     count, above = click.IntRange(1), click.FloatRange(0, min_open=True)
     options = [
         click.option("--job-name", default="job-0", show_default=True, help="Name of the job."),
-        click.option("--num-gpus", type=count, default=1, show_default=True, help="Processes."),
-        click.option("--nnodes", type=count, default=1, show_default=True, help="Machines."),
-        click.option("--node-rank", type=click.IntRange(0), default=0, help="Which this is."),
-        click.option("--master-addr", default="127.0.0.1", show_default=True, help="Of rank 0."),
-        click.option("--master-port", type=click.IntRange(1, 65535), default=29500),
-        click.option("--cpu", type=click.FloatRange(0), help="Top of the sweep. [all CPUs]"),
-        click.option("--cpu-step", type=above, help="From point to point. [1; less on few CPUs]"),
+        click.option(
+            "--num-gpus",
+            type=count,
+            default=1,
+            show_default=True,
+            help="Number of processes on each machine, one per GPU.",
+        ),
+        click.option(
+            "--nnodes", type=count, default=1, show_default=True, help="Number of machines."
+        ),
+        click.option(
+            "--node-rank",
+            type=click.IntRange(0),
+            default=0,
+            help="Rank of this machine, 0 to NNODES - 1.",
+        ),
+        click.option(
+            "--master-addr",
+            default="127.0.0.1",
+            show_default=True,
+            help="Address of the machine of rank 0.",
+        ),
+        click.option(
+            "--master-port",
+            type=click.IntRange(1, 65535),
+            default=29500,
+            help="Port of the machine of rank 0.",
+        ),
+        click.option("--cpu", type=click.FloatRange(0), help="Most CPUs of the sweep. [all CPUs]"),
+        click.option(
+            "--cpu-step", type=above, help="CPUs from point to point. [1; less on few CPUs]"
+        ),
         click.option("--memory", help="Memory of a run, in GiB or as 64GB. [all memory]"),
-        click.option("-b", "--batch-size", "--batch", type=count, help="Samples a GPU. [256]"),
-        click.option("-j", "--workers", type=count, help="Loaders a GPU. [CPUs of the point]"),
-        click.option("--max-iterations", type=count, help="Iterations of a run. [50]"),
-        click.option("--epochs", type=count, help="Passed on, if given."),
-        click.option("--data", help="The dataset, as the script is told. [./]"),
-        click.option("--dataset-size", help="Its size, such as 150GB. [that of its files]"),
-        click.option("--dataset-samples", type=count, help="Its samples. [its files]"),
-        click.option("--docker-img", "--image", default="", help="Image, where an engine runs."),
-        click.option("--container-mnt", "--mount", default="/datadrive", show_default=True),
-        click.option("--container-python", default="python", help="The interpreter inside."),
+        click.option("-b", "--batch-size", "--batch", type=count, help="Samples per GPU. [256]"),
+        click.option("-j", "--workers", type=count, help="Loaders per GPU. [CPUs of the point]"),
+        click.option("--max-iterations", type=count, help="Number of iterations per run. [50]"),
+        click.option(
+            "--epochs", type=count, help="Number of epochs; passed on to the script, if given."
+        ),
+        click.option("--data", help="Dataset, as it is passed on to the script. [./]"),
+        click.option(
+            "--dataset-size", help="Size of the dataset, such as 150GB. [that of its files]"
+        ),
+        click.option(
+            "--dataset-samples", type=count, help="Number of samples of the dataset. [its files]"
+        ),
+        click.option(
+            "--docker-img",
+            "--image",
+            default="",
+            help="Container image, where a container engine runs.",
+        ),
+        click.option(
+            "--container-mnt",
+            "--mount",
+            default="/datadrive",
+            show_default=True,
+            help="Folder of the container where the data are mounted.",
+        ),
+        click.option(
+            "--container-python", default="python", help="Python interpreter inside the container."
+        ),
         click.option(
             "--isolation",
             type=click.Choice(("auto", "container", "cgroup", "plain")),
             default="auto",
             show_default=True,
-            help="How CPUs and memory are limited.",
+            help="Way to limit CPUs and memory.",
         ),
-        click.option("--cgroup", default="", help="A delegated group, /sys/fs/cgroup/..."),
+        click.option("--cgroup", default="", help="Delegated control group, /sys/fs/cgroup/..."),
         click.option("--local-disk", help="Folder whose storage is measured. [the dataset's]"),
-        click.option("--str-bw", default="", help="Storage: 500MB/s, or a file that keeps MB/s."),
+        click.option(
+            "--str-bw", default="", help="Storage bandwidth: 500MB/s, or a file that keeps MB/s."
+        ),
         click.option("--mem-thr", default="", help="Prefix of files that keep memory GiB/s."),
         click.option("--profiler-src", help="Directory to run in and import from. [this one]"),
-        click.option("--python", default=sys.executable, help="The interpreter. [this one]"),
-        click.option("--repeats", type=count, default=1, show_default=True, help="Of a point."),
+        click.option("--python", default=sys.executable, help="Python interpreter. [this one]"),
+        click.option(
+            "--repeats", type=count, default=1, show_default=True, help="Number of runs per point."
+        ),
         click.option(
             "--tolerance",
             type=click.FloatRange(0.001, 0.5),
             default=0.1,
             show_default=True,
-            help="Error of a filled-in speed.",
+            help="Relative error that a filled-in speed may have.",
         ),
         click.option(
-            "--limit", type=above, default=600.0, show_default=True, help="Seconds of a run."
+            "--limit",
+            type=above,
+            default=600.0,
+            show_default=True,
+            help="Seconds that a run may take.",
         ),
     ]
     for option in reversed(options):
@@ -89,7 +141,7 @@ def _job_options(function: _F) -> _F:
 )
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[--] SCRIPT [ARGUMENTS]")
 @_job_options
-@click.option("--list", "list_file", help="Profile all scripts of a YAML file.")
+@click.option("--list", "list_file", help="YAML file whose scripts are all profiled.")
 @click.option("-o", "--output", default="profiles", show_default=True, help="Folder of results.")
 @click.option("--again", is_flag=True, help="Measure anew what was measured before.")
 @output_options
@@ -116,7 +168,7 @@ def command(context: click.Context, /, **rest: Any) -> None:
 
 def _profile_list(
     context: click.Context, rest: dict[str, Any]
-) -> "tuple[list[Shown], list[tuple[str, str]]]":
+) -> "tuple[list[ProfiledJob], list[tuple[str, str]]]":
     """Profile every script of a list; one that fails does not keep the others."""
     from partita.cli.fleet.profile_list import read_job_list  # noqa: PLC0415 (only for a list)
     from partita.documents import read_text  # noqa: PLC0415 (likewise)
@@ -133,7 +185,7 @@ def _profile_list(
         for spelling in option.opts
     }
     jobs = read_job_list(read_text(rest["list_file"]), rest["list_file"], known)
-    done: list[Shown] = []
+    done: list[ProfiledJob] = []
     failed: list[tuple[str, str]] = []
     for job in jobs:
         try:
@@ -220,10 +272,10 @@ def _folder(text: str | None, what: str) -> Path | None:
     return Path(text)
 
 
-def _profile(request: "ProfileRequest", rest: dict[str, Any]) -> "Shown":
+def _profile(request: "ProfileRequest", rest: dict[str, Any]) -> "ProfiledJob":
     """Profile one script and write its files."""
     from partita.cli.console import progress  # noqa: PLC0415 (rich only where it prints)
-    from partita.cli.fleet.profile_view import Shown  # noqa: PLC0415 (likewise)
+    from partita.cli.fleet.profile_view import ProfiledJob  # noqa: PLC0415 (likewise)
     from partita.core.codec import write_json  # noqa: PLC0415 (numpy)
     from partita.fleet.profiler.profile import profile_script  # noqa: PLC0415 (likewise)
     from partita.formats.synergy import write_synergy_profile  # noqa: PLC0415 (likewise)
@@ -231,8 +283,10 @@ def _profile(request: "ProfileRequest", rest: dict[str, Any]) -> "Shown":
     from partita.report.charts import render, sensitivity_chart  # noqa: PLC0415 (numpy)
 
     silent = rest["quiet"] or rest["as_json"]
-    with progress(f"fleet profile {request.name}", quiet=silent) as tell, ended_by_signals():
-        profile = profile_script(request, Path(rest["output"]), tell=tell, again=rest["again"])
+    with progress(f"fleet profile {request.name}", quiet=silent) as on_progress, ended_by_signals():
+        profile = profile_script(
+            request, Path(rest["output"]), on_progress=on_progress, again=rest["again"]
+        )
     written: dict[str, str] = {"runs": str(profile.directory / "runs.json")}
     sensitivity = profile.sensitivity
     if sensitivity is not None:
@@ -248,17 +302,17 @@ def _profile(request: "ProfileRequest", rest: dict[str, Any]) -> "Shown":
             path = profile.directory / name
             write_text(path, text)
             written[name.partition(".")[0]] = str(path)
-    return Shown(
+    return ProfiledJob(
         request.name, shlex.join([str(request.script), *request.arguments]), profile, written
     )
 
 
-def _print(found: "list[Shown]", failed: list[tuple[str, str]], rest: dict[str, Any]) -> None:
+def _print(found: "list[ProfiledJob]", failed: list[tuple[str, str]], rest: dict[str, Any]) -> None:
     from partita.cli.console import print_json  # noqa: PLC0415 (rich only where it prints)
-    from partita.cli.fleet.profile_view import as_values, show  # noqa: PLC0415 (likewise)
+    from partita.cli.fleet.profile_view import show  # noqa: PLC0415 (likewise)
 
     if rest["as_json"]:
-        values = [as_values(job) for job in found]
+        values = [job.to_json() for job in found]
         if rest["list_file"] is None:
             print_json(values[0])
             return

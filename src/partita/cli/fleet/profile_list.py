@@ -68,8 +68,8 @@ def _job(node: Node, shared: Mapping[str, str], known: Collection[str]) -> tuple
     script = read_text(table.entries["script"], "script")
     options = {"job-name": _stem(script), **shared, **_options(table, known)}
     arguments = _arguments(table.entries["args"]) if "args" in table.entries else []
-    told = [f"--{name}={value}" for name, value in options.items()]
-    return ListedJob(table.line, [*told, "--", script, *arguments]), options["job-name"]
+    words = [f"--{name}={value}" for name, value in options.items()]
+    return ListedJob(table.line, [*words, "--", script, *arguments]), options["job-name"]
 
 
 def _check_names(jobs: list[tuple[ListedJob, str]]) -> None:

@@ -1,6 +1,5 @@
 """What ``partita fleet profile`` prints: the curve over CPUs, the model over memory, or JSON."""
 
-import math
 import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,11 +18,11 @@ _GIB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ProfiledJob:
     """A profile, and where it went.
 
     Attributes:
-        name: Of the job.
+        name: Name of the job.
         command: The script and its arguments.
         profile: What was found.
         written: Files by what they hold.
@@ -34,37 +33,32 @@ class Shown:
     profile: Profile
     written: dict[str, str]
 
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def as_values(job: Shown) -> dict[str, Any]:
-    """Return a profile as JSON values."""
-    profile, sensitivity = job.profile, job.profile.sensitivity
-    return {
-        "job": job.name,
-        "command": job.command,
-        "isolation": profile.isolation.value,
-        "points": len(profile.curve),
-        "measured": _measured(profile),
-        "curve": [
-            {"cpus": p.cpus, "samples_per_s": p.rate, "origin": p.origin.value}
-            for p in profile.curve
-        ],
-        "runs": [asdict(run) for run in profile.runs],
-        "notes": list(profile.notes),
-        "directory": str(profile.directory),
-        "written": job.written,
-        "sensitivity": None if sensitivity is None else encode(sensitivity),
-    }
+    def to_json(self) -> dict[str, Any]:
+        """Return the profile as JSON values."""
+        profile, sensitivity = self.profile, self.profile.sensitivity
+        return {
+            "job": self.name,
+            "command": self.command,
+            "isolation": profile.isolation.value,
+            "points": len(profile.curve),
+            "measured": _measured(profile),
+            "curve": [
+                {"cpus": p.cpus, "samples_per_s": p.rate, "origin": p.origin.value}
+                for p in profile.curve
+            ],
+            "runs": [asdict(run) for run in profile.runs],
+            "notes": list(profile.notes),
+            "directory": str(profile.directory),
+            "written": self.written,
+            "sensitivity": None if sensitivity is None else encode(sensitivity),
+        }
 
 
 def _measured(profile: Profile) -> int:
     return sum(point.origin is PointOrigin.MEASURED for point in profile.curve)
 
 
-def show(job: Shown) -> None:
+def show(job: ProfiledJob) -> None:
     """Print a profile for people."""
     profile, sensitivity = job.profile, job.profile.sensitivity
     for note in profile.notes:

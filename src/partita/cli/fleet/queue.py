@@ -9,7 +9,7 @@ from partita.cli.fleet.live import client_of, job_table, server_line, server_opt
 
 
 @click.command(name="queue", epilog="Example: partita fleet queue --all")
-@click.option("--all", "all_jobs", is_flag=True, help="Also those that have ended.")
+@click.option("--all", "all_jobs", is_flag=True, help="List jobs that have ended, too.")
 @server_options
 def command(
     all_jobs: bool, server: str, token_file: Path | None, as_json: bool, debug: bool

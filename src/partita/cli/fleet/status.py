@@ -17,32 +17,32 @@ from partita.cli.fleet.live import client_of, gpu_list, gpus_words, server_optio
 def command(job: int, server: str, token_file: Path | None, as_json: bool, debug: bool) -> None:
     """Say how a job is: what it holds, what its process says it holds, what became of it."""
     del debug
-    said = client_of(server, token_file).status(job)
+    status = client_of(server, token_file).status(job)
     if as_json:
-        print_json(said)
+        print_json(status)
         return
-    for line in status_lines(said):
+    for line in status_lines(status):
         click.echo(line)
 
 
-def status_lines(said: Mapping[str, Any]) -> list[str]:
+def status_lines(status: Mapping[str, Any]) -> list[str]:
     """Return the lines about a job."""
-    note = f": {said['note']}" if said["note"] else ""
+    note = f": {status['note']}" if status["note"] else ""
     lines = [
-        f"job {said['id']} {said['name']} · {said['state']}{note}",
-        f"steps {said['step']} of {said['steps']} · asks for {gpus_words(said['gpus'])} GPUs · "
-        f"{said['attempts']} starts, {said['preemptions']} preemptions, "
-        f"{said['migrations']} moves, {said['faults']} faults in a row",
+        f"job {status['id']} {status['name']} · {status['state']}{note}",
+        f"steps {status['step']} of {status['steps']} · asks for {gpus_words(status['gpus'])} "
+        f"GPUs · {status['attempts']} starts, {status['preemptions']} preemptions, "
+        f"{status['migrations']} moves, {status['faults']} faults in a row",
     ]
     lines += [
         f"holds {place['server']}: GPUs {gpu_list(place)}, {place['cpus']:g} CPUs, "
         f"{place['memory_gb']:.3g} GB"
-        for place in said["places"]
+        for place in status["places"]
     ]
-    if said["read_back"]:
-        lines.append(f"read back from its process: {said['read_back']}")
-    lines.append(f"command {' '.join(said['command'])}")
-    lines += [f"{_clock(event['at_s'])}  {event['what']}" for event in said["events"]]
+    if status["read_back"]:
+        lines.append(f"read back from its process: {status['read_back']}")
+    lines.append(f"command {' '.join(status['command'])}")
+    lines += [f"{_clock(event['at_s'])}  {event['what']}" for event in status["events"]]
     return lines
 
 

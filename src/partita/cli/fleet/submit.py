@@ -16,7 +16,7 @@ PROFILES = "profiles"
 
 @click.command(name="submit", epilog="Example: partita fleet submit job.yaml")
 @click.argument("files", type=click.Path(dir_okay=False, path_type=Path), nargs=-1, required=True)
-@click.option("--check", is_flag=True, help="Only read the files.")
+@click.option("--check", is_flag=True, help="Read the files and submit nothing.")
 @server_options
 def command(
     files: tuple[Path, ...],
@@ -32,8 +32,8 @@ def command(
     client = client_of(server, token_file)
     numbers = [None if check else client.submit(spec) for spec in specs]
     if as_json:
-        said = zip(files, specs, numbers, strict=True)
-        print_json([{"file": str(f), "name": s.name, "job": n} for f, s, n in said])
+        rows = zip(files, specs, numbers, strict=True)
+        print_json([{"file": str(f), "name": s.name, "job": n} for f, s, n in rows])
         return
     for file, spec, number in zip(files, specs, numbers, strict=True):
         click.echo(f"{file}: {spec.name} is right" if check else f"job {number} {spec.name}")
@@ -66,7 +66,7 @@ def profile_first(job: JobFile) -> Sensitivity:
     )
     click.echo(f"{job.name}: profiled first", err=True)
     found = profile_script(
-        request, job.folder / PROFILES, tell=lambda step: click.echo(step, err=True)
+        request, job.folder / PROFILES, on_progress=lambda step: click.echo(step, err=True)
     )
     if found.sensitivity is None:
         raise InvalidInputError(f"{job.name}: profiling gave no sensitivity")

@@ -19,9 +19,11 @@ from partita.fleet.live.client import FleetClient
     type=click.FloatRange(0.2, 3600),
     default=2.0,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two updates.",
 )
-@click.option("--once", is_flag=True, help="One look; so where stdout is no terminal.")
+@click.option(
+    "--once", is_flag=True, help="Show the fleet once; always so where stdout is no terminal."
+)
 @server_options
 def command(
     every_s: float, once: bool, server: str, token_file: Path | None, as_json: bool, debug: bool

@@ -210,9 +210,11 @@ class LocalEngine:
         if grace_s <= 0:
             kill_all(handle["fleet"], attempt)
             return
-        said = read_json(directory / PROGRESS)
+        values = read_json(directory / PROGRESS)
         loop = (
-            find(int(figure(said, "pid") or -1)) if said.get("attempt") == attempt.number else None
+            find(int(figure(values, "pid") or -1))
+            if values.get("attempt") == attempt.number
+            else None
         )
         if loop is not None and _is_of(loop, handle):
             loop.send(signal.SIGTERM)
@@ -232,9 +234,9 @@ class LocalEngine:
             return Status(running=True, grant=self._grant(handle))
         if not self._clean(handle):
             return Status(running=True)  # what it left behind is still ending
-        said = read_json(_files(handle) / shim.ENDED)
+        values = read_json(_files(handle) / shim.ENDED)
         return Status(
-            running=False, exit_code=said.get("exit_code"), ended_s=said.get("at_s", None)
+            running=False, exit_code=values.get("exit_code"), ended_s=values.get("at_s", None)
         )
 
     def resize(self, handle: Handle, places: tuple[Place, ...]) -> None:

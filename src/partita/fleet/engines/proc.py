@@ -81,14 +81,14 @@ def processes_of(fleet: str) -> Iterator[tuple[Attempt, Process]]:
             continue
         if _MARK not in text:
             continue
-        said = dict(
+        values = dict(
             part.split("=", 1)
             for part in text.decode("utf-8", "replace").split("\0")
             if part.startswith("PARTITA_") and "=" in part
         )
-        job, number = said.get(JOB_VARIABLE, ""), said.get(ATTEMPT_VARIABLE, "")
+        job, number = values.get(JOB_VARIABLE, ""), values.get(ATTEMPT_VARIABLE, "")
         process = find(int(folder.name))
-        if process and said.get(FLEET_VARIABLE) == fleet and job.isdigit() and number.isdigit():
+        if process and values.get(FLEET_VARIABLE) == fleet and job.isdigit() and number.isdigit():
             yield Attempt(int(job), int(number)), process
 
 

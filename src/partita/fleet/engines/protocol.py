@@ -40,17 +40,17 @@ class Place:
     memory_gb: float
 
     @classmethod
-    def read(cls, said: Mapping[str, Any]) -> "Place":
+    def read(cls, values: Mapping[str, Any]) -> "Place":
         """Return the place that a JSON object describes."""
         return cls(
-            server=str(said["server"]),
-            gpus=tuple(int(gpu) for gpu in said["gpus"]),
-            cpu_ids=tuple(int(cpu) for cpu in said["cpu_ids"]),
-            cpus=float(said["cpus"]),
-            memory_gb=float(said["memory_gb"]),
+            server=str(values["server"]),
+            gpus=tuple(int(gpu) for gpu in values["gpus"]),
+            cpu_ids=tuple(int(cpu) for cpu in values["cpu_ids"]),
+            cpus=float(values["cpus"]),
+            memory_gb=float(values["memory_gb"]),
         )
 
-    def said(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
         return asdict(self)
 

@@ -52,13 +52,13 @@ class Rounds:
         return self.start_s(self.number(at_s))
 
 
-def has_ended(said: Mapping[str, Any], by_s: float) -> bool:
+def has_ended(values: Mapping[str, Any], by_s: float) -> bool:
     """Return whether the last step of a job was done by some time, by the job's own word."""
-    done_s = figure(said, "done_s")
+    done_s = figure(values, "done_s")
     return done_s is not None and done_s <= by_s
 
 
-def is_about_to_end(said: Mapping[str, Any], by_s: float) -> bool:
+def is_about_to_end(values: Mapping[str, Any], by_s: float) -> bool:
     """Return whether a job expects to be done by some time and has not said that it is."""
-    ends_s = figure(said, "ends_s")
-    return figure(said, "done_s") is None and ends_s is not None and ends_s <= by_s
+    ends_s = figure(values, "ends_s")
+    return figure(values, "done_s") is None and ends_s is not None and ends_s <= by_s

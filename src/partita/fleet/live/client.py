@@ -48,7 +48,7 @@ class FleetClient:
 
     def submit(self, spec: JobSpec) -> int:
         """Submit a job and return its number; asks again where the answer was lost."""
-        body = {**spec.said(), "key": uuid.uuid4().hex}
+        body = {**spec.to_json(), "key": uuid.uuid4().hex}
         last_s = time.monotonic() + self._patience_s
         while True:
             try:

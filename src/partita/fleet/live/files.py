@@ -30,9 +30,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def figure(said: Mapping[str, Any], name: str) -> float | None:
+def figure(values: Mapping[str, Any], name: str) -> float | None:
     """Return a number that a job said; None where there is none, whatever else is there."""
-    value = said.get(name)
+    value = values.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if math.isfinite(value) else None

@@ -97,7 +97,7 @@ class Fleet:
         except InfeasibleError as exc:
             why = str(exc).removeprefix("job 0 ")
             raise InfeasibleError(f"job {spec.name!r} can never run here: {why}") from exc
-        number, _ = self.store.add_job(spec.said(), key or uuid.uuid4().hex, time.time())
+        number, _ = self.store.add_job(spec.to_json(), key or uuid.uuid4().hex, time.time())
         return number
 
     def cancel(self, job: int) -> None:
@@ -186,7 +186,7 @@ class Fleet:
         grant = ""
         if now is not None and now.handle is not None:
             grant = self.engine.status(now.handle).grant
-        spec = read_spec(self.scheduler.said(row))
+        spec = read_spec(self.scheduler.submitted(row))
         return {
             **self._said(row, now),
             "command": list(spec.command),
@@ -198,21 +198,21 @@ class Fleet:
         }
 
     def _said(self, row: JobRow, attempt: AttemptRow | None) -> dict[str, Any]:
-        said = self.scheduler.said(row)
-        due_s = None if said["deadline_s"] is None else row.submitted_s + said["deadline_s"]
+        values = self.scheduler.submitted(row)
+        due_s = None if values["deadline_s"] is None else row.submitted_s + values["deadline_s"]
         late_s = 0.0 if due_s is None else (row.finished_s or time.time()) - due_s
         late = [f"past its deadline by {format_seconds(late_s)}"] if late_s > 0 else []
         return {
             "id": row.id,
-            "name": said["name"],
+            "name": values["name"],
             "state": str(row.state),
             "note": "; ".join([*([row.note] if row.note else []), *late]),
             "deadline_s": due_s,
-            "tenant": said["tenant"],
-            "priority": said["priority"],
-            "gpus": said["gpus"],
+            "tenant": values["tenant"],
+            "priority": values["priority"],
+            "gpus": values["gpus"],
             "step": self.scheduler.step(row),
-            "steps": said["steps"],
+            "steps": values["steps"],
             "submitted_s": row.submitted_s,
             "started_s": row.started_s,
             "finished_s": row.finished_s,
@@ -220,7 +220,7 @@ class Fleet:
             "preemptions": row.preemptions,
             "migrations": row.migrations,
             "faults": row.faults,
-            "places": [place.said() for place in attempt.places] if attempt else [],
+            "places": [place.to_json() for place in attempt.places] if attempt else [],
         }
 
     def history(self) -> FleetHistory:
@@ -244,5 +244,5 @@ def _attempt_said(row: AttemptRow) -> dict[str, Any]:
         "started_s": row.started_s,
         "ended_s": row.ended_s,
         "how": row.how,
-        "places": [place.said() for place in row.places],
+        "places": [place.to_json() for place in row.places],
     }

@@ -95,7 +95,7 @@ class JobSpec:
                 f"job {self.name!r}: steps are {self.steps}; expected 1 or more"
             )
 
-    def said(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
         return {
             "name": self.name,
@@ -115,23 +115,25 @@ class JobSpec:
         }
 
 
-def read_spec(said: Mapping[str, Any]) -> JobSpec:
+def read_spec(values: Mapping[str, Any]) -> JobSpec:
     """Return the job that a JSON object describes.
 
     Raises:
         InvalidInputError: A value is wrong.
     """
-    rest = {key: said[key] for key in ("name", "steps", "priority", "tenant", "retries", "grace_s")}
-    deadline, checkpoint = said["deadline_s"], said["checkpoint"]
+    rest = {
+        key: values[key] for key in ("name", "steps", "priority", "tenant", "retries", "grace_s")
+    }
+    deadline, checkpoint = values["deadline_s"], values["checkpoint"]
     return JobSpec(
         **rest,
-        command=tuple(said["command"]),
-        folder=Path(said["folder"]),
-        gpus=tuple(GpuChoice(least=a, most=b, type=kind) for a, b, kind in said["gpus"]),
-        progress=Progress(said["progress"]),
-        sensitivity=decode_as(said["sensitivity"], Sensitivity),
+        command=tuple(values["command"]),
+        folder=Path(values["folder"]),
+        gpus=tuple(GpuChoice(least=a, most=b, type=kind) for a, b, kind in values["gpus"]),
+        progress=Progress(values["progress"]),
+        sensitivity=decode_as(values["sensitivity"], Sensitivity),
         checkpoint=None if checkpoint is None else Path(checkpoint),
-        environment=dict(said["environment"]),
+        environment=dict(values["environment"]),
         deadline_s=math.nan if deadline is None else float(deadline),
     )
 

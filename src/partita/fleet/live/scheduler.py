@@ -118,29 +118,29 @@ class Scheduler:
 
     def _progress(self, attempt: AttemptRow) -> Mapping[str, Any]:
         """Return the last word of an attempt; empty if there is none."""
-        said = read_json(self.settings.directory(attempt.id.job) / PROGRESS)
-        return said if said.get("attempt") == attempt.id.number else {}
+        values = read_json(self.settings.directory(attempt.id.job) / PROGRESS)
+        return values if values.get("attempt") == attempt.id.number else {}
 
     def spec(self, row: JobRow) -> JobSpec:
         """Return what was submitted; equal sensitivities are one object."""
         if row.id not in self._specs:
-            said = self.said(row)
-            spec = read_spec(said)
-            key = json.dumps(said["sensitivity"], sort_keys=True)
+            values = self.submitted(row)
+            spec = read_spec(values)
+            key = json.dumps(values["sensitivity"], sort_keys=True)
             curve = self._curves.setdefault(key, spec.sensitivity)
             self._specs[row.id] = replace(spec, sensitivity=curve)
         return self._specs[row.id]
 
-    def said(self, row: JobRow) -> Mapping[str, Any]:
+    def submitted(self, row: JobRow) -> Mapping[str, Any]:
         """Return what was submitted, as a JSON object."""
-        said: Mapping[str, Any] = json.loads(row.spec)
-        return said
+        values: Mapping[str, Any] = json.loads(row.spec)
+        return values
 
     def step(self, row: JobRow) -> int:
         """Return how many steps a job has done, by its last word."""
-        said = read_json(self.settings.directory(row.id) / PROGRESS)
-        running = row.state is JobState.RUNNING and said.get("attempt") == row.attempts
-        step = figure(said, "step" if running else "saved_step")
+        values = read_json(self.settings.directory(row.id) / PROGRESS)
+        running = row.state is JobState.RUNNING and values.get("attempt") == row.attempts
+        step = figure(values, "step" if running else "saved_step")
         return row.step if step is None else int(step)
 
     # Rounds
@@ -242,8 +242,8 @@ class Scheduler:
         self._write_lease(attempt.id.job, attempt.id.number, places, now_s)
 
     def _resize(self, attempt: AttemptRow, granted: Granted, places: tuple[Place, ...]) -> None:
-        said = json.dumps([place.said() for place in places])
-        self.store.update_attempt(attempt.id, places=said, speed=granted.speed)
+        values = json.dumps([place.to_json() for place in places])
+        self.store.update_attempt(attempt.id, places=values, speed=granted.speed)
         if attempt.handle is not None:
             self.engine.resize(attempt.handle, places)
 
@@ -419,10 +419,10 @@ def _words(place: Place) -> str:
 
 
 def _environment(spec: JobSpec) -> dict[str, str]:
-    told: dict[str, Any] = {STEPS_VARIABLE: spec.steps, "PYTHONUNBUFFERED": 1}
+    variables: dict[str, Any] = {STEPS_VARIABLE: spec.steps, "PYTHONUNBUFFERED": 1}
     if spec.checkpoint is not None:
-        told["PARTITA_CHECKPOINT"] = spec.checkpoint
-    return {**spec.environment, **{name: str(value) for name, value in told.items()}}
+        variables["PARTITA_CHECKPOINT"] = spec.checkpoint
+    return {**spec.environment, **{name: str(value) for name, value in variables.items()}}
 
 
 def _check_checkpoint(directory: Path | None) -> None:

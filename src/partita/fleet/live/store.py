@@ -204,12 +204,12 @@ class FleetStore:
         self, attempt: Attempt, places: Sequence[Place], speed: float, now_s: float
     ) -> None:
         """Keep that a job is about to be started."""
-        said = json.dumps([place.said() for place in places])
+        values = json.dumps([place.to_json() for place in places])
         with self.change() as connection:
             connection.execute(
                 "INSERT INTO fleet_attempts (job, number, places, speed, started_s) "
                 "VALUES (?, ?, ?, ?, ?)",
-                (*attempt, said, speed, now_s),
+                (*attempt, values, speed, now_s),
             )
 
     def update_attempt(self, attempt: Attempt, **values: float | str | None) -> None:
@@ -283,7 +283,7 @@ def _job_row(row: sqlite3.Row) -> JobRow:
 def _attempt_row(row: sqlite3.Row) -> AttemptRow:
     return AttemptRow(
         id=Attempt(int(row["job"]), int(row["number"])),
-        places=tuple(Place.read(said) for said in json.loads(row["places"])),
+        places=tuple(Place.read(values) for values in json.loads(row["places"])),
         speed=float(row["speed"]),
         handle=None if row["handle"] is None else json.loads(row["handle"]),
         started_s=float(row["started_s"]),

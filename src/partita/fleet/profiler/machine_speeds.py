@@ -20,23 +20,23 @@ _GIB = 2.0**30
 _RATE = re.compile(r"[0-9.]+\s*[A-Za-z]+(/s|ps)")
 
 
-def storage_speed(folder: Path, told: str) -> StorageSpeed:
+def storage_speed(folder: Path, given: str) -> StorageSpeed:
     """Return the bandwidth of a folder's storage.
 
     Args:
         folder: Where it is measured.
-        told: A bandwidth such as ``500MB/s``, a file that keeps it, or empty.
+        given: A bandwidth such as ``500MB/s``, a file that keeps it, or empty.
 
     Raises:
         FormatError: The file holds no number above 0.
     """
-    if _RATE.fullmatch(told):
-        return StorageSpeed(parse_bandwidth(told, "--str-bw"), "as told")
-    if told and Path(told).exists():
-        return StorageSpeed(_MIB * _number(Path(told), "MB/s"), f"from {told}")
+    if _RATE.fullmatch(given):
+        return StorageSpeed(parse_bandwidth(given, "--str-bw"), "as told")
+    if given and Path(given).exists():
+        return StorageSpeed(_MIB * _number(Path(given), "MB/s"), f"from {given}")
     measured = measure_storage(folder)
-    if told:
-        Path(told).write_text(f"{measured.bytes_per_s / _MIB:.1f}\n", encoding="ascii")
+    if given:
+        Path(given).write_text(f"{measured.bytes_per_s / _MIB:.1f}\n", encoding="ascii")
     return measured
 
 

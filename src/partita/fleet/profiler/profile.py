@@ -30,7 +30,8 @@ from partita.units import format_bytes
 _WARM_LIMIT_S = 120.0
 _BUSY = 0.75
 """Load a CPU from which other programs are felt."""
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
+"""Called with each step, in a few words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +56,14 @@ class Profile:
 
 
 def profile_script(
-    request: ProfileRequest, parent: Path, *, tell: Tell, again: bool = False
+    request: ProfileRequest, parent: Path, *, on_progress: OnProgress, again: bool = False
 ) -> Profile:
     """Profile a script and return how its speed depends on CPUs and memory.
 
     Args:
         request: The script, and how.
         parent: Folder in which the job gets a directory by its name.
-        tell: Is told each step.
+        on_progress: Called with each step.
         again: Whether to measure anew what an equal request has measured before.
 
     Raises:
@@ -70,15 +71,17 @@ def profile_script(
         UnsupportedError: The machine cannot do what is asked.
         WorkerError: A run failed or hung.
     """
-    return _Profiler(request, parent, tell, again=again).profile()
+    return _Profiler(request, parent, on_progress, again=again).profile()
 
 
 class _Profiler:
     """The state of profiling one script."""
 
-    def __init__(self, request: ProfileRequest, parent: Path, tell: Tell, *, again: bool) -> None:
+    def __init__(
+        self, request: ProfileRequest, parent: Path, on_progress: OnProgress, *, again: bool
+    ) -> None:
         self._request = request
-        self._tell = tell
+        self._on_progress = on_progress
         self._isolation: Isolation = choose_isolation(request.isolation)
         self._notes = list(self._isolation.notes)
         options = script_options(
@@ -173,7 +176,7 @@ class _Profiler:
             return {Clause(clause): word for clause, word in known.items()}
 
         def attempt(spellings: Mapping[Clause, str]) -> Attempt:
-            self._tell("checking the script with one iteration")
+            self._on_progress("checking the script with one iteration")
             outcome = self._run(spellings, self._grid[-1], 1, f"{self._request.name}_check")
             return Attempt(outcome.failure, outcome.log)
 
@@ -234,7 +237,7 @@ class _Profiler:
                 "the sweep, whose runs then include reading it"
             )
             return
-        self._tell("reading the dataset into memory")
+        self._on_progress("reading the dataset into memory")
         read_into_memory(path, limit_s=_WARM_LIMIT_S)
 
     def _sweep(self, spellings: Mapping[Clause, str]) -> tuple[CurvePoint, ...]:
@@ -295,7 +298,7 @@ class _Profiler:
         """Return how a run at a CPU count went, and its speed."""
         iterations = self._options.iterations
         name = f"{self._request.name}_cpu_{cpus:g}" + (f"_{number}" if number > 1 else "")
-        self._tell(f"CPUs {cpus:g}, {iterations} iterations")
+        self._on_progress(f"CPUs {cpus:g}, {iterations} iterations")
         outcome = self._checked(spellings, cpus, iterations, name)
         if outcome.speed is not None:
             return outcome, outcome.speed
@@ -307,7 +310,7 @@ class _Profiler:
                 "or give it --max-iterations of 2 or more on one node"
             )
         fewer = iterations // 2
-        self._tell(f"CPUs {cpus:g}, {fewer} iterations (the script reports no speed)")
+        self._on_progress(f"CPUs {cpus:g}, {fewer} iterations (the script reports no speed)")
         shorter = self._checked(spellings, cpus, fewer, f"{name}_short")
         pair = (iterations, outcome.wall_s), (fewer, shorter.wall_s)
         return outcome, speed_of_two(*pair, f"{self._request.script} with --cpu {cpus:g}")
@@ -334,14 +337,14 @@ class _Profiler:
         if dataset is None:
             return
         if self._request.storage or record.storage_way not in MEASURED_WAYS:
-            self._tell("storage bandwidth")
+            self._on_progress("storage bandwidth")
             disk = self._request.local_disk or _writable(
                 Path(self._place.folder, self._options.data), self._place.directory
             )
             speed = storage_speed(disk, self._request.storage)
             self._file.update(storage_bytes_per_s=speed.bytes_per_s, storage_way=speed.way)
         if self._request.memory_prefix or not record.memory_cpus:
-            self._tell("throughput of memory")
+            self._on_progress("throughput of memory")
             speeds = memory_speeds(self._grid[-1], self._request.memory_prefix)
             self._file.update(memory_cpus=tuple(speeds), memory_bytes_per_s=tuple(speeds.values()))
 

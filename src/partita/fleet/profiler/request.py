@@ -143,14 +143,14 @@ class ScriptOptions:
             Clause.NODES: ranks.nodes,
             Clause.NODE_RANK: ranks.node_rank,
         }
-        told = [
+        options = [
             word
             for clause, value in values.items()
             if clause in spellings
             for word in (spellings[clause], str(value))
         ]
         end = self.rest.index("--") if "--" in self.rest else len(self.rest)
-        return [*self.rest[:end], *told, *self.rest[end:]]
+        return [*self.rest[:end], *options, *self.rest[end:]]
 
 
 def script_options(request: ProfileRequest, source: str) -> ScriptOptions:

@@ -47,7 +47,7 @@ def simulate_rounds(
         servers: The servers.
         policy: Ordering and allocator.
         rules: How rounds are played.
-        progress: Is told the jobs done and all jobs, now and then.
+        progress: Called with the jobs done and all jobs, now and then.
 
     Raises:
         InfeasibleError: A job can never run, or nothing runs although jobs wait.
@@ -84,7 +84,7 @@ class _Player:
 
     def play(self, progress: Progress | None) -> FleetHistory:
         """Play until every job is done."""
-        state, told = self.state, 0
+        state, reported = self.state, 0
         while self._admit():
             snapshot = state.snapshot(self.now_s)
             keys = self.policy.ordering.keys(snapshot)
@@ -101,8 +101,8 @@ class _Player:
             rounds = self._rounds(snapshot, granted, order, rate)
             self._advance(granted, rate, watts, rounds)
             done = len(state.row) - len(state.active) - (len(state.row) - self.next)
-            if progress is not None and done - told >= max(len(state.row) // 100, 1):
-                told = done
+            if progress is not None and done - reported >= max(len(state.row) // 100, 1):
+                reported = done
                 progress(done, len(state.row))
         return self.recorder.history()
 

@@ -66,7 +66,7 @@ def _add_jobs(router: APIRouter, fleet: Fleet) -> None:
         all_jobs: Annotated[bool, Query(alias="all")] = False,
     ) -> list[JobReply]:
         """Return the jobs that are not done, or all."""
-        return [JobReply(**said) for said in fleet.jobs(all_jobs=all_jobs)]
+        return [JobReply(**job) for job in fleet.jobs(all_jobs=all_jobs)]
 
     @router.get("/jobs/{job}", responses=answers(404, *COMMON))
     def status(job: JobNumber) -> StatusReply:

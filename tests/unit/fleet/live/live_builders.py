@@ -143,7 +143,7 @@ class World:
         self.scheduler.recover(self.now_s)
 
     def submit(self, **rest: Any) -> int:
-        said = spec(self.folder, **rest).said()
+        said = spec(self.folder, **rest).to_json()
         return self.store.add_job(said, f"key {len(self.store.jobs())}", self.now_s)[0]
 
     def poll(self, after_s: float = 0.0) -> None:

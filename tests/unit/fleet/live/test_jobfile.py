@@ -58,8 +58,8 @@ def test_a_whole_file() -> None:
 
 def test_a_job_survives_being_written_as_json() -> None:
     spec = read(WHOLE)
-    again = read_spec(json.loads(json.dumps(spec.said())))
-    assert again.said() == spec.said()
+    again = read_spec(json.loads(json.dumps(spec.to_json())))
+    assert again.to_json() == spec.to_json()
 
 
 def test_the_least_that_a_file_must_say() -> None:

@@ -79,7 +79,7 @@ def wait_for_states(fleet: Fleet) -> None:
 def stand_in(jobs: list[int], folder: Path) -> Iterator[None]:
     """Let requests speak of jobs that there are, and submit some that can be, most of the time."""
     numbers, whole = itertools.cycle([*jobs, None]), itertools.cycle([True, True, False])
-    good = spec(folder).said()
+    good = spec(folder).to_json()
 
     def before_call(context: Any, case: Any, kwargs: Any) -> None:
         del context, kwargs

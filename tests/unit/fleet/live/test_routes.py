@@ -45,7 +45,7 @@ def serving(tmp_path: Path) -> Open:
 
 
 def body(home: Path, **rest: Any) -> dict[str, Any]:
-    return {**spec(home).said(), **rest}
+    return {**spec(home).to_json(), **rest}
 
 
 async def until(client: httpx.AsyncClient, job: int, state: str) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def test_a_web_page_cannot_submit_a_job(
 def test_a_sensitivity_travels_whole(serving: Open, tmp_path: Path) -> None:
     async def talk() -> None:
         async with serving() as (client, engine):
-            sent = spec(tmp_path, sensitivity=curve((1, 0.2), (3, 1.0), (6, 1.7))).said()
+            sent = spec(tmp_path, sensitivity=curve((1, 0.2), (3, 1.0), (6, 1.7))).to_json()
             sent = json.loads(json.dumps(sent))
             assert (await client.post("/fleet/jobs", json=sent)).json() == {"id": 1}
             said = await until_started(client, engine)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.core.fleet import Job, Sensitivity, trace_of
-from partita.fleet.policies.allocators import desk
+from partita.fleet.policies.allocators import round_tables
 from partita.fleet.policies.allocators.joint import keep_running
 from partita.fleet.policies.table import ALLOCATORS, policy_of
 from partita.fleet.simulate.options import Rules
@@ -91,7 +91,7 @@ def test_compiled_kernels_grant_what_plain_ones_do(allocator, monkeypatch):
         for i in range(9)
     ]
     plain = simulate_trace(trace_of(jobs), servers(3), f"srtf:{allocator}")
-    monkeypatch.setattr(desk, "JOB_ROUNDS", Threshold(size=0))
+    monkeypatch.setattr(round_tables, "JOB_ROUNDS", Threshold(size=0))
     fast = simulate_trace(trace_of(jobs), servers(3), f"srtf:{allocator}")
     assert fast == plain
 

@@ -31,7 +31,14 @@ from typing import Any
 import numpy as np
 
 from partita.core.columns import Floats, Longs
-from partita.fleet.policies.allocators.desk import Desk, Worth, largest_first, lay_out, outcome, run
+from partita.fleet.policies.allocators.round_tables import (
+    RoundTables,
+    Worth,
+    largest_first,
+    lay_out,
+    outcome,
+    run,
+)
 from partita.fleet.policies.kernels.sharing import BY_GAIN, share
 from partita.fleet.policies.snapshot import Allocation, Snapshot, piece_jobs
 
@@ -134,26 +141,26 @@ def joint(snapshot: Snapshot, order: Longs, *, effort: float = 0.0) -> Allocatio
     )
     swaps = SWAPS + min(len(snapshot.servers), SWAPS)
 
-    def call(kernel: Any, at: Desk) -> None:  # noqa: ANN401 (compiled or not)
+    def call(kernel: Any, at: RoundTables) -> None:  # noqa: ANN401 (compiled or not)
         limits = (at.class_free, at.quota, span, swaps)
         kernel(BY_GAIN, order, newest, at.queue, at.site, at.table, limits)
 
-    desk = lay_out(snapshot, worth=worth_of(snapshot))
+    tables = lay_out(snapshot, worth=worth_of(snapshot))
     if ranged:
-        _keep_sizes(snapshot, desk)
-    placed = outcome(snapshot, run(share, desk, call, effort=effort * _EFFORT))
+        _keep_sizes(snapshot, tables)
+    placed = outcome(snapshot, run(share, tables, call, effort=effort * _EFFORT))
     return hand_out(snapshot, placed)
 
 
-def _keep_sizes(snapshot: Snapshot, desk: Desk) -> None:
+def _keep_sizes(snapshot: Snapshot, tables: RoundTables) -> None:
     """Let jobs that grew keep their GPUs while nobody waits."""
     jobs = piece_jobs(snapshot.held_first)
     held = np.bincount(jobs, weights=snapshot.held_gpus, minlength=len(snapshot)).astype(np.int64)
     if (held == 0).any():
         return
     kept = np.clip(held, snapshot.least, snapshot.most)
-    desk.queue.profile[:] += kept - snapshot.gpus
-    desk.queue.gpus[:] = kept
+    tables.queue.profile[:] += kept - snapshot.gpus
+    tables.queue.gpus[:] = kept
 
 
 def hand_out(snapshot: Snapshot, placed: Allocation) -> Allocation:

@@ -22,8 +22,14 @@ from typing import Any
 import numpy as np
 
 from partita.core.columns import Floats, Longs
-from partita.fleet.policies.allocators.desk import Desk, largest_first, lay_out, outcome, run
 from partita.fleet.policies.allocators.joint import SWAPS
+from partita.fleet.policies.allocators.round_tables import (
+    RoundTables,
+    largest_first,
+    lay_out,
+    outcome,
+    run,
+)
 from partita.fleet.policies.kernels.sharing import FLOORS, TO_TARGETS, share
 from partita.fleet.policies.snapshot import Allocation, Snapshot
 
@@ -43,26 +49,26 @@ def opt(
     """
     newest = largest_first(snapshot)
     selected = _run(FLOORS, snapshot, order, newest, lay_out(snapshot), effort)
-    desk = lay_out(snapshot)
+    tables = lay_out(snapshot)
     klass = np.asarray(selected.queue.klass, dtype=np.int64)
     bound, gap = 0.0, 0.0
     for k in range(snapshot.profiles.num_classes):
         jobs = order[klass[order] == k]
         if len(jobs):
-            best, left = _solve(snapshot, jobs, k, desk.queue.target, time_limit_s)
+            best, left = _solve(snapshot, jobs, k, tables.queue.target, time_limit_s)
             bound, gap = bound + best, max(gap, left)
-    placed = _run(TO_TARGETS, snapshot, order, newest, desk, effort)
+    placed = _run(TO_TARGETS, snapshot, order, newest, tables, effort)
     return outcome(snapshot, placed, bound=bound if bound > 0 else math.nan, solver_gap=gap)
 
 
 def _run(
-    mode: int, snapshot: Snapshot, order: Longs, newest: Longs, desk: Desk, effort: float
-) -> Desk:
-    def call(kernel: Any, at: Desk) -> None:  # noqa: ANN401 (compiled or not)
+    mode: int, snapshot: Snapshot, order: Longs, newest: Longs, tables: RoundTables, effort: float
+) -> RoundTables:
+    def call(kernel: Any, at: RoundTables) -> None:  # noqa: ANN401 (compiled or not)
         limits = (at.class_free, at.quota, snapshot.gpus[:0], SWAPS)
         kernel(mode, order, newest, at.queue, at.site, at.table, limits)
 
-    return run(share, desk, call, effort=effort * 100)
+    return run(share, tables, call, effort=effort * 100)
 
 
 def _solve(

@@ -9,7 +9,13 @@ server its floor. The released tune knows ideal and fair only.
 from typing import Any
 
 from partita.core.columns import Longs
-from partita.fleet.policies.allocators.desk import Desk, largest_first, lay_out, outcome, run
+from partita.fleet.policies.allocators.round_tables import (
+    RoundTables,
+    largest_first,
+    lay_out,
+    outcome,
+    run,
+)
 from partita.fleet.policies.kernels.sharing import FLOORS, IN_ORDER, share, share_greedily
 from partita.fleet.policies.snapshot import Allocation, Snapshot
 
@@ -26,18 +32,18 @@ def tune(snapshot: Snapshot, order: Longs, *, effort: float = 0.0) -> Allocation
 
 def greedy(snapshot: Snapshot, order: Longs, *, effort: float = 0.0) -> Allocation:
     """Return ideal demands for the jobs, in order, for which they fit."""
-    desk = lay_out(snapshot)
+    tables = lay_out(snapshot)
 
-    def call(kernel: Any, at: Desk) -> None:  # noqa: ANN401 (compiled or not)
+    def call(kernel: Any, at: RoundTables) -> None:  # noqa: ANN401 (compiled or not)
         kernel(order, at.queue, at.site, at.table, at.class_free, at.quota)
 
-    return outcome(snapshot, run(share_greedily, desk, call, effort=effort))
+    return outcome(snapshot, run(share_greedily, tables, call, effort=effort))
 
 
-def _share(mode: int, snapshot: Snapshot, order: Longs, effort: float) -> Desk:
+def _share(mode: int, snapshot: Snapshot, order: Longs, effort: float) -> RoundTables:
     newest = largest_first(snapshot)
 
-    def call(kernel: Any, at: Desk) -> None:  # noqa: ANN401 (compiled or not)
+    def call(kernel: Any, at: RoundTables) -> None:  # noqa: ANN401 (compiled or not)
         span = snapshot.least[:0]
         limits = (at.class_free, at.quota, span, 0)
         kernel(mode, order, newest, at.queue, at.site, at.table, limits)

@@ -37,7 +37,7 @@ def plain_worth(jobs: int) -> Worth:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class RoundTables:
     """The tables of one round.
 
     Attributes:
@@ -55,7 +55,7 @@ class Desk:
     quota: Longs
 
 
-def lay_out(snapshot: Snapshot, *, worth: Worth | None = None) -> Desk:
+def lay_out(snapshot: Snapshot, *, worth: Worth | None = None) -> RoundTables:
     """Return the tables of a round in which nothing is granted yet.
 
     Args:
@@ -116,7 +116,7 @@ def lay_out(snapshot: Snapshot, *, worth: Worth | None = None) -> Desk:
         fair_speed=profiles.fair_speed,
         num_classes=np.array([profiles.num_classes]),
     )
-    return Desk(queue, site, table, class_free, snapshot.quota.copy())
+    return RoundTables(queue, site, table, class_free, snapshot.quota.copy())
 
 
 HORIZON_S = 3600.0
@@ -132,25 +132,29 @@ def move_share(snapshot: Snapshot) -> Floats:
 
 
 def run(
-    kernel: Callable[..., None], desk: Desk, call: Callable[[Any, Desk], None], *, effort: float
-) -> Desk:
-    """Run a kernel on a desk, compiled or interpreted, and return the desk with its outcome.
+    kernel: Callable[..., None],
+    tables: RoundTables,
+    call: Callable[[Any, RoundTables], None],
+    *,
+    effort: float,
+) -> RoundTables:
+    """Run a kernel on the tables, compiled or interpreted, and return them with its outcome.
 
     Args:
         kernel: The kernel.
-        desk: The tables.
+        tables: The tables.
         call: Calls the kernel with the tables.
         effort: Job-rounds that it is worth.
     """
     if pays(kernel, effort, JOB_ROUNDS):
-        call(compiled(kernel), desk)
-        return desk
-    lists = Desk(
-        as_lists(desk.queue),
-        as_lists(desk.site),
-        as_lists(desk.table),
-        desk.class_free,
-        desk.quota,
+        call(compiled(kernel), tables)
+        return tables
+    lists = RoundTables(
+        as_lists(tables.queue),
+        as_lists(tables.site),
+        as_lists(tables.table),
+        tables.class_free,
+        tables.quota,
     )
     call(kernel, lists)
     return lists
@@ -158,22 +162,22 @@ def run(
 
 def outcome(
     snapshot: Snapshot,
-    desk: Desk,
+    tables: RoundTables,
     *,
     proportional: bool = False,
     bound: float = math.nan,
     solver_gap: float = math.nan,
 ) -> Allocation:
-    """Return what a desk holds as an allocation.
+    """Return what the tables hold as an allocation.
 
     Args:
         snapshot: The round.
-        desk: The tables after a kernel ran.
+        tables: The tables after a kernel ran.
         proportional: Whether grants are GPU-proportional shares, whatever the choice.
         bound: No grants give a higher sum of speeds.
         solver_gap: Gap that a solver left.
     """
-    queue, profiles = desk.queue, snapshot.profiles
+    queue, profiles = tables.queue, snapshot.profiles
     pieces = int(queue.count[NUM_PIECES])
     job = np.asarray(queue.piece_job[:pieces], dtype=np.int64)
     order = np.argsort(job, kind="stable")
