@@ -23,11 +23,11 @@ from partita.profiler.calibrate.records import (
     read_measurement,
     write_measurement,
 )
+from partita.ranks.member import Member
+from partita.ranks.pool import RankPool
 from partita.runtime.emulation import Emulation, emulate_forked, emulated_workload, predicted
 from partita.runtime.link_emulator import Namespace, enter_namespace
-from partita.runtime.local_ranks import RankPool
 from partita.runtime.priority import run_soon
-from partita.runtime.process_transport import Member
 from partita.testing.builders import Figures, Values, chain, pipeline
 
 Ends = tuple[Namespace, Namespace]

@@ -47,12 +47,13 @@ from partita.planners.pipeline import cut_layers, legal_boundaries
 from partita.planners.table import get_planner
 from partita.program.lower import lower
 from partita.program.order import ListOrder
-from partita.runtime.board import Board
+from partita.ranks.member import Member
+from partita.ranks.pool import RankPool
+from partita.ranks.status import StatusBoard
 from partita.runtime.executor import put_together
 from partita.runtime.interpreter import RunOptions, interpret
-from partita.runtime.local_ranks import RankPool
 from partita.runtime.parameters import sgd
-from partita.runtime.process_transport import Member, used_devices
+from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import RankOptions, RankReport, run_rank
 from partita.runtime.results import RunResult, StepResult
 from partita.runtime.task import Task
@@ -429,7 +430,7 @@ class Pool:
     """Four processes, forked once, that can run every cell."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
-        self._cells, board = cells, Board(RANKS)
+        self._cells, board = cells, StatusBoard(RANKS)
 
         def main(member: Member, number: int) -> RankReport | None:
             cell = cells[number]

@@ -35,11 +35,11 @@ from partita.core.cluster import Cluster, Device, Level
 from partita.core.plan import Plan, equal_microbatches, pipeline_stages
 from partita.core.problem import Objective, Problem
 from partita.models.attention import FusedAttention
-from partita.runtime.board import Board
+from partita.ranks.member import Member
+from partita.ranks.pool import RankPool
+from partita.ranks.status import StatusBoard
 from partita.runtime.executor import make_task
-from partita.runtime.local_ranks import RankPool
 from partita.runtime.parameters import sgd
-from partita.runtime.process_transport import Member
 from partita.runtime.rank import RankOptions, StepNews, run_rank
 from partita.runtime.task import Task
 from partita.runtime.workload import Workload
@@ -174,7 +174,7 @@ Timed = tuple[list[tuple[int, int]], list[float]]
 """Begin and end of each step, and its loss."""
 
 
-def run_case(what: Prepared, member: Member, board: Board) -> tuple[Timed, Timed]:
+def run_case(what: Prepared, member: Member, board: StatusBoard) -> tuple[Timed, Timed]:
     """Take the steps of both by turns; return ours, of which there is one more, then torch's."""
     take_torch_step = torch_step(what, member)
     steps = WARM_UP + what.case.pairs + 1
@@ -247,7 +247,7 @@ def measure() -> tuple[dict, list[str]]:
     )
     for ranks in dict.fromkeys(case.ranks for case in CASES):
         prepared = [prepare(case) for case in CASES if case.ranks == ranks]
-        board = Board(ranks)
+        board = StatusBoard(ranks)
 
         def main(member: Member, turn: int, prepared=prepared, board=board):
             return run_case(prepared[turn], member, board)

@@ -56,6 +56,13 @@ CONCEPTS: Mapping[str, Concept] = {
     "what a schedule does": Concept(r"def stashes_weights|stashes_weights=True", ("core/",)),
     "a plan judged": Concept(r"def judge\(problem", ("cost/judge.py",)),
     "why a plan does not fit": Concept(r"more than its limit of", ("cost/judge.py",)),
+    "forking ranks": Concept(r"\bos\.fork\(", ("ranks/pool.py",)),
+    "why ranks fail": Concept(r"\bdef first_cause\b", ("ranks/failures.py",)),
+    "launching by torch's agent": Concept(r"\bLocalElasticAgent\(", ("runtime/launch.py",)),
+    "capturing a model": Concept(
+        r"\bcapture\.capture import capture\b",
+        ("capture/origin.py", "profiler/measure/model.py", "profiler/estimate/estimate.py"),
+    ),
     "proving a Program": Concept(r"def prove\b", ("program/check/",)),
 }
 

@@ -20,13 +20,13 @@ import torch
 from partita.capture.origin import Captures
 from partita.capture.sources import load_source
 from partita.errors import WorkerError
+from partita.ranks.member import Member
+from partita.ranks.pool import RankPool
+from partita.ranks.status import StatusBoard, StatusView
 from partita.runtime import executor
-from partita.runtime.board import Board, View
 from partita.runtime.clocks import read_clock, to_rank_0
 from partita.runtime.executor import make_task, run_forked
 from partita.runtime.job import JobDirectory
-from partita.runtime.local_ranks import RankPool
-from partita.runtime.process_transport import Member
 from partita.runtime.rank import run_rank
 from partita.runtime.workload import Workload, model_workload
 
@@ -93,14 +93,14 @@ class Scenarios:
 
     def run_changed(self, change: Callable[[Member, Workload], Workload]) -> None:
         """Run with another workload on some rank."""
-        world, board = 3, Board(3)
+        world, board = 3, StatusBoard(3)
 
         def main(member: Member, _: object) -> object:
             workload = change(member, self.workload)
             return run_rank(self.task, member, workload, options=self.options, board=board)
 
         with NotedPool(world, main, limit_s=60.0, stall_limit_s=2.0, board=board) as pool:
-            pool.call(None, view=View(board, self.task.program, range(world)))
+            pool.call(None, view=StatusView(board, self.task.program, range(world)))
 
     def reuse(self) -> None:
         """Use ranks again that have failed."""

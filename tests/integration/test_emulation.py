@@ -18,7 +18,8 @@ from partita.core.program import Kind, Program
 from partita.core.timeline import TimelineOrigin
 from partita.errors import WorkerError
 from partita.formats.dnn_partitioning import read_dnn_partitioning
-from partita.runtime.board import Board, Phase, View
+from partita.ranks.member import Member
+from partita.ranks.status import Phase, StatusBoard, StatusView
 from partita.runtime.emulation import (
     EmulatedWorkload,
     Emulation,
@@ -29,7 +30,6 @@ from partita.runtime.emulation import (
 )
 from partita.runtime.emulation_device import EmulatedStore
 from partita.runtime.executor import Run, reports_of_forked
-from partita.runtime.process_transport import Member
 from partita.runtime.rank import KEPT_STAMPS, RankReport
 from partita.testing.builders import (
     Figures,
@@ -146,12 +146,12 @@ def test_stamps_of_the_last_steps_are_kept() -> None:
 def test_ranks_without_a_common_clock_compare_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("partita.runtime.process_transport.clock_identity", lambda: "")
     workload = workload_of(Shape(groups=(0, 1)))
-    board = Board(2)
+    board = StatusBoard(2)
 
     def main(member: Member, _: object) -> RankReport:
         return run_emulated_rank(workload, member, board=board)
 
-    view = View(board, workload.task.program, range(2))
+    view = StatusView(board, workload.task.program, range(2))
     reports = reports_of_forked(main, view, stall_limit_s=60.0)
     for report in reports:
         before, after = report.clock

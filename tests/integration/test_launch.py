@@ -20,8 +20,7 @@ from torch.distributed import TCPStore
 from partita.capture.origin import Captures
 from partita.capture.sources import load_source
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
-from partita.runtime.board import Phase
-from partita.runtime.device_parts import Place
+from partita.ranks.status import Phase, Place
 from partita.runtime.executor import Run, make_task
 from partita.runtime.job import JobDirectory
 from partita.runtime.launch import Host, collect, launch

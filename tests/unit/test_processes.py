@@ -19,7 +19,8 @@ from partita.processes import (
     last_lines,
     machine_cores,
 )
-from partita.ranks import RankEnvironment, local_device
+from partita.ranks.environment import RankEnvironment
+from partita.ranks.setup import local_device
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
 

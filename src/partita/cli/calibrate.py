@@ -136,7 +136,7 @@ def _measure_here(
 def _measure_job(options: MeasureOptions, say: Callable[[str], None]) -> Measurement | None:
     _check_torch()
     from partita.profiler.calibrate.job import measure_job  # noqa: PLC0415 (torch is an extra)
-    from partita.ranks import RankEnvironment  # noqa: PLC0415 (torch is an extra)
+    from partita.ranks.environment import RankEnvironment  # noqa: PLC0415 (torch is an extra)
 
     return measure_job(RankEnvironment.of(os.environ), options, report=say)
 

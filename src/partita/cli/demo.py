@@ -133,7 +133,7 @@ def profile(rounds: int) -> "tuple[ProfiledModel, Graph]":
         from partita.profiler.estimate.estimate import estimate  # noqa: PLC0415 (likewise)
         from partita.profiler.measure.measure import ProfileOptions  # noqa: PLC0415 (likewise)
         from partita.profiler.merge import merge_costs  # noqa: PLC0415 (likewise)
-        from partita.runtime.local_ranks import limit_threads  # noqa: PLC0415 (likewise)
+        from partita.ranks.setup import limit_threads  # noqa: PLC0415 (likewise)
     options = SourceOptions(scale=SCALE, sequence_length=SEQUENCE_LENGTH, batch_size=BATCH_SIZE)
     threads = limit_threads(LOCAL_DEVICES)
     profiled = profiled_model(

@@ -29,6 +29,7 @@ from partita.flows.summary import describe_plan
 from partita.program.lower import lower
 from partita.program.order import ListOrder
 from partita.program.simulate import play
+from partita.ranks.setup import why_not_fork
 from partita.report.trace import chrome_trace
 from partita.requests import OnProgress, silent
 from partita.runtime.baseline_names import TORCH_WAYS
@@ -38,7 +39,6 @@ from partita.runtime.emulation import EmulatedWorkload, emulate_forked, emulated
 from partita.runtime.executor import Run, check_runnable, make_task, run_forked
 from partita.runtime.job import Job, JobDirectory
 from partita.runtime.launch import Host, collect, launch
-from partita.runtime.local_ranks import why_not_fork
 from partita.runtime.report import RunReport, recalibrated, report_run, settled
 from partita.runtime.verify import UNTOUCHED_MODULE, Verdict, verify
 from partita.runtime.verify_module import verify_module

@@ -40,14 +40,13 @@ from partita.planners.table import get_planner
 from partita.processes import machine_cores
 from partita.profiler.measure.measure import ProfileOptions, this_gpu_type
 from partita.program.order import ListOrder
-from partita.ranks import visible_gpus
+from partita.ranks.setup import limit_threads, visible_gpus
 from partita.requests import OnProgress, silent
 from partita.runtime.baseline_names import TORCH_WAYS
 from partita.runtime.directory import make_run_directory
 from partita.runtime.emulation import Emulation
 from partita.runtime.job import Job
 from partita.runtime.launch import Host
-from partita.runtime.local_ranks import limit_threads
 from partita.runtime.power import Power
 from partita.runtime.rank_capture import Capture
 

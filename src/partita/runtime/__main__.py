@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
         return 2
     # First of all: importing torch takes seconds, in which the launcher may die.
     die_with_parent(int(arguments[1]) if len(arguments) == 2 else None)
-    from partita.ranks import RankEnvironment  # noqa: PLC0415 (see above)
+    from partita.ranks.environment import RankEnvironment  # noqa: PLC0415 (see above)
     from partita.runtime.job_rank import be_rank  # noqa: PLC0415 (see above)
 
     try:

@@ -18,10 +18,10 @@ from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.errors import InvalidInputError
 from partita.program.lower import lower
+from partita.ranks.member import Member
+from partita.ranks.status import StatusBoard, StatusView
 from partita.runtime.baselines_rank import Baseline, Subject, play_baseline
-from partita.runtime.board import Board, View
 from partita.runtime.executor import Run, reports_of_forked, step_seconds
-from partita.runtime.process_transport import Member
 from partita.runtime.rank import RankOptions, RankReport
 from partita.runtime.results import RunResult, merged, step_result
 from partita.runtime.task import Task
@@ -87,14 +87,14 @@ def run_baseline(
     baseline = baseline_of(name)
     baseline.check(subject)
     world = baseline.world(subject.task)
-    board = Board(world)
+    board = StatusBoard(world)
 
     def main(member: Member, _: object) -> RankReport:
         return play_baseline(name, baseline, subject, member, options=options, board=board)
 
     reports = reports_of_forked(
         main,
-        View(board, None, range(world)),
+        StatusView(board, None, range(world)),
         stall_limit_s=options.stall_limit_s,
         log_directory=log_directory,
         told=told,

@@ -8,6 +8,7 @@ broadcasts at the begin of a step.
 import torch._dynamo  # noqa: F401 (torch imports it on first use; here it is once for all ranks)
 from torch.nn.parallel import DistributedDataParallel
 
+from partita.ranks.member import Member
 from partita.runtime.baselines_rank import Baseline, Subject
 from partita.runtime.baselines_replica import (
     ReplicaTrainer,
@@ -19,7 +20,6 @@ from partita.runtime.baselines_replica import (
     unused_parameters,
     verify_replicas,
 )
-from partita.runtime.process_transport import Member
 from partita.runtime.rank import RankOptions
 
 

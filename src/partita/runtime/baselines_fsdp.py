@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from partita.capture.setting import CONTAINERS
 from partita.errors import UnsupportedError
+from partita.ranks.member import Member
 from partita.runtime.baselines_rank import Baseline, Subject
 from partita.runtime.baselines_replica import (
     ReplicaTrainer,
@@ -28,7 +29,6 @@ from partita.runtime.baselines_replica import (
     rank_trainer,
     verify_replicas,
 )
-from partita.runtime.process_transport import Member
 from partita.runtime.rank import RankOptions
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from partita.errors import UnsupportedError
+from partita.ranks.member import Member
 from partita.runtime.baselines_rank import Baseline, Subject
 from partita.runtime.device_parts import StepRecord
-from partita.runtime.process_transport import Member
 from partita.runtime.rank import RankOptions
 from partita.runtime.results import RunResult
 from partita.runtime.stage_code import Call

@@ -10,10 +10,10 @@ from torch import Tensor
 from partita.capture.origin import Captures
 from partita.capture.sources import ModelSource
 from partita.errors import PartitaError, WorkerError
-from partita.runtime.board import Board, Phase
+from partita.ranks.failures import PeerError, first_line
+from partita.ranks.member import Member
+from partita.ranks.status import Phase, StatusBoard
 from partita.runtime.device_parts import DeviceStatistics, StepRecord
-from partita.runtime.failures import PeerError
-from partita.runtime.process_transport import Member, first_line
 from partita.runtime.rank import (
     RankOptions,
     RankReport,
@@ -93,7 +93,7 @@ def play_baseline(
     member: Member,
     *,
     options: RankOptions,
-    board: Board,
+    board: StatusBoard,
 ) -> RankReport:
     """Be one rank of a baseline.
 
@@ -115,7 +115,7 @@ def play_baseline(
             except RuntimeError as exc:
                 raise _explained(exc, f"rank {member.rank} in step {step} of {name}") from exc
             records.append(record)
-            member.tell(StepNews(step, loss_share(subject.task, record)))
+            member.notify(StepNews(step, loss_share(subject.task, record)))
             if not options.keep_results:
                 record.forget_results(subject.task.graph.loss)
         watchdog.enter(Phase.REPORT)

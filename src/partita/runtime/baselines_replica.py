@@ -17,9 +17,9 @@ from partita.capture.setting import Example, example_inputs
 from partita.capture.tree import Value, leaves_of, map_leaves
 from partita.core.plan import Plan
 from partita.errors import UnsupportedError
+from partita.ranks.member import Member
 from partita.runtime.baselines_rank import Subject
 from partita.runtime.device_parts import StepRecord
-from partita.runtime.process_transport import Member
 from partita.runtime.rank import RankOptions
 from partita.runtime.results import RunResult, step_result
 from partita.runtime.stage_code import Call, op_seed

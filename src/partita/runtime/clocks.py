@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from partita.core.columns import Longs
-from partita.runtime.process_transport import Member
+from partita.ranks.member import Member
 
 Clock: TypeAlias = Callable[[], int]
 """Returns nanoseconds of a clock that does not jump."""

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from partita.core.program import LAST_COMPUTE, Kind
 from partita.errors import InvalidInputError
+from partita.ranks.status import Place
 from partita.runtime.device_parts import (
     Cell,
     DeviceStatistics,
     Instruction,
     Load,
-    Place,
     Runner,
     StepRecord,
     Store,

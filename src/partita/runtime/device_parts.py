@@ -41,20 +41,6 @@ class Wait(NamedTuple):
 Waiting: TypeAlias = Generator[Wait, None, _T]
 
 
-class Place(NamedTuple):
-    """Where a device stands.
-
-    Attributes:
-        row: The instruction; -1 = between steps.
-        awaited: The instruction whose end it waits for; -1 = it computes.
-        since_ns: Since when.
-    """
-
-    row: int
-    awaited: int
-    since_ns: int
-
-
 class Instruction(NamedTuple):
     """One row of the Program, as plain numbers.
 

@@ -17,9 +17,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from partita.core.program import Kind
 from partita.errors import InvalidInputError
+from partita.ranks.member import Member
 from partita.runtime.parameters import ParameterStore, sgd
 from partita.runtime.process_transport import (
-    Member,
     ProcessTransport,
     agreement_key,
     statement,

@@ -31,7 +31,8 @@ from partita.errors import InvalidInputError
 from partita.program.lower import lower
 from partita.program.matching import match
 from partita.program.simulate import play
-from partita.runtime.board import Board, Phase, View
+from partita.ranks.member import Member
+from partita.ranks.status import Phase, StatusBoard, StatusView
 from partita.runtime.emulation_device import (
     DeviceFigures,
     EmulatedRunner,
@@ -44,7 +45,7 @@ from partita.runtime.executor import MEETING_LIMIT_S, Run, aligned, put_together
 from partita.runtime.parameters import sgd
 from partita.runtime.power import Power, open_power
 from partita.runtime.priority import run_soon
-from partita.runtime.process_transport import Member, used_devices
+from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import (
     RankOptions,
     RankReport,
@@ -351,7 +352,7 @@ def run_emulated_rank(
     workload: EmulatedWorkload,
     member: Member,
     *,
-    board: Board,
+    board: StatusBoard,
     job: str = "job",
     limit_s: float | None = None,
     told: Callable[[StepNews], None] = lambda _: None,
@@ -448,17 +449,17 @@ def emulate_forked(
     """
     program = workload.task.program
     world = len(used_devices(program))
-    board = Board(world)
+    board = StatusBoard(world)
     _ = workload.buffer  # made here once, the ranks share it
 
     def main(member: Member, _: object) -> RankReport:
         return run_emulated_rank(
-            workload, move(member), board=board, limit_s=limit_s, told=member.tell
+            workload, move(member), board=board, limit_s=limit_s, told=member.notify
         )
 
     reports = reports_of_forked(
         main,
-        View(board, program, range(world)),
+        StatusView(board, program, range(world)),
         stall_limit_s=limit_s,
         wait_limit_s=max(MEETING_LIMIT_S, limit_s + float(workload.seconds.sum())),
         log_directory=log_directory,

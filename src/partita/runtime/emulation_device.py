@@ -16,9 +16,10 @@ from torch import Tensor
 
 from partita.core.program import LAST_COMPUTE, Kind
 from partita.energy.devices.protocol import WorkingDevice
-from partita.runtime.board import Phase
+from partita.ranks.member import Member
+from partita.ranks.status import Phase
 from partita.runtime.parameters import Part
-from partita.runtime.process_transport import Member, ProcessTransport
+from partita.runtime.process_transport import ProcessTransport
 from partita.runtime.stage_pass import StagePass, Visit
 from partita.runtime.task import Task
 from partita.runtime.transport import Meeting, Message, Pending

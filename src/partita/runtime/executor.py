@@ -17,10 +17,11 @@ from partita.errors import UnsupportedError
 from partita.processes import ended_by_signals
 from partita.program.lower import lower
 from partita.program.order import ListOrder
-from partita.runtime.board import Board, View
+from partita.ranks.member import Member
+from partita.ranks.pool import Main, RankPool
+from partita.ranks.status import StatusBoard, StatusView
 from partita.runtime.clocks import to_rank_0
-from partita.runtime.local_ranks import Main, RankPool
-from partita.runtime.process_transport import Member, used_devices
+from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import RankOptions, RankReport, run_rank
 from partita.runtime.rank_capture import MemoryUse, merged_trace
 from partita.runtime.results import RunResult, merged, step_result
@@ -114,14 +115,14 @@ def run_forked(
         WorkerError: A rank failed, died or stood still; names it.
     """
     world = len(used_devices(task.program))
-    board = Board(world)
+    board = StatusBoard(world)
 
     def main(member: Member, _: object) -> RankReport:
-        return run_rank(task, member, workload, options=options, board=board, told=member.tell)
+        return run_rank(task, member, workload, options=options, board=board, told=member.notify)
 
     reports = reports_of_forked(
         main,
-        View(board, task.program, range(world)),
+        StatusView(board, task.program, range(world)),
         stall_limit_s=options.stall_limit_s,
         log_directory=log_directory,
         told=told,
@@ -131,7 +132,7 @@ def run_forked(
 
 def reports_of_forked(
     main: Main,
-    view: View,
+    view: StatusView,
     *,
     stall_limit_s: float,
     wait_limit_s: float = MEETING_LIMIT_S,
@@ -162,7 +163,7 @@ def reports_of_forked(
             log_directory=log_directory,
         ) as pool,
     ):
-        return pool.call(None, told=told, view=view)
+        return pool.call(None, on_message=told, view=view)
 
 
 def put_together(

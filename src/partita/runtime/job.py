@@ -23,9 +23,9 @@ from partita.core.solution import Solution
 from partita.errors import FormatError, InvalidInputError, PartitaError
 from partita.program.lower import lower
 from partita.program.order import ListOrder
-from partita.runtime.board import Board
+from partita.ranks.failures import read_error, write_error
+from partita.ranks.status import StatusBoard
 from partita.runtime.emulation import Emulation
-from partita.runtime.failures import read_error, write_error
 from partita.runtime.optimizers import LEARNING_RATES, OPTIMIZERS
 from partita.runtime.parameters import Optimizer
 from partita.runtime.power import Power
@@ -169,9 +169,9 @@ class JobDirectory:
         paths = (self.ranks / f"rank{rank}{suffix}" for suffix in (".pt", ".error", ".news"))
         return [path for path in paths if path.exists()]
 
-    def open_board(self, host: int, ranks: int) -> Board:
+    def open_board(self, host: int, ranks: int) -> StatusBoard:
         """Return the board of a host."""
-        return Board(ranks, self.path / f"host{host}.board")
+        return StatusBoard(ranks, self.path / f"host{host}.board")
 
     def create(self, solution: Solution, job: Job) -> None:
         """Write a plan and how it is run; the directory is made if it is not there."""

@@ -17,15 +17,16 @@ from partita.core.graph import DeviceKind
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
 from partita.processes import interface_towards, redirect_output
-from partita.ranks import RankEnvironment, local_device
-from partita.runtime.board import Board, Phase
+from partita.ranks.environment import RankEnvironment
+from partita.ranks.failures import as_partita_error
+from partita.ranks.member import Member
+from partita.ranks.setup import local_device, warm_up_autograd
+from partita.ranks.status import Phase, StatusBoard
 from partita.runtime.emulation import emulated_workload, run_emulated_rank
 from partita.runtime.executor import make_task
-from partita.runtime.failures import as_partita_error
 from partita.runtime.job import Job, JobDirectory, Placement, place_ranks
 from partita.runtime.parallelize import ScriptRank, run_script
-from partita.runtime.process_transport import Member
-from partita.runtime.rank import RankReport, Watchdog, run_rank, warm_up_autograd
+from partita.runtime.rank import RankReport, Watchdog, run_rank
 from partita.runtime.workload import model_workload, use_repeatable_algorithms
 
 _CHUNK_BYTES = 2**20
@@ -109,7 +110,7 @@ def _take_part(
             device=device,
             backend="nccl" if gpu else "gloo",
             limit_s=max(job.start_limit_s, job.stall_limit_s),
-            tell=lambda news: files.write_news(rank, news),
+            notify=lambda news: files.write_news(rank, news),
         )
         member.join()
     report = play(member, board)
@@ -121,14 +122,14 @@ def _take_part(
 
 def _prepare(
     job: Job, solution: Solution, device: torch.device
-) -> Callable[[Member, Board], RankReport]:
+) -> Callable[[Member, StatusBoard], RankReport]:
     """Return what the rank does once it has met the others."""
     problem, plan = solution.problem, solution.plan
     emulation = job.emulation()
     if emulation is not None:
         emulated = emulated_workload(problem, plan, emulation)
         return lambda member, board: run_emulated_rank(
-            emulated, member, board=board, told=member.tell
+            emulated, member, board=board, told=member.notify
         )
     if job.script:
         return lambda member, board: run_script(
@@ -142,7 +143,7 @@ def _prepare(
     workload = model_workload(captures, problem, plan, same_data=job.same_data)
     task = make_task(problem, plan, workload, order=job.order)
     return lambda member, board: run_rank(
-        task, member, workload, options=job.rank_options(), board=board, told=member.tell
+        task, member, workload, options=job.rank_options(), board=board, told=member.notify
     )
 
 

@@ -34,12 +34,18 @@ from torch.distributed.elastic.rendezvous.api import (
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, PartitaError, UnsupportedError, WorkerError
 from partita.processes import ended_by_signals
-from partita.runtime.board import STALE_S, View
+from partita.ranks.failures import (
+    Failure,
+    error_of,
+    first_cause,
+    first_line,
+    read_error,
+    write_error,
+)
+from partita.ranks.status import STALE_S, StatusView
 from partita.runtime.emulation import NoCode, emulated_workload, put_emulated_together
 from partita.runtime.executor import Run, check_runnable, put_together
-from partita.runtime.failures import Failure, error_of, first_cause, read_error, write_error
 from partita.runtime.job import Job, JobDirectory, place_ranks
-from partita.runtime.process_transport import first_line
 from partita.runtime.rank import StepNews
 from partita.runtime.task import Task
 
@@ -145,7 +151,7 @@ def launch(
     _check_unused(files, ranks)
     board = files.open_board(host.index, placement.num_ranks)
     board.clear()
-    view = View(board, program, ranks)
+    view = StatusView(board, program, ranks)
     with ended_by_signals():
         store = _meet(host, job, solution)
         watcher = _Watcher(view, job.stall_limit_s, files, told)
@@ -352,7 +358,7 @@ class _Watcher:
         frozen: Which rank stood still, and where; empty if none did.
     """
 
-    def __init__(self, view: View, limit_s: float, files: JobDirectory, told: Told) -> None:
+    def __init__(self, view: StatusView, limit_s: float, files: JobDirectory, told: Told) -> None:
         self._view, self._files, self._told = view, files, told
         self._silence_s = limit_s + STALE_S
         self._places = dict.fromkeys(view.ranks, 0)
@@ -446,7 +452,7 @@ def _failures(result: RunResult, files: JobDirectory, ranks: Sequence[int]) -> l
     ]
 
 
-def _explained(failure: Failure, view: View, watcher: _Watcher) -> PartitaError:
+def _explained(failure: Failure, view: StatusView, watcher: _Watcher) -> PartitaError:
     if watcher.frozen:
         return WorkerError(f"{watcher.frozen}\n{view.all()}")
     return error_of(

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping
 
 from partita.errors import InvalidInputError
 from partita.program.layout import owners
-from partita.runtime.failures import PeerError
-from partita.runtime.process_transport import Member, first_line, used_devices
+from partita.ranks.failures import PeerError, first_line
+from partita.ranks.member import Member
+from partita.runtime.process_transport import used_devices
 from partita.runtime.task import Task
 
 

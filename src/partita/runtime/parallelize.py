@@ -34,13 +34,13 @@ from partita.core.codec import read_json
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
-from partita.runtime.board import Board, Phase
+from partita.ranks.failures import PeerError, first_line
+from partita.ranks.member import Member
+from partita.ranks.status import Phase, StatusBoard
 from partita.runtime.executor import make_task
-from partita.runtime.failures import PeerError
 from partita.runtime.job import Job
 from partita.runtime.optimizers import from_torch
 from partita.runtime.parameters import Part
-from partita.runtime.process_transport import Member, first_line
 from partita.runtime.rank import RankPlayer, RankReport, StepNews, Watchdog
 from partita.runtime.workload import model_workload
 
@@ -64,7 +64,7 @@ class ScriptRank:
     """
 
     member: Member
-    board: Board
+    board: StatusBoard
     solution: Solution
     job: Job
     steps: list["TrainingStep"] = field(default_factory=list)
@@ -197,7 +197,7 @@ class TrainingStep:
             self._player = self._prepare(sizes)
         shares: list[float] = []
         self._player.play(1, lambda news: shares.append(news.loss))
-        self._rank.member.tell(StepNews(self.steps, shares[0]))
+        self._rank.member.notify(StepNews(self.steps, shares[0]))
         self.steps += 1
         total = torch.tensor(shares, dtype=torch.float64, device=self._rank.member.device)
         dist.all_reduce(total)

@@ -21,8 +21,9 @@ from partita.energy.devices.table import DEVICES, open_device
 from partita.energy.frontier.choose import parse_limits
 from partita.errors import InvalidInputError
 from partita.http import ServerError, check_address
+from partita.ranks.member import Member
 from partita.runtime.metering import EnergyMeter, Meter, NoMeter
-from partita.runtime.process_transport import Member, used_devices
+from partita.runtime.process_transport import used_devices
 from partita.runtime.task import Task
 
 _NOT_REAL = ("modelled", "replay", "none")

@@ -8,21 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from partita.core.program import LAST_COMPUTE, Program
 from partita.energy.client.usage import EnergyUse
 from partita.errors import PartitaError, WorkerError
-from partita.runtime.board import Board, Phase, place_of
+from partita.ranks.failures import PeerError, first_line
+from partita.ranks.member import Member
+from partita.ranks.status import Phase, Place, StatusBoard, place_of
 from partita.runtime.clocks import ClockReading, read_clock
 from partita.runtime.device_loop import DeviceLoop
-from partita.runtime.device_parts import DeviceStatistics, Place, Runner, StepRecord, Store
-from partita.runtime.failures import PeerError
+from partita.runtime.device_parts import DeviceStatistics, Runner, StepRecord, Store
 from partita.runtime.ownership import agree_on_holders
 from partita.runtime.parameters import Optimizer, ParameterStore, Part
 from partita.runtime.power import Power, open_power
-from partita.runtime.process_transport import Member, ProcessTransport, first_line, used_devices
+from partita.runtime.process_transport import ProcessTransport, used_devices
 from partita.runtime.rank_capture import Capture, Captured, MemoryUse, ProcessMemory, capturing
 from partita.runtime.stage_pass import StageRunner
 from partita.runtime.task import Task
@@ -150,7 +150,7 @@ class Watchdog:
     """
 
     def __init__(
-        self, rank: int, board: Board, limit_s: float, *, phase: Phase = Phase.BUILD
+        self, rank: int, board: StatusBoard, limit_s: float, *, phase: Phase = Phase.BUILD
     ) -> None:
         """Watch this process.
 
@@ -232,12 +232,6 @@ class Watchdog:
                 give_up(f"no progress for {waited_s:.1f} s: {self.where()}")
 
 
-def warm_up_autograd() -> None:
-    """Let torch import what a first backward needs, which can take seconds."""
-    leaf = torch.ones(1, requires_grad=True)
-    torch.autograd.grad(leaf * 2, leaf, torch.ones(1))
-
-
 def give_up(text: str) -> None:
     """End this process at once, saying why; ends threads that wait inside torch too."""
     sys.stderr.write(f"partita: {text}\n")
@@ -252,7 +246,7 @@ def run_rank(
     workload: Workload,
     *,
     options: RankOptions,
-    board: Board,
+    board: StatusBoard,
     job: str = "job",
     told: Callable[[StepNews], None] = lambda _: None,
 ) -> RankReport:
@@ -289,7 +283,7 @@ class RankPlayer:
         workload: Workload,
         *,
         options: RankOptions,
-        board: Board,
+        board: StatusBoard,
         job: str = "job",
     ) -> None:
         """Agree with the others on what will travel; the arguments are those of ``run_rank``."""
@@ -368,7 +362,7 @@ def play_steps(
     member: Member,
     *,
     options: RankOptions,
-    board: Board,
+    board: StatusBoard,
     told: Callable[[StepNews], None],
 ) -> RankReport:
     """Play all steps of a device, under a watchdog."""
@@ -388,7 +382,7 @@ class StepPlayer:
         member: Member,
         *,
         options: RankOptions,
-        board: Board,
+        board: StatusBoard,
     ) -> None:
         self._loop, self._task, self._device, self._member = loop, task, device, member
         self._options, self._board = options, board

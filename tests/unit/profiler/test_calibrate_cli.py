@@ -16,7 +16,7 @@ from partita.profiler.calibrate.records import (
     ReduceRecord,
     write_measurement,
 )
-from partita.ranks import RankEnvironment
+from partita.ranks.environment import RankEnvironment
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
 

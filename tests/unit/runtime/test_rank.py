@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from partita.ranks.member import Member
+from partita.ranks.status import Phase, Place, StatusBoard
 from partita.runtime import rank
-from partita.runtime.board import Board, Phase
 from partita.runtime.clocks import ClockReading
-from partita.runtime.device_parts import Place, StepRecord
+from partita.runtime.device_parts import StepRecord
 from partita.runtime.parameters import sgd
-from partita.runtime.process_transport import Member
 from partita.runtime.rank import KEPT_STAMPS, RankOptions, StepPlayer, Watchdog, clock_reading
 
 
@@ -35,7 +35,7 @@ class FakeLoop:
         return iter(())
 
 
-def player_of(board: Board, *, keep_results: bool) -> StepPlayer:
+def player_of(board: StatusBoard, *, keep_results: bool) -> StepPlayer:
     plan = SimpleNamespace(microbatch_sizes=np.array([2]), samples=2)
     task = SimpleNamespace(plan=plan, graph=SimpleNamespace(loss=7), program=None)
     options = RankOptions(steps=1, make_optimizer=sgd, keep_results=keep_results)
@@ -44,7 +44,7 @@ def player_of(board: Board, *, keep_results: bool) -> StepPlayer:
 
 
 def test_stamps_of_the_last_steps_are_kept_over_calls() -> None:
-    player = player_of(Board(1), keep_results=False)
+    player = player_of(StatusBoard(1), keep_results=False)
     losses = []
     for _ in range(KEPT_STAMPS + 4):
         player.play(1, lambda news: losses.append(news.loss))
@@ -57,14 +57,14 @@ def test_stamps_of_the_last_steps_are_kept_over_calls() -> None:
 
 
 def test_all_is_kept_if_results_are() -> None:
-    player = player_of(Board(1), keep_results=True)
+    player = player_of(StatusBoard(1), keep_results=True)
     player.play(KEPT_STAMPS + 4, lambda _: None)
     records = player.report().records
     assert all(len(record.begin_ns) == 2 and len(record.outputs) == 2 for record in records)
 
 
 def test_a_rank_that_has_played_is_between_steps() -> None:
-    board = Board(1)
+    board = StatusBoard(1)
     player_of(board, keep_results=False).play(3, lambda _: None)
     assert (board.read(0).phase, board.read(0).step) == (Phase.PAUSED, 2)
 
@@ -74,7 +74,7 @@ def test_a_rank_that_has_played_is_between_steps() -> None:
     [(Phase.BUILD, Phase.IDLE), (Phase.OPEN, Phase.IDLE), (Phase.REPORT, Phase.ENDED)],
 )
 def test_what_a_rank_is_at_is_written_at_once(phase: Phase, after: Phase) -> None:
-    board = Board(1)
+    board = StatusBoard(1)
     with Watchdog(0, board, 60.0, phase=Phase.CLOCKS) as watchdog:
         assert board.read(0).phase is Phase.CLOCKS
         watchdog.enter(phase)
@@ -83,7 +83,7 @@ def test_what_a_rank_is_at_is_written_at_once(phase: Phase, after: Phase) -> Non
 
 
 def test_a_rank_that_fails_is_left_where_it_stood() -> None:
-    board = Board(1)
+    board = StatusBoard(1)
     with pytest.raises(ArithmeticError), Watchdog(0, board, 60.0, phase=Phase.OPEN):
         raise ArithmeticError
     assert board.read(0).phase is Phase.OPEN
@@ -100,7 +100,7 @@ def test_a_rank_that_fails_is_left_where_it_stood() -> None:
     ],
 )
 def test_what_may_take_only_so_long(phase: Phase, step: int, is_limited: bool) -> None:
-    watchdog = Watchdog(0, Board(1), 60.0, phase=phase)
+    watchdog = Watchdog(0, StatusBoard(1), 60.0, phase=phase)
     watchdog.step = step
     assert watchdog._is_limited is is_limited
 

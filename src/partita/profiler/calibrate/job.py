@@ -8,7 +8,8 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not i
 from partita.processes import die_with_parent
 from partita.profiler.calibrate.ranks import Rank, measure
 from partita.profiler.calibrate.records import Measurement, MeasureOptions
-from partita.ranks import RankEnvironment, local_device
+from partita.ranks.environment import RankEnvironment
+from partita.ranks.setup import local_device
 
 
 def measure_job(

@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not in its stubs
 
-from partita.errors import WorkerError
 from partita.processes import machine_cores
 from partita.profiler.calibrate.records import (
     DeviceRecord,
@@ -36,6 +35,7 @@ from partita.profiler.calibrate.records import (
     read_link_record,
     write_record,
 )
+from partita.ranks.failures import PeerError
 
 _ROUNDS = 3
 _MAX_ROUNDS = 12
@@ -101,10 +101,10 @@ class Rank:
             try:
                 missing = [str(who) for key, who in keys if not self.store.check([key])]
             except RuntimeError:
-                raise WorkerError(
+                raise PeerError(
                     f"rank {self.rank}, {what}: the store is gone, rank 0's host or launcher died"
                 ) from exc
-            raise WorkerError(
+            raise PeerError(
                 f"rank {self.rank}, {what}: nothing from rank {', '.join(missing) or 'any'} "
                 f"within {limit_s:g} s"
             ) from exc
@@ -116,7 +116,7 @@ class Rank:
             yield
         except RuntimeError as exc:
             reason = str(exc).splitlines()[0][:160] if str(exc) else type(exc).__name__
-            raise WorkerError(
+            raise PeerError(
                 f"rank {self.rank}, {what}, limit {self.limit_s:g} s: {reason}"
             ) from exc
 

@@ -4,38 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-import torch
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # not in its stubs
 
-from partita.errors import InvalidInputError, UnsupportedError, WorkerError
-from partita.processes import machine_cores
-
-
-def visible_gpus() -> int:
-    """Return how many GPUs torch sees here."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def local_device(index: int, *, gpu: bool, num_local_ranks: int) -> torch.device:
-    """Return a device of this host, ready to compute.
-
-    Args:
-        index: Which of its GPUs.
-        gpu: Whether it is a GPU; the CPU otherwise, with a share of the cores.
-        num_local_ranks: Ranks that share the cores.
-
-    Raises:
-        UnsupportedError: There is no such GPU.
-    """
-    if gpu:
-        if index >= torch.cuda.device_count():
-            raise UnsupportedError(
-                f"there is no GPU {index} here; torch sees {torch.cuda.device_count()}"
-            )
-        torch.cuda.set_device(index)
-        return torch.device("cuda", index)
-    torch.set_num_threads(max(1, machine_cores() // num_local_ranks))
-    return torch.device("cpu")
+from partita.errors import InvalidInputError, WorkerError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

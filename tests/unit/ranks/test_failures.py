@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from partita.errors import FormatError, InvalidInputError, WorkerError
-from partita.runtime.failures import (
+from partita.ranks.failures import (
     Failure,
     PeerError,
     as_partita_error,

@@ -17,11 +17,24 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.program import FIRST_COLLECTIVE, Kind, Program
-from partita.runtime.device_parts import Place
 
 STALE_S = 1.0
 """A rank that has not written for so long, ten times as long as it should, stands still."""
 _LINE = struct.Struct("<7q")
+
+
+class Place(NamedTuple):
+    """Where a device stands.
+
+    Attributes:
+        row: The instruction; -1 = between steps.
+        awaited: The instruction whose end it waits for; -1 = it computes.
+        since_ns: Since when.
+    """
+
+    row: int
+    awaited: int
+    since_ns: int
 
 
 class Phase(IntEnum):
@@ -58,8 +71,8 @@ _PHASES: Mapping[Phase, str] = {
 }
 
 
-class Line(NamedTuple):
-    """Where a rank stands.
+class RankStatus(NamedTuple):
+    """Where a rank stands, as its line of the board says.
 
     Attributes:
         row: The instruction; -1 = between steps, it has not begun, or there is no Program.
@@ -92,7 +105,7 @@ class Line(NamedTuple):
         return (time.perf_counter_ns() - self.since_ns) / 1e9
 
 
-class Board:
+class StatusBoard:
     """A line for each rank."""
 
     def __init__(self, ranks: int, path: Path | None = None) -> None:
@@ -102,6 +115,7 @@ class Board:
             ranks: Number of lines.
             path: The file; made if it is not there.
         """
+        self._ranks, self._path = ranks, path
         size = max(1, ranks) * _LINE.size
         if path is None:
             self._memory = mmap.mmap(-1, size)
@@ -109,6 +123,11 @@ class Board:
             with path.open("a+b") as file:
                 file.truncate(size)
                 self._memory = mmap.mmap(file.fileno(), size)
+
+    def __reduce__(self) -> tuple[type["StatusBoard"], tuple[int, Path]]:
+        """Let a fresh process open the same file; memory without a file has no name."""
+        assert self._path is not None
+        return StatusBoard, (self._ranks, self._path)
 
     def write(
         self, rank: int, place: Place, step: int, *, phase: Phase = Phase.STEPS, pid: int = 0
@@ -123,11 +142,11 @@ class Board:
         begin = rank * _LINE.size
         return memoryview(self._memory)[begin : begin + 24].cast("q")
 
-    def read(self, rank: int) -> Line:
+    def read(self, rank: int) -> RankStatus:
         """Return where a rank stands; of one that never wrote, that it has not started."""
-        line = Line(*_LINE.unpack_from(self._memory, rank * _LINE.size))
+        line = RankStatus(*_LINE.unpack_from(self._memory, rank * _LINE.size))
         if not line.beat_ns:
-            return Line(-1, -1, 0, -1, 0, Phase.ABSENT)
+            return RankStatus(-1, -1, 0, -1, 0, Phase.ABSENT)
         return line._replace(phase=Phase(line.phase))
 
     def clear(self) -> None:
@@ -139,7 +158,7 @@ class Board:
         return [rank for rank in ranks if self.read(rank).silent_s > limit_s]
 
 
-def describe(line: Line, rank: int, program: Program | None) -> str:
+def describe(line: RankStatus, rank: int, program: Program | None) -> str:
     """Return where a rank stands and for how long, for people."""
     if line.phase in _PHASES:
         return f"rank {rank} {_PHASES[line.phase]}"
@@ -158,7 +177,7 @@ def describe(line: Line, rank: int, program: Program | None) -> str:
     return f"rank {rank} at {what} has waited {line.stands_s:.1f} s for {awaited}"
 
 
-def place_of(line: Line, program: Program | None) -> str:
+def place_of(line: RankStatus, program: Program | None) -> str:
     """Return where a rank stands: the instruction, or what it is at."""
     if line.phase in _PHASES:
         return f"while it {_PHASES[line.phase]}"
@@ -171,7 +190,7 @@ def place_of(line: Line, program: Program | None) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class StatusView:
     """What a launcher sees of its ranks.
 
     Attributes:
@@ -180,7 +199,7 @@ class View:
         ranks: Those that can be seen from here: the ranks of this host.
     """
 
-    board: Board
+    board: StatusBoard
     program: Program | None
     ranks: Sequence[int]
 
@@ -209,7 +228,7 @@ class View:
         )  # fmt: skip
 
 
-def stands_still(line: Line, rank: int, program: Program | None) -> str:
+def stands_still(line: RankStatus, rank: int, program: Program | None) -> str:
     """Return that a rank shows no sign of life, and where it stands."""
     return (
         f"rank {rank} stands still, without a sign of life for {line.silent_s:.1f} s: "
@@ -217,7 +236,7 @@ def stands_still(line: Line, rank: int, program: Program | None) -> str:
     )
 
 
-def culprit(lines: Mapping[int, Line], program: Program, rank_of: Mapping[int, int]) -> str:
+def culprit(lines: Mapping[int, RankStatus], program: Program, rank_of: Mapping[int, int]) -> str:
     """Return which rank holds up the others, and where it stands; empty if none can be told.
 
     Args:
@@ -246,14 +265,14 @@ def culprit(lines: Mapping[int, Line], program: Program, rank_of: Mapping[int, i
     return ""
 
 
-def _holds_up(line: Line) -> bool:
+def _holds_up(line: RankStatus) -> bool:
     """Return whether a rank could go on and has not."""
     if line.phase is not Phase.STEPS:
         return line.phase in (Phase.IDLE, Phase.BUILD, Phase.ABSENT, Phase.PAUSED)
     return line.awaited < 0
 
 
-def _awaited_ranks(line: Line, program: Program, rank_of: Mapping[int, int]) -> list[int]:
+def _awaited_ranks(line: RankStatus, program: Program, rank_of: Mapping[int, int]) -> list[int]:
     """Return the ranks that a rank waits for."""
     if line.phase is not Phase.STEPS or line.awaited < 0:
         return []

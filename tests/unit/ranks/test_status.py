@@ -8,8 +8,16 @@ import pytest
 from partita.core.problem import Objective, Problem
 from partita.core.program import Kind, Program
 from partita.program.lower import lower
-from partita.runtime.board import Board, Line, Phase, View, culprit, describe, place_of
-from partita.runtime.device_parts import Place
+from partita.ranks.status import (
+    Phase,
+    Place,
+    RankStatus,
+    StatusBoard,
+    StatusView,
+    culprit,
+    describe,
+    place_of,
+)
 from partita.testing.builders import chain, flat_cluster, pipeline
 
 SECOND = 1_000_000_000
@@ -30,10 +38,10 @@ def row_of(program: Program, device: int, kind: Kind) -> int:
 
 def line_of(
     row: int, awaited: int = -1, *, stands_s: float = 3.0, silent_s: float = 0.0, step: int = 1
-) -> Line:
+) -> RankStatus:
     now = time.perf_counter_ns()
     since, beat = now - round(stands_s * SECOND), now - round(silent_s * SECOND)
-    return Line(row, awaited, since, step, beat, Phase.STEPS, 1)
+    return RankStatus(row, awaited, since, step, beat, Phase.STEPS, 1)
 
 
 RANKS = {0: 0, 1: 1}
@@ -41,15 +49,15 @@ RANKS = {0: 0, 1: 1}
 
 def test_a_line_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "board"
-    Board(2, path).write(1, Place(7, 3, 11), 5, phase=Phase.OPEN, pid=42)
-    line = Board(2, path).read(1)
+    StatusBoard(2, path).write(1, Place(7, 3, 11), 5, phase=Phase.OPEN, pid=42)
+    line = StatusBoard(2, path).read(1)
     assert line[:4] == (7, 3, 11, 5)
     assert (line.phase, line.pid) == (Phase.OPEN, 42)
-    assert Board(2, path).read(0).phase is Phase.ABSENT
+    assert StatusBoard(2, path).read(0).phase is Phase.ABSENT
 
 
 def test_a_place_is_written_without_the_rest_of_the_line() -> None:
-    board = Board(2)
+    board = StatusBoard(2)
     board.write(1, Place(7, 3, 11), 5, pid=42)
     line = board.place_line(1)
     line[0], line[1], line[2] = Place(8, -1, 12)
@@ -59,7 +67,7 @@ def test_a_place_is_written_without_the_rest_of_the_line() -> None:
 
 
 def test_only_a_rank_that_should_write_can_be_frozen() -> None:
-    board = Board(3)
+    board = StatusBoard(3)
     board.write(0, Place(-1, -1, 0), -1, phase=Phase.IDLE)
     board.write(1, Place(1, -1, 0), 0)
     assert board.frozen(range(3), 60.0) == []
@@ -109,9 +117,9 @@ def test_nobody_is_to_blame_if_all_wait_for_one_another(program: Program) -> Non
 
 
 def test_a_view_lists_what_every_rank_does(program: Program) -> None:
-    board = Board(2)
+    board = StatusBoard(2)
     board.write(0, Place(row_of(program, 0, Kind.FORWARD), -1, time.perf_counter_ns()), 3)
-    lines = View(board, program, range(2)).all().splitlines()
+    lines = StatusView(board, program, range(2)).all().splitlines()
     assert lines[0].startswith("  rank 0 has been at step 3, d0: FORWARD(stage 0, microbatch 0)")
     assert lines[1] == "  rank 1 has not started"
 
@@ -123,7 +131,7 @@ def test_a_view_lists_what_every_rank_does(program: Program) -> None:
 def test_what_comes_before_the_steps_is_named(
     program: Program, phase: Phase, words: str
 ) -> None:  # fmt: skip
-    line = Line(-1, -1, 0, -1, 1, phase, 1)
+    line = RankStatus(-1, -1, 0, -1, 1, phase, 1)
     assert describe(line, 4, program) == f"rank 4 {words}"
     assert place_of(line, program) == f"while it {words}"
 
@@ -141,24 +149,24 @@ def test_a_rank_without_a_program_says_its_step() -> None:
     line = line_of(-1, step=6)
     assert describe(line, 0, None) == "rank 0 has been in step 6 for 3.0 s"
     assert place_of(line, None) == "in step 6"
-    assert View(Board(1), None, range(1)).culprit() == ""
+    assert StatusView(StatusBoard(1), None, range(1)).culprit() == ""
 
 
 def test_a_board_can_be_cleared(tmp_path: Path) -> None:
-    board = Board(2, tmp_path / "board")
+    board = StatusBoard(2, tmp_path / "board")
     board.write(1, Place(7, 3, 11), 5, pid=42)
     board.clear()
-    assert Board(2, tmp_path / "board").read(1) == (-1, -1, 0, -1, 0, Phase.ABSENT, 0)
+    assert StatusBoard(2, tmp_path / "board").read(1) == (-1, -1, 0, -1, 0, Phase.ABSENT, 0)
 
 
 def test_a_rank_that_has_done_all_its_steps_is_not_to_blame(program: Program) -> None:
-    board = Board(2)
+    board = StatusBoard(2)
     board.write(0, Place(-1, -1, 1), -1, phase=Phase.ENDED)
     row = row_of(program, 1, Kind.FORWARD)
     board.write(1, Place(row, -1, time.perf_counter_ns()), 3)
-    assert View(board, program, range(2)).culprit().startswith("the others wait for rank 1: ")
-    assert View(board, program, [0]).culprit() == ""
-    assert View(board, program, [0]).all() == "  rank 0 has done all its steps"
+    assert StatusView(board, program, range(2)).culprit().startswith("the others wait for rank 1: ")
+    assert StatusView(board, program, [0]).culprit() == ""
+    assert StatusView(board, program, [0]).all() == "  rank 0 has done all its steps"
 
 
 def test_a_rank_between_steps_is_to_blame_only_if_nobody_else_computes(program: Program) -> None:

@@ -130,3 +130,8 @@ def read_error(text: str) -> PartitaError:
     """Return the error of a text that ``write_error`` wrote."""
     record = json.loads(text)
     return _ERRORS.get(record["kind"], WorkerError)(record["text"])
+
+
+def first_line(exc: BaseException) -> str:
+    """Return the first line of what an error says."""
+    return str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__

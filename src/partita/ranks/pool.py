@@ -1,8 +1,9 @@
-"""Ranks on this machine, forked from a process that has everything ready.
+"""Ranks on this machine: started, watched, asked and ended together.
 
-Forking takes milliseconds where a fresh interpreter that imports torch takes seconds, and what the
-parent has prepared is shared. It is for tests, emulation and small local runs on CPUs. The parent
-must have one thread and must not have computed with several (``why_not_fork``).
+They are forked from a process that has everything ready, or fresh. Forking takes milliseconds where
+a fresh interpreter that imports torch takes seconds, and what the parent has prepared is shared; it
+is for CPUs, and the parent must have one thread and must not have computed with several
+(``why_not_fork``). A fresh rank gets what it does, and what it is asked, by pickle.
 
 Ranks die with their parent. A rank that dies, fails or stands still ends the pool, and the error
 names it and what every rank was doing.
@@ -21,70 +22,81 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import torch
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in stubs
+from torch.distributed import (  # type: ignore[attr-defined]  # not in its stubs
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from partita.errors import PartitaError, WorkerError
-from partita.processes import die_with_parent, machine_cores, redirect_output
-from partita.runtime.allocator import keep_freed_memory
-from partita.runtime.board import STALE_S, Board, Phase, View
-from partita.runtime.device_parts import Place
-from partita.runtime.failures import Failure, as_partita_error, error_of, first_cause
-from partita.runtime.process_transport import Member, first_line
-from partita.runtime.rank import warm_up_autograd
+from partita.processes import die_with_parent, redirect_output
+from partita.ranks.failures import (
+    Failure,
+    PeerError,
+    as_partita_error,
+    error_of,
+    first_cause,
+    first_line,
+)
+from partita.ranks.member import Member
+from partita.ranks.setup import keep_freed_memory, warm_up_autograd
+from partita.ranks.status import STALE_S, Phase, Place, StatusBoard
 
 Main: TypeAlias = Callable[[Member, Any], Any]
 """What a rank does with a request; returns its answer."""
+OnMessage: TypeAlias = Callable[[int, Any], None]
+"""Called with a rank and a message that it sends on the way."""
 
 _GRACE_S = 3.0
 _LOOK_S = 0.2
 
 
-def why_not_fork() -> str:
-    """Return why this process cannot fork ranks; empty if it can."""
-    if not sys.platform.startswith("linux"):
-        return "ranks are forked on Linux only"
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types for it
-        return "this process uses a GPU"
-    if torch.get_num_threads() > 1:
-        return f"torch may compute with {torch.get_num_threads()} threads here"
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads > 1:
-        return f"this process has {threads} threads"
-    return ""
+class View(Protocol):
+    """What can be seen of the ranks from outside, for errors."""
 
+    def where(self, rank: int) -> str:
+        """Return where a rank stands."""
+        ...
 
-_ALLOWED_THREADS = torch.get_num_threads()
-"""Threads that torch begins with: the machine's cores, or what ``OMP_NUM_THREADS`` says."""
+    def all(self) -> str:
+        """Return what every rank is doing, a line each; empty = nothing is known."""
+        ...
 
+    def stands_still(self, rank: int) -> str:
+        """Return that a rank shows no sign of life, and where it stands."""
+        ...
 
-def limit_threads(ranks: int) -> int:
-    """Let torch compute with as many threads as each of some ranks here may have.
-
-    More than the cores' share makes all of them slower, up to ten times; no more than the user
-    allows by ``OMP_NUM_THREADS``.
-    """
-    threads = max(1, min(_ALLOWED_THREADS, machine_cores() // ranks))
-    torch.set_num_threads(threads)
-    return threads
+    def culprit(self) -> str:
+        """Return which rank holds up the others; empty if none can be told."""
+        ...
 
 
 @dataclass(slots=True)
 class _Worker:
+    """A rank's process, as the pool sees it; ``process`` is None for a forked one."""
+
     rank: int
     pid: int
     pipe: Connection
     log: Path
+    process: SpawnProcess | None = None
     exit_code: int | None = None
     error: PartitaError | None = None
 
     def has_ended(self) -> bool:
         """Return whether the process is gone, and keep how it ended."""
-        if self.exit_code is None:
+        if self.exit_code is not None:
+            return True
+        if self.process is not None:  # multiprocessing waits for its own children
+            self.exit_code = self.process.exitcode
+        else:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.exit_code = os.waitstatus_to_exitcode(status)
@@ -92,10 +104,31 @@ class _Worker:
 
     def kill(self) -> None:
         """End the process."""
-        if not self.has_ended():
-            os.kill(self.pid, signal.SIGKILL)
+        if self.has_ended():
+            return
+        os.kill(self.pid, signal.SIGKILL)
+        if self.process is not None:
+            self.process.join()
+            self.exit_code = self.process.exitcode
+        else:
             _, status = os.waitpid(self.pid, 0)
             self.exit_code = os.waitstatus_to_exitcode(status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How ranks are started.
+
+    Attributes:
+        fork: Whether they are forked from this process, or fresh.
+        joins: Whether they are made ready to train: a thread each, and one process group of all.
+            Otherwise they share a store, and the rest is their own business.
+        limit_s: How long fresh ones may take until they begin to wait for one another.
+    """
+
+    fork: bool = True
+    joins: bool = True
+    limit_s: float = 0.0
 
 
 class RankPool:
@@ -106,16 +139,19 @@ class RankPool:
         world: int,
         main: Main,
         *,
+        start: "Start | None" = None,
         limit_s: float = 300.0,
         stall_limit_s: float | None = None,
-        board: Board | None = None,
+        board: StatusBoard | None = None,
         log_directory: Path | None = None,
     ) -> None:
-        """Fork the ranks and let them meet.
+        """Start the ranks and let them meet.
 
         Args:
             world: Number of ranks.
-            main: What they do; everything that it refers to is shared.
+            main: What they do. Forked ranks share everything that it refers to; for fresh ones it
+                must be a function of a module, or a partial of one.
+            start: How they are started; forked and ready to train if not given.
             limit_s: How long they may wait for one another.
             stall_limit_s: How long one may show no sign of life on the board; ``limit_s`` if not
                 given.
@@ -125,20 +161,27 @@ class RankPool:
         Raises:
             WorkerError: They did not meet.
         """
-        self.board = Board(world) if board is None else board
+        start = Start() if start is None else start
         self._silence_s = (limit_s if stall_limit_s is None else stall_limit_s) + STALE_S
-        self._scratch = None if log_directory else tempfile.TemporaryDirectory(prefix="partita-")
-        logs = log_directory or Path(self._scratch.name)  # type: ignore[union-attr]  # one is there
+        self._scratch = tempfile.TemporaryDirectory(prefix="partita-")
+        scratch = Path(self._scratch.name)
+        logs = log_directory or scratch
+        if board is None:  # fresh processes share a file, forked ones memory
+            board = StatusBoard(world, None if start.fork else scratch / "board")
+        self.board = board
         self._workers: list[_Worker] = []
         self._view: View | None = None
         self._ended_by = ""
-        warm_up_autograd()
+        if start.fork and start.joins:
+            warm_up_autograd()
+        begin = self._fork if start.fork else self._spawn
         try:
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 for rank in range(world):
-                    birth = _Birth(rank, world, limit_s, listener, logs / f"rank{rank}.log")
-                    self._workers.append(self._fork(birth, main))
-            self._collect(limit_s + _GRACE_S)
+                    log = logs / f"rank{rank}.log"
+                    birth = _Birth(rank, world, limit_s, listener, log, os.getpid(), start.joins)
+                    self._workers.append(begin(birth, main))
+            self._collect(start.limit_s + limit_s + _GRACE_S)
         except BaseException as exc:
             self._end_by(exc)
             raise
@@ -147,13 +190,12 @@ class RankPool:
         ours, theirs = Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             code = WorkerError.exit_code
             try:
                 # Nothing may ever return into what the parent was doing.
-                die_with_parent(parent)
+                die_with_parent(birth.parent)
                 for pipe in (ours, *(worker.pipe for worker in self._workers)):
                     pipe.close()
                 code = _be_rank(birth, theirs, main, self.board)
@@ -161,6 +203,17 @@ class RankPool:
                 os._exit(code)
         theirs.close()
         return _Worker(birth.rank, pid, ours, birth.log)
+
+    def _spawn(self, birth: "_Birth", main: Main) -> _Worker:
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_be_fresh_rank, args=(birth, theirs, main, self.board), daemon=True
+        )
+        process.start()
+        theirs.close()
+        assert process.pid is not None  # it was started
+        return _Worker(birth.rank, process.pid, ours, birth.log, process)
 
     @property
     def pids(self) -> list[int]:
@@ -172,7 +225,7 @@ class RankPool:
         request: object,
         *,
         limit_s: float | None = None,
-        told: Callable[[int, Any], None] = lambda _, __: None,
+        on_message: OnMessage = lambda _, __: None,
         view: View | None = None,
     ) -> list[Any]:
         """Return the answers of all ranks to a request, by rank.
@@ -181,7 +234,7 @@ class RankPool:
             request: Anything that can be pickled.
             limit_s: How long it may take; no limit if not given, as a rank that stands still ends
                 by itself.
-            told: Told a rank and what it says on the way.
+            on_message: Called with a rank and each message that it sends on the way.
             view: What can be seen of what they run; says who is to blame, and what they were doing.
 
         Raises:
@@ -195,7 +248,7 @@ class RankPool:
             for worker in self._workers:
                 with suppress(OSError):  # its end is seen, and explained, below
                     worker.pipe.send_bytes(message)
-            return self._collect(limit_s, told)
+            return self._collect(limit_s, on_message)
         except BaseException as exc:  # the answers that are still to come must not be mixed up
             self._end_by(exc)
             raise
@@ -205,7 +258,7 @@ class RankPool:
         self._ended_by = first_line(exc)
 
     def _collect(
-        self, limit_s: float | None, told: Callable[[int, Any], None] = lambda _, __: None
+        self, limit_s: float | None, on_message: OnMessage = lambda _, __: None
     ) -> list[Any]:
         deadline = math.inf if limit_s is None else time.monotonic() + limit_s
         answers: dict[int, Any] = {}
@@ -217,8 +270,8 @@ class RankPool:
                 assert isinstance(pipe, Connection)
                 worker = waiting[pipe]
                 kind, value = _receive(worker)
-                if kind == "told":
-                    told(worker.rank, value)
+                if kind == "message":
+                    on_message(worker.rank, value)
                 elif kind == "done":
                     answers[worker.rank] = value
                 else:
@@ -226,10 +279,13 @@ class RankPool:
             if not ready:
                 self._look(list(waiting.values()))
                 if not left_s:
-                    silent = ", ".join(str(worker.rank) for worker in waiting.values())
-                    failure = WorkerError(f"no answer of rank {silent} in {limit_s:g} s")
+                    late = ", ".join(self._late(worker.rank) for worker in waiting.values())
+                    failure = WorkerError(f"no answer of {late} in {limit_s:g} s")
                     raise self._explained(Failure(rank=-1, error=failure))
         return [answers[worker.rank] for worker in self._workers]
+
+    def _late(self, rank: int) -> str:
+        return f"rank {rank} {self._view.where(rank) if self._view else ''}".rstrip()
 
     def _look(self, waiting: Sequence[_Worker]) -> None:
         """Look whether one of the ranks has ended or stands still without a word."""
@@ -277,8 +333,7 @@ class RankPool:
                 time.sleep(0.005)
             worker.kill()
         self._ended_by = self._ended_by or "the pool was closed"
-        if self._scratch is not None:
-            self._scratch.cleanup()
+        self._scratch.cleanup()
 
     def __enter__(self) -> "RankPool":
         return self
@@ -289,20 +344,33 @@ class RankPool:
 
 @dataclass(frozen=True, slots=True)
 class _Birth:
-    """What a new rank is told."""
+    """What a new rank must know: see ``RankPool``; the store listens where the parent did."""
 
     rank: int
     world: int
     limit_s: float
     listener: socket.socket
     log: Path
+    parent: int
+    joins: bool
 
 
-def _be_rank(birth: _Birth, pipe: Connection, main: Main, board: Board) -> int:
+def _be_fresh_rank(birth: _Birth, pipe: Connection, main: Main, board: StatusBoard) -> None:
+    """Be a rank in a process that has just started."""
+    code = WorkerError.exit_code
+    try:
+        die_with_parent(birth.parent)
+        code = _be_rank(birth, pipe, main, board)
+    finally:
+        os._exit(code)
+
+
+def _be_rank(birth: _Birth, pipe: Connection, main: Main, board: StatusBoard) -> int:
     """Answer requests until the parent closes the pipe; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks itself
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if sys.platform.startswith("linux"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would resolve the host's name
     code = 0
     try:
         redirect_output(birth.log)
@@ -329,7 +397,7 @@ def _be_rank(birth: _Birth, pipe: Connection, main: Main, board: Board) -> int:
     return code
 
 
-def _stand(rank: int, board: Board, phase: Phase) -> None:
+def _stand(rank: int, board: StatusBoard, phase: Phase) -> None:
     """Say that a rank has not begun, or has ended, what it was asked for."""
     board.write(rank, Place(-1, -1, time.perf_counter_ns()), -1, phase=phase, pid=os.getpid())
 
@@ -360,35 +428,42 @@ def _failure(worker: _Worker) -> Failure:
 
 
 def _meet(birth: _Birth, pipe: Connection) -> Member:
-    """Open the store on the port that the parent has taken, and join the group."""
-    torch.set_num_threads(1)
-    keep_freed_memory()
+    """Open the store, and join the group of all ranks if there is to be one."""
+    if birth.joins:
+        torch.set_num_threads(1)
+        keep_freed_memory()
+    member = Member(
+        rank=birth.rank,
+        world=birth.world,
+        store=PrefixStore("pool", _open_store(birth)),
+        limit_s=birth.limit_s,
+        notify=lambda value: pipe.send_bytes(_pack(("message", value))),
+    )
+    if birth.joins:
+        member.join()
+    return member
+
+
+def _open_store(birth: _Birth) -> Store:
+    """Return the store that all ranks share, on the port that the parent has taken."""
     port = birth.listener.getsockname()[1]
     timeout = timedelta(seconds=birth.limit_s)
     if birth.rank == 0:
-        descriptor = os.dup(birth.listener.fileno())
-        store = TCPStore(
+        return TCPStore(
             "127.0.0.1",
             port,
             is_master=True,
             wait_for_workers=False,
             timeout=timeout,
-            master_listen_fd=descriptor,
+            master_listen_fd=os.dup(birth.listener.fileno()),
         )
-    else:
-        birth.listener.close()
-        store = TCPStore(
-            "127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timeout
-        )
-    member = Member(
-        rank=birth.rank,
-        world=birth.world,
-        store=PrefixStore("pool", store),
-        limit_s=birth.limit_s,
-        tell=lambda value: pipe.send_bytes(_pack(("told", value))),
-    )
-    member.join()
-    return member
+    birth.listener.close()
+    try:
+        return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timeout)
+    except RuntimeError as exc:
+        raise PeerError(
+            f"rank {birth.rank}: nothing from rank 0 within {birth.limit_s:g} s"
+        ) from exc
 
 
 def _pack(value: object) -> bytes:
