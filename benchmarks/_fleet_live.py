@@ -363,7 +363,7 @@ def commands_of(folder: Path) -> dict[int, list[tuple[Any, bool]]]:
     for attempt, process in processes_of(fleet_name(folder)):
         with contextlib.suppress(OSError):
             line = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-            found.setdefault(attempt.job, []).append((process, b"live.shim" in line))
+            found.setdefault(attempt.job, []).append((process, b"engines.shim" in line))
     return found
 
 
