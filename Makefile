@@ -25,7 +25,7 @@ FULL := .venv/.installed-$(subst $(comma),-,$(EXTRAS))
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: $(DEMO) ## measure a small GPT here, plan it here and over a mixed cluster, simulate
+demo: $(DEMO) ## measure, plan and train a small GPT here; plan a large one over a mixed cluster
 	$(BIN)/partita demo
 
 test: system $(FULL) ## run the whole test suite

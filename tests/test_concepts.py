@@ -30,6 +30,15 @@ class Concept(NamedTuple):
 CONCEPTS: Mapping[str, Concept] = {
     "effort of a search": Concept(r"def left_s\b", ("planners/effort.py",)),
     "rounds of annealing": Concept(r"def anneal_rounds\b", ("planners/annealing.py",)),
+    "a name and a cluster make a Problem": Concept(
+        r"\bapply_overrides\(", ("catalogue/", "flows/problem.py")
+    ),
+    "options of a command from its request": Concept(
+        r"def takes\(request", ("cli/from_request.py",)
+    ),
+    "the least change that makes it fit": Concept(
+        r"with_recomputation\(graph\) is not graph|def least_number\b", ("flows/least_change.py",)
+    ),
     "near names": Concept(r"get_close_matches\(", ("names.py",)),
     "SQLite files that survive kills": Concept(r"sqlite3\.connect\(", ("store.py",)),
     "speaking HTTP to a server": Concept(

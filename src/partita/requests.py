@@ -23,6 +23,7 @@ partita.errors.InvalidInputError: steps is 0; expected 1 or more
 
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,9 +58,9 @@ class Option:
         above: Value that a number must exceed.
         below: Value that a number must not reach.
         usual: The default in words, where it depends on something else.
-        metavar: Word for a value in the help of the command line; empty = the usual one.
         is_argument: Whether it is given by position on the command line.
-        is_required: Whether the command line must have it, or at least one of several values.
+        metavar: The name of its value in help texts; empty = the usual one.
+        is_required: Whether an option, or one value of several, must be given.
     """
 
     help: str
@@ -71,8 +72,8 @@ class Option:
     above: float | None = None
     below: float | None = None
     usual: str = ""
-    metavar: str = ""
     is_argument: bool = False
+    metavar: str = ""
     is_required: bool = False
 
     def is_added(self, value: str) -> bool:
@@ -111,6 +112,11 @@ class Field:
     is_multiple: bool
     default: Any
     option: Option
+
+    @property
+    def flag(self) -> str:
+        """The option on the command line, such as ``--batch-size``."""
+        return f"--{self.name.replace('_', '-')}"
 
     def check(self, value: Any) -> None:  # noqa: ANN401 (a value of the field's type)
         """Check a value against the declaration.
@@ -151,10 +157,37 @@ def make(request: type[_R], /, **values: Any) -> _R:  # noqa: ANN401 (values of 
     for name in values:
         if name not in known:
             raise InvalidInputError(f"there is no option {name!r}{suggest(name, known)}")
-    lists = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    return request(**lists)
+    return request(**{name: _plain(value) for name, value in values.items()})
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 (a value of a field)
+    """Return lists as tuples and paths as text, as the command line gives them."""
+    if isinstance(value, list):
+        return tuple(map(_plain, value))
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def arguments_of(request: Request, *, without: Sequence[str] = ()) -> list[str]:
+    """Return the fields whose value is not the default as one would type them.
+
+    Args:
+        request: The request.
+        without: Fields that are left out.
+    """
+    words: list[str] = []
+    for field in fields_of(type(request)):
+        value = getattr(request, field.name)
+        if field.name in without or value == field.default:
+            continue
+        for each in value if field.is_multiple else (value,):
+            words += [] if field.option.is_argument else [field.flag]
+            words += [] if each is True else [_text(each)]
+    return words
+
+
+def _text(value: object) -> str:
+    """Return a value as it is typed; a thing that has a name by that."""
+    return str(value if isinstance(value, _PRIMITIVES) else getattr(value, "name", value))
 
 
 def part(request: type[_R], whole: Request) -> _R:

@@ -103,6 +103,15 @@ def format_count(value: float) -> str:
     return _scaled(value, ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")), "").strip()
 
 
+def format_rate(value: float) -> str:
+    """Return a rate for people; ``-`` where it is not known."""
+    if not math.isfinite(value):
+        return "-"
+    if value < 1:
+        return f"{value:.2g}"
+    return f"{value:,.1f}" if value < 1000 else format_count(value)
+
+
 def format_joules(value: float) -> str:
     """Return an energy for people, with four significant digits or so.
 

@@ -200,7 +200,7 @@ def test_the_answer_has_memory_bound_effort_and_alternatives(run: Run) -> None:
         return replace(found, alternatives=others, stats={"seconds": 0.25, "rounds": 1200})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("partita.cli.plan.get_planner", lambda *_, **__: planner)
+        patch.setattr("partita.flows.planner_choice.get_planner", lambda *_, **__: planner)
         code, out, err = run("plan", "gpt-small", "-o", "found.json", "-q")
         assert code == 0, err
         found = json.loads(run("plan", "gpt-small", "--json")[1])

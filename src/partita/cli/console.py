@@ -21,7 +21,7 @@ from partita.core.solution import Proof
 from partita.cost.judge import CheckReport
 from partita.flows.answer import Answer
 from partita.flows.summary import Summary, estimate_basis
-from partita.units import format_bytes, format_count, format_seconds, format_share
+from partita.units import format_bytes, format_count, format_rate, format_seconds, format_share
 
 
 def terminal_width() -> int:
@@ -199,15 +199,6 @@ def summary_row(rank: int, summary: Summary, label: str) -> list[str]:
 def format_value(value: float, unit: str) -> str:
     """Return the value of an objective for people."""
     return format_seconds(value) if unit == "s" else f"{value:.6g}"
-
-
-def format_rate(value: float) -> str:
-    """Return a rate for people; ``-`` where it is not known."""
-    if not math.isfinite(value):
-        return "-"
-    if value < 1:
-        return f"{value:.2g}"
-    return f"{value:,.1f}" if value < 1000 else format_count(value)
 
 
 def bound_line(summary: Summary, what: str = "this plan") -> str:

@@ -1,10 +1,9 @@
 """``partita explain``: where time and memory of a plan go."""
 
-from typing import Any
+import json
 
 import click
 
-from partita.catalogue.what_if import what_if
 from partita.cli.console import (
     bound_line,
     format_value,
@@ -12,63 +11,46 @@ from partita.cli.console import (
     overfull_line,
     percent,
     print_json,
+    print_remarks,
     progress,
     rules_line,
     stdout_console,
     step_line,
     table,
 )
-from partita.cli.inputs import read_catalogue, read_solution, take_problem_options
-from partita.cli.options import cluster_options, output_options, problem_options
+from partita.cli.from_request import takes
+from partita.cli.options import output_options
 from partita.documents import write_text
-from partita.flows.explain import Explanation, WhatIf, explain
+from partita.flows.explain import ExplainRequest, Explanation, WhatIf, explain_request
+from partita.flows.problem import objective_remarks
 from partita.units import format_bytes, format_seconds
 
-USUAL = ("bandwidth=2x", "memory=0.5x")
 MOST_ROWS = 40
 
 
 @click.command(
     epilog="Example: partita explain gpt-small.plan.json --what-if bandwidth=2x --what-if +1xa100"
 )
-@click.argument("plan")
-@click.option("--graph", help="The graph, where PLAN is a bare plan.")
-@cluster_options
-@problem_options
-@click.option(
-    "--what-if",
-    "changes",
-    multiple=True,
-    help="+1xa100, bandwidth=2x, memory=0.5x, speed=2x; several times.",
-)
+@takes(ExplainRequest)
 @click.option("-o", "--output", help="Write the figures to a JSON file.")
 @output_options
-def command(plan: str, graph: str | None, changes: tuple[str, ...], **rest: Any) -> None:
+def command(
+    request: ExplainRequest, *, output: str | None, as_json: bool, quiet: bool, debug: bool
+) -> None:
     """Say where the time and memory of PLAN go, what bounds it, and what would change it.
 
     A what-if is planned again by the plan's own planner; a fixed map says that it cannot be.
     """
-    rest.pop("debug")
-    options = take_problem_options(rest)
-    solution = read_solution(plan, graph, options)
-    catalogue = read_catalogue(options)
-    kind = solution.problem.cluster.devices[0].type
-    asked = changes or ((f"+1x{kind}",) if kind in catalogue.devices else ()) + USUAL
-    with progress("explaining", quiet=rest["quiet"] or rest["as_json"]) as tell:
-        found = explain(
-            solution,
-            asked,
-            change_cluster=lambda cluster, change: what_if(cluster, change, catalogue),
-            progress=tell,
-        )
-    if rest["output"]:
-        import json  # noqa: PLC0415 (only for a file)
-
-        write_text(rest["output"], json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
-    if rest["as_json"]:
+    del debug  # read by main
+    with progress("explaining", quiet=quiet or as_json) as on_progress:
+        found = explain_request(request, on_progress)
+    print_remarks(objective_remarks(request))
+    if output:
+        write_text(output, json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
+    if as_json:
         print_json(found.to_json())
-        return
-    _show(found)
+    elif output != "-":
+        _show(found)
 
 
 def _show(found: Explanation) -> None:

@@ -51,7 +51,10 @@ def takes(request: type[Request], *, without: tuple[str, ...] = ()) -> Callable[
 def _parameter(field: Field) -> Callable[[Any], Any]:
     if field.option.is_argument:
         return click.argument(
-            field.name, nargs=-1 if field.is_multiple else 1, required=_is_required(field)
+            field.name,
+            nargs=-1 if field.is_multiple else 1,
+            required=_is_required(field),
+            metavar=field.option.metavar or None,
         )
     return click.option(*_spellings(field), **_settings(field))
 
@@ -61,8 +64,7 @@ def _is_required(field: Field) -> bool:
 
 
 def _spellings(field: Field) -> list[str]:
-    long = f"--{field.name.replace('_', '-')}"
-    return [long, *field.option.flags, field.name]
+    return [field.flag, *field.option.flags, field.name]
 
 
 def _settings(field: Field) -> dict[str, Any]:

@@ -1,15 +1,14 @@
 """``partita results``: what past runs came to, side by side."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import click
 
 from partita.cli.console import percent, print_json, stdout_console, table
+from partita.cli.from_request import takes
 from partita.cli.options import output_options
-from partita.flows.run_requests import RUNS
-from partita.runtime.directory import PastRun, past_runs, read_run
+from partita.flows.past_runs import ResultsRequest, results_request
+from partita.runtime.directory import PastRun
 from partita.units import format_seconds
 
 _COLUMNS = (
@@ -26,34 +25,22 @@ _COLUMNS = (
 
 
 @click.command(epilog="Example: partita results runs/2026-11-16_gpt3-small_2xcpu_1f1b_001 --json")
-@click.argument("names", metavar="[RUNS]...", nargs=-1)
-@click.option("--runs", default=RUNS, show_default=True, help="Where run directories are.")
-@click.option("--model", help="Only runs of this model.")
+@takes(ResultsRequest)
 @output_options
-def command(names: tuple[str, ...], runs: str, model: str | None, **rest: Any) -> None:
+def command(request: ResultsRequest, *, as_json: bool, quiet: bool, debug: bool) -> None:
     """List past runs, or compare the RUNS that are named.
 
     RUNS are run directories, or their names under --runs.
     """
-    if names:
-        found = [read_run(_directory(name, Path(runs))) for name in names]
+    del quiet, debug  # there is no progress; main reads debug
+    found = results_request(request)
+    if as_json:
+        print_json(found.to_json())
+    elif not found.runs:
+        click.echo(str(found))
     else:
-        found = list(past_runs(Path(runs)))
-    if model is not None:
-        found = [run for run in found if run.results.get("model") == model]
-    if rest["as_json"]:
-        print_json([{"directory": str(run.path), **run.results} for run in found])
-        return
-    if not found:
-        click.echo(f"no runs under {runs}")
-        return
-    first = _step_s(found[0])
-    stdout_console().print(table(_COLUMNS, [_row(run, first) for run in found]))
-
-
-def _directory(name: str, root: Path) -> Path:
-    path = Path(name)
-    return path if path.is_dir() else root / name
+        first = _step_s(found.runs[0])
+        stdout_console().print(table(_COLUMNS, [_row(run, first) for run in found.runs]))
 
 
 def _step_s(run: PastRun) -> float:

@@ -1,13 +1,39 @@
 """Several planners on one problem, ranked by the same cost model."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from partita.core.problem import Problem
+from partita.core.problem import Metric, Problem
 from partita.errors import InfeasibleError, InvalidInputError
+from partita.flows.fields import EffortFields, Model
+from partita.flows.planner_choice import PlannerChoice, chosen_planners
+from partita.flows.problem import PosedProblem, ProblemRequest, pose
+from partita.flows.results import Result
 from partita.flows.summary import Summary, summarise
-from partita.planners.table import get_planner
+from partita.planners.table import DEFAULT_PLANNER
+from partita.requests import OnProgress, declare, make, silent
+
+if TYPE_CHECKING:
+    from partita.flows.energy_plan import EnergyColumns
+
+DEFAULTS = tuple(dict.fromkeys((DEFAULT_PLANNER, "single", "uniform", "random")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRequest(ProblemRequest, EffortFields):
+    """A problem, and the planners to compare."""
+
+    planner: tuple[str, ...] = declare(
+        (),
+        flags=("-p",),
+        usual=", ".join(DEFAULTS),
+        help="Planner with its argument after a colon; several times.",
+    )
+    option: tuple[str, ...] = declare((), flags=("-O",), help="Option k=v of all planners.")
+    energy: bool = declare(
+        False, help="Also show T_min, T* and joules per sample, by a model of the devices."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,28 +50,121 @@ class Candidate:
     summary: Summary | None = None
     refusal: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the planner and its figures as JSON values."""
+        figures = self.summary.to_json() if self.summary else {}
+        return {"name": self.name, "refusal": self.refusal or None, **figures}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Comparison(Result):
+    """What several planners came to.
+
+    Attributes:
+        posed: The problem as it was asked.
+        candidates: Best value first, those without a plan last.
+        energy: By planner, what a model of the devices says of energy, where that was asked for.
+    """
+
+    posed: PosedProblem
+    candidates: tuple[Candidate, ...]
+    energy: "Mapping[str, EnergyColumns]" = field(default_factory=dict)
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that was planned."""
+        return self.posed.problem
+
+    @property
+    def best(self) -> Summary | None:
+        """The first of the plans; None where no planner found one that fits."""
+        return self.candidates[0].summary
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "model": self.problem.graph.name,
+            "cluster": self.problem.cluster.name,
+            "plans": [
+                each.to_json()
+                | ({"energy": self.energy[each.name].to_json()} if each.name in self.energy else {})
+                for each in self.candidates
+            ],
+        }
+
+    def rows(self) -> list[Mapping[str, object]]:
+        """Return a row for each planner."""
+        return [_row(each) for each in self.candidates]
+
+    def lines(self) -> list[str]:
+        """Return the best plan in two lines."""
+        title = f"{self.problem.graph.name} on {self.problem.cluster.name}"
+        if self.best is None:
+            return [f"{title}: none of {len(self.candidates)} planners found a plan that fits"]
+        return [
+            f"{title}: {len(self.candidates)} planners, the best is {self.candidates[0].name}",
+            f"{self.best.title}: {self.best.value_line}",
+        ]
+
+
+def _row(candidate: Candidate) -> Mapping[str, object]:
+    summary = candidate.summary
+    return {
+        "planner": candidate.name,
+        "plan": summary.title if summary else candidate.refusal,
+        "value": summary.solution.value if summary else None,
+        "step s": summary.evaluation.step_s if summary else None,
+        "samples/s": summary.evaluation.samples_per_s if summary else None,
+        "gap": summary.solution.gap if summary else None,
+    }
+
 
 def compare(
-    problem: Problem,
-    planners: Sequence[tuple[str, str, Mapping[str, Any]]],
+    model: Model | None = None,
+    /,
     *,
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[Candidate]:
-    """Return what every planner comes to, best value first, those without a plan last.
+    on_progress: OnProgress = silent,
+    **options: Any,  # noqa: ANN401 (fields of CompareRequest)
+) -> Comparison:
+    """Run several planners on a model, and rank what they find.
 
     Args:
-        problem: The problem.
-        planners: For each: what to call it, its name in the table, its options.
-        progress: Told the name of each planner before it runs.
+        model: A built-in name, a model to be estimated, a file, or the graph itself.
+        on_progress: Called with each planner before it runs.
+        **options: The fields of :class:`CompareRequest`: the options of ``partita compare``.
+
+    >>> found = compare("gpt-small", cluster="4xa100", planner=["single", "uniform"])
+    >>> [each.name for each in found.candidates]
+    ['uniform', 'single']
+
+    Raises:
+        InvalidInputError: There is no such model, cluster, planner or option.
     """
+    return compare_request(make(CompareRequest, model=model, **options), on_progress)
+
+
+def compare_request(request: CompareRequest, on_progress: OnProgress = silent) -> Comparison:
+    """Compare what a request asks for; see :func:`compare`."""
+    choices = chosen_planners(request.planner or DEFAULTS, request.option, request)
+    posed = pose(request)
+    found = ranked(posed.problem, choices, on_progress)
+    wanted = request.energy or posed.problem.objective.metric is Metric.ENERGY
+    energy = _energy(found, on_progress) if wanted else {}
+    return Comparison(posed=posed, candidates=tuple(found), energy=energy)
+
+
+def ranked(
+    problem: Problem, planners: Sequence[PlannerChoice], on_progress: OnProgress = silent
+) -> list[Candidate]:
+    """Return what every planner comes to, best value first, those without a plan last."""
     found: list[Candidate] = []
-    for label, name, options in planners:
-        planner = get_planner(name, **options)
-        progress(label)
+    for choice in planners:
+        planner = choice.function()
+        on_progress(choice.label)
         try:
-            found.append(Candidate(name=label, summary=summarise(planner(problem))))
+            found.append(Candidate(name=choice.label, summary=summarise(planner(problem))))
         except (InfeasibleError, InvalidInputError) as exc:
-            found.append(Candidate(name=label, refusal=str(exc)))
+            found.append(Candidate(name=choice.label, refusal=str(exc)))
     return sorted(found, key=_rank)
 
 
@@ -55,3 +174,15 @@ def _rank(candidate: Candidate) -> tuple[bool, float]:
     solution = candidate.summary.solution
     measured = candidate.summary.evaluation.values.get(solution.metric)
     return False, solution.value if measured is None else measured.value
+
+
+def _energy(found: Sequence[Candidate], on_progress: OnProgress) -> "dict[str, EnergyColumns]":
+    """Return what the devices' model says of the energy of each plan."""
+    from partita.flows.energy_plan import energy_columns  # noqa: PLC0415 (numba)
+
+    result = {}
+    for candidate in found:
+        if candidate.summary is not None:
+            on_progress(f"energy of {candidate.name}")
+            result[candidate.name] = energy_columns(candidate.summary.solution)
+    return result

@@ -126,7 +126,13 @@ def estimator_of(
 
 
 def estimated_graphs(
-    text: str, request: SourceFields, mode: str | None, cluster: Cluster, catalogue: Catalogue
+    text: str,
+    request: SourceFields,
+    mode: str | None,
+    cluster: Cluster,
+    catalogue: Catalogue,
+    *,
+    seed: int = 0,
 ) -> Callable[[int], Graph]:
     """Return a function that gives the graph for a microbatch size; 0 = the usual one.
 
@@ -137,6 +143,7 @@ def estimated_graphs(
         mode: Training or inference.
         cluster: Its types of devices are estimated for, those that the catalogue has.
         catalogue: What is known of types of devices.
+        seed: Seed of weights and data, which the graph remembers.
 
     Raises:
         InvalidInputError: There is no such model, or the catalogue has no type of the cluster.
@@ -157,13 +164,13 @@ def estimated_graphs(
             if field.name != "recompute"
         }
     )
-    estimated = estimator_of(text, plain, mode)
+    estimated = estimator_of(text, plain, mode, seed=seed)
     sizes: dict[int, Graph] = {}
 
     def graph_at(size: int) -> Graph:
         if size not in sizes:
             graph = estimated(known, batch_size=size, catalogue=catalogue)
-            origin = estimate_origin(text, plain, mode, graph)
+            origin = estimate_origin(text, plain, mode, graph, seed=seed)
             sizes[size] = sizes[graph.batch_size] = origin.recorded_in(graph)
         return sizes[size]
 

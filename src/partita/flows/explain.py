@@ -1,26 +1,46 @@
 """Where the time and the memory of a plan go, what bounds it, and what would change it."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from partita.core.cluster import Cluster
+from partita.catalogue.catalogue import Catalogue
+from partita.catalogue.what_if import what_if
 from partita.core.json_values import number_or_none, thawed
+from partita.core.problem import Problem
 from partita.core.program import LAST_COMPUTE, Kind
 from partita.core.solution import Solution
 from partita.cost.durations import cluster_devices, stage_seconds
 from partita.cost.judge import measure
 from partita.cost.memory import static_memory
 from partita.errors import InfeasibleError, InvalidInputError, PartitaError
+from partita.flows.problem import catalogue_of
+from partita.flows.results import Result
+from partita.flows.solutions import PlanSource, SolutionRequest, read_solution
 from partita.flows.summary import Summary, summarise
 from partita.planners.table import get_planner
 from partita.program.layout import crossings, owners, tensor_bytes
 from partita.program.lower import lower
+from partita.requests import OnProgress, declare, make, silent
+from partita.units import format_seconds
 
 FIXED = ("", "manual")
 """Planners whose plan is a map that the user gave, which nobody can plan again."""
+
+
+USUAL = ("bandwidth=2x", "memory=0.5x")
+"""Changes that are tried where none is named, after one more device of the first type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainRequest(SolutionRequest):
+    """A saved plan, and what might be changed."""
+
+    what_if: tuple[str, ...] = declare(
+        (), help="Change to try: +1xa100, bandwidth=2x, memory=0.5x, speed=2x; several times."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +60,8 @@ class WhatIf:
     note: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Explanation(Result):
     """A plan taken apart.
 
     Attributes:
@@ -76,27 +96,50 @@ class Explanation:
             ],
         }
 
+    def rows(self) -> list[Mapping[str, object]]:
+        """Return where the time and the memory of each device go."""
+        return list(self.devices)
+
+    def lines(self) -> list[str]:
+        """Return what bounds the plan, and what its critical path does."""
+        parts = (f"{what} {format_seconds(each)}" for what, each in self.critical_path.items())
+        return [
+            f"{self.summary.solution.problem.graph.name}: {self.summary.title}",
+            f"{self.summary.value_line}; bound by {self.summary.evaluation.bottleneck}",
+            f"critical path: {', '.join(parts)}",
+        ]
+
 
 def explain(
-    solution: Solution,
-    changes: tuple[str, ...] = (),
+    plan: PlanSource,
+    /,
     *,
-    change_cluster: Callable[[Cluster, str], Cluster],
-    progress: Callable[[str], None] = lambda _: None,
+    on_progress: OnProgress = silent,
+    **options: Any,  # noqa: ANN401 (fields of ExplainRequest)
 ) -> Explanation:
-    """Return a plan taken apart, with answers to what-ifs.
+    """Take a plan apart: where its time and memory go, what bounds it, what would change it.
 
     Args:
-        solution: The plan and its problem.
-        changes: Such as ``"+1xa100"`` or ``"bandwidth=2x"``.
-        change_cluster: Returns a cluster with one change made.
-        progress: Told each change before it is tried.
+        plan: What :func:`partita.plan` returned, a solution, or the path of a file.
+        on_progress: Called with each change before it is tried.
+        **options: The fields of :class:`ExplainRequest`: the options of ``partita explain``.
+
+    Raises:
+        InvalidInputError: There is no such plan, or a change that is not understood.
     """
+    return explain_request(make(ExplainRequest, plan=plan, **options), on_progress)
+
+
+def explain_request(request: ExplainRequest, on_progress: OnProgress = silent) -> Explanation:
+    """Explain what a request asks for; see :func:`explain`."""
+    solution, catalogue = read_solution(request), catalogue_of(request)
+    kind = solution.problem.cluster.devices[0].type
+    usual = ((f"+1x{kind}",) if kind in catalogue.devices else ()) + USUAL
     summary = summarise(solution)
     answers = []
-    for change in changes:
-        progress(change)
-        answers.append(_answer(solution, change, change_cluster))
+    for change in request.what_if or usual:
+        on_progress(change)
+        answers.append(_answer(solution, change, catalogue))
     return Explanation(
         summary=summary,
         stages=tuple(_stage_rows(solution)),
@@ -106,14 +149,12 @@ def explain(
     )
 
 
-def _answer(
-    solution: Solution, change: str, change_cluster: Callable[[Cluster, str], Cluster]
-) -> WhatIf:
+def _answer(solution: Solution, change: str, catalogue: Catalogue) -> WhatIf:
     """Plan the changed problem again with the plan's own planner."""
-    cluster = change_cluster(solution.problem.cluster, change)
+    cluster = what_if(solution.problem.cluster, change, catalogue)
     problem = replace(solution.problem, cluster=cluster)
     if solution.planner in FIXED:
-        return _same_plan(solution, change, replace(solution.problem, cluster=cluster))
+        return _same_plan(solution, change, problem)
     options = thawed(solution.options)
     try:
         found = get_planner(solution.planner, **options)(problem)
@@ -125,7 +166,7 @@ def _answer(
     )
 
 
-def _same_plan(solution: Solution, change: str, problem: Any) -> WhatIf:  # noqa: ANN401
+def _same_plan(solution: Solution, change: str, problem: Problem) -> WhatIf:
     """A fixed map cannot be planned again: say what it would take as it is."""
     note = "a fixed map cannot be planned again; the same plan"
     if change.startswith("+"):

@@ -141,7 +141,7 @@ class EffortFields(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannerFields(EffortFields):
+class ChoiceFields(EffortFields):
     """Which planner, and how it searches."""
 
     planner: str | None = declare(
@@ -155,4 +155,10 @@ class PlannerFields(EffortFields):
     as_released: bool = declare(
         False, help="Plan as the planner's authors released it, faults and all."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerFields(ChoiceFields):
+    """Which planner, how it searches, and the seed of a random one."""
+
     seed: int | None = declare(None, help="Seed of a random planner.")

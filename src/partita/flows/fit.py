@@ -7,43 +7,24 @@ change that is reported was tried with a graph of its own microbatch size.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import count
+from dataclasses import dataclass, replace
 from typing import Any
 
 from partita.bounds import lower_bound
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
 from partita.core.plan import Shard
-from partita.core.problem import DEFAULT_MICROBATCHES, Mode, Objective, Problem
+from partita.core.problem import DEFAULT_MICROBATCHES, Objective, Problem
 from partita.core.rules import Rule
 from partita.core.solution import Solution
 from partita.cost.predict import simulate
 from partita.cost.tables import held_bytes
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.fit_plans import SHARDED, Trial, is_hopeless, shapes, try_shape
-from partita.flows.least import least_number
+from partita.flows.least_change import Search, Setting
 from partita.flows.summary import estimate_basis
 from partita.planners.pipeline import main_devices_of
-from partita.profiler.estimate.recompute import is_recomputed, with_recomputation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What a set of plans is tried with.
-
-    Attributes:
-        microbatch_size: Samples in a microbatch.
-        recompute: Whether blocks keep their inputs alone.
-        shard: What replicas divide at least.
-        growth: How often the cluster was enlarged.
-    """
-
-    microbatch_size: int
-    recompute: bool = False
-    shard: Shard = Shard.NONE
-    growth: int = 0
+from partita.profiler.estimate.recompute import with_recomputation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +146,7 @@ def fit(question: Question, *, progress: Callable[[str], None] = lambda _: None)
     report = FitReport(problem=problem, trials=tuple(ranked), refusals=tuple(refusals))
     if report.fits:
         return report
-    changes = _Search(question, problem, progress).changes()
+    changes = _TrialChanges(question, problem, progress).changes()
     return replace(report, changes=tuple(changes))
 
 
@@ -234,21 +215,29 @@ def _rank(trial: Trial) -> tuple[bool, float]:
     return (False, trial.step_s) if trial.fits else (True, trial.fullness)
 
 
-@dataclass(eq=False)
-class _Search:
-    """Looks for the smallest changes along each axis."""
+class _TrialChanges:
+    """Changes of a question that are tried with equal pipelines and sharded data parallelism."""
 
-    question: Question
-    problem: Problem
-    progress: Callable[[str], None]
-    fitting: dict[tuple[Setting, bool], bool] = field(default_factory=dict)
+    def __init__(
+        self, question: Question, problem: Problem, progress: Callable[[str], None]
+    ) -> None:
+        self.question, self.problem, self.progress = question, problem, progress
+        self.seeming: dict[Setting, bool] = {}
+        self.search: Search[Trial] = Search(
+            problem=problem,
+            problem_at=lambda setting: problem_of(question, setting),
+            cluster_at=question.cluster_at,
+            attempt=self.fitting,
+            seems_fit=self.seems_fit,
+            has_room=self.has_room,
+        )
 
     def changes(self) -> list[Change]:
         """Return the smallest change along each axis; pairs of axes where one is not enough."""
-        start = self.question.start
-        alone = [self.smaller(start), self.recomputed(start), self.sharded(start)]
+        start, search = self.question.start, self.search
+        alone = [search.smaller(start), search.recomputed(start), search.sharded(start)]
         found = [setting for setting in alone if setting is not None]
-        more = self.enlarged(start)
+        more = search.enlarged(start)
         if not found:
             found += self.pairs(start)
         found += [] if more is None else [more]
@@ -258,120 +247,55 @@ class _Search:
 
     def pairs(self, start: Setting) -> list[Setting]:
         """Return changes of two kinds on the same devices."""
-        both = [self.smaller(replace(start, recompute=True)) if self.can_recompute else None]
-        levels = self.levels(start)
-        both += [next(filter(None, (self.smaller(replace(start, shard=s)) for s in levels)), None)]
-        both += [self.sharded(replace(start, recompute=True)) if self.can_recompute else None]
+        search, leaner = self.search, replace(start, recompute=True)
+        levels = [replace(start, shard=level) for level in search.levels(start)]
+        both = [search.smaller(leaner) if search.can_recompute else None]
+        both += [next(filter(None, map(search.smaller, levels)), None)]
+        both += [search.sharded(leaner) if search.can_recompute else None]
         return [setting for setting in both if setting is not None]
 
     def pairs_with_devices(self, start: Setting, alone: Setting | None) -> list[Setting]:
         """Return changes that need fewer devices more than adding devices alone does."""
-        others = [replace(start, recompute=True)] if self.can_recompute else []
-        others += [replace(start, shard=level) for level in self.levels(start)[-1:]]
+        search = self.search
+        others = [replace(start, recompute=True)] if search.can_recompute else []
+        others += [replace(start, shard=level) for level in search.levels(start)[-1:]]
         limit = None if alone is None else alone.growth
-        found = [self.enlarged(other, below=limit) for other in others]
-        least = list(self.sizes(start))[-1:]
-        smallest = [self.enlarged(replace(start, microbatch_size=n), below=limit) for n in least]
-        found += [self.smaller(replace(start, growth=s.growth)) for s in smallest if s is not None]
+        found = [search.enlarged(other, below=limit) for other in others]
+        least = list(search.sizes(start))[-1:]
+        smallest = [search.enlarged(replace(start, microbatch_size=n), below=limit) for n in least]
+        grown = [replace(start, growth=each.growth) for each in smallest if each is not None]
+        found += map(search.smaller, grown)
         return [setting for setting in found if setting is not None]
 
-    @cached_property
-    def can_recompute(self) -> bool:
-        """Whether recomputation would change anything."""
-        graph = self.problem.graph
-        trains = self.question.objective.mode is Mode.TRAINING
-        return trains and not is_recomputed(graph) and with_recomputation(graph) is not graph
-
-    def levels(self, setting: Setting) -> list[Shard]:
-        """Return the levels of sharding above that of a setting."""
-        if self.question.objective.mode is not Mode.TRAINING:
-            return []
-        levels = list(Shard)
-        return levels[levels.index(setting.shard) + 1 :]
-
-    def sizes(self, setting: Setting) -> Iterator[int]:
-        """Return smaller microbatches that cut the batch evenly, the largest first."""
-        cluster = self.question.cluster_at(setting.growth) or self.problem.cluster
-        samples = self.question.samples(cluster)
-        smaller = range(setting.microbatch_size - 1, 0, -1)
-        return (size for size in smaller if samples % size == 0)
-
-    def smaller(self, setting: Setting) -> Setting | None:
-        """Return the setting with the largest smaller microbatch that fits.
-
-        Sizes are looked through with scaled figures; one that seems to fit is tried exactly.
-        """
-        for size in self.sizes(setting):
-            changed = replace(setting, microbatch_size=size)
-            if self.is_fit(changed, exact=False) and self.is_fit(changed):
-                return changed
-        return None
-
-    def recomputed(self, setting: Setting) -> Setting | None:
-        """Return the setting with recomputation, if that fits."""
-        changed = replace(setting, recompute=True)
-        return changed if self.can_recompute and self.is_fit(changed) else None
-
-    def sharded(self, setting: Setting) -> Setting | None:
-        """Return the setting with the lowest level of sharding that fits."""
-        changed = (replace(setting, shard=level) for level in self.levels(setting))
-        return next((option for option in changed if self.is_fit(option)), None)
-
-    def enlarged(self, setting: Setting, below: int | None = None) -> Setting | None:
-        """Return the setting with the fewest more devices that fits.
-
-        Clusters whose memory together is less than weights, gradients and optimizer state are not
-        looked at.
-        """
-        found = least_number(
-            lambda growth: self.is_fit(replace(setting, growth=growth)),
-            lambda growth: self.question.cluster_at(growth) is not None,
-            first=next(growth for growth in count(1) if self.has_room(growth)),
-        )
-        if found is None or (below is not None and found >= below):
-            return None
-        return replace(setting, growth=found)
-
     def has_room(self, growth: int) -> bool:
-        """Return whether an enlarged cluster could hold once what does not depend on the plan.
-
-        Where the cluster cannot grow any further it is said to.
-        """
+        """Return whether an enlarged cluster could hold once what does not depend on the plan."""
         cluster = self.question.cluster_at(growth)
-        if cluster is None:
-            return True
+        assert cluster is not None  # it was asked for before
         table, objective = self.problem.graph.parameters, self.question.objective
         held = float(held_bytes(table, objective).total.sum())
         memory = cluster.memory_bytes[main_devices_of(cluster)] * objective.memory_factor
         return held <= float(memory.sum())
 
-    def is_fit(self, setting: Setting, *, exact: bool = True) -> bool:
-        """Return whether any shape fits with a setting."""
-        key = (setting, exact)
-        if key not in self.fitting:
-            self.progress(", ".join(self.words(setting)))
-            self.fitting[key] = any(trial.fits for trial in self.trials(setting, exact=exact))
-        return self.fitting[key]
-
-    def trials(self, setting: Setting, *, exact: bool) -> Iterator[Trial]:
-        """Try the shapes of a setting that may fit; none where its batch cannot be cut."""
-        size = None if exact else self.question.start.microbatch_size
-        try:
-            problem = problem_of(self.question, setting, graph_size=size)
-        except InvalidInputError:
-            return
-        for shape in shapes(problem, setting.shard):
-            if problem.microbatches % shape.replicas or is_hopeless(problem, shape):
-                continue
+    def seems_fit(self, setting: Setting) -> bool:
+        """Return whether any shape fits by figures that are scaled from the start's microbatch."""
+        if setting not in self.seeming:
+            size = self.question.start.microbatch_size
             try:
-                trial = try_shape(problem, shape)
-            except InfeasibleError:
-                continue
-            yield trial
+                problem = problem_of(self.question, setting, graph_size=size)
+            except InvalidInputError:
+                return False
+            self.seeming[setting] = self.fitting(setting, problem) is not None
+        return self.seeming[setting]
+
+    def fitting(self, setting: Setting, problem: Problem) -> Trial | None:
+        """Return the first shape that fits with a setting."""
+        self.progress(", ".join(self.words(setting)))
+        return next((trial for trial in _trials(setting, problem) if trial.fits), None)
 
     def change(self, setting: Setting) -> Change | None:
         """Return a change with its fastest plan that fits."""
-        fitting = [timed(trial) for trial in self.trials(setting, exact=True) if trial.fits]
+        trials = _trials(setting, problem_of(self.question, setting))
+        fitting = [timed(trial) for trial in trials if trial.fits]
         if not fitting:
             return None
         best = min(fitting, key=lambda trial: trial.step_s)
@@ -396,3 +320,15 @@ class _Search:
         if setting.growth and cluster is not None:
             result.append(f"{len(cluster)} devices instead of {len(self.problem.cluster)}")
         return result
+
+
+def _trials(setting: Setting, problem: Problem) -> Iterator[Trial]:
+    """Try the shapes of a setting that may fit."""
+    for shape in shapes(problem, setting.shard):
+        if problem.microbatches % shape.replicas or is_hopeless(problem, shape):
+            continue
+        try:
+            trial = try_shape(problem, shape)
+        except InfeasibleError:
+            continue
+        yield trial

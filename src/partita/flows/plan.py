@@ -16,9 +16,9 @@ from partita.core.solution import Solution
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.answer import Answer, answer_of
 from partita.flows.fields import Model, PlannerFields
+from partita.flows.least_change import PRECISION, Relaxation, Ways, relaxations
 from partita.flows.planner_choice import PlannerChoice, chosen_planner
 from partita.flows.problem import PosedProblem, ProblemRequest, catalogue_of, pose
-from partita.flows.relax import PRECISION, Relaxation, Ways, relaxations
 from partita.flows.results import Result
 from partita.planners.effort import SearchTrace
 from partita.planners.table import PLANNERS, takes
@@ -98,11 +98,9 @@ class PlanResult(Result):
     def lines(self) -> list[str]:
         """Return the plan in a few lines."""
         summary, problem = self.answer.summary, self.problem
-        gap = f", at most {100 * self.solution.gap:.1f} % above the best possible"
         return [
             f"{problem.graph.name} on {problem.cluster.name}: {summary.title}",
-            f"{self.solution.value:.5g} {self.solution.unit} ({self.solution.metric.value})"
-            f"{gap if self.solution.lower_bound > 0 else ''}",
+            summary.value_line,
             f"bound by {summary.evaluation.bottleneck}",
         ]
 

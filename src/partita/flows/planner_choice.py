@@ -9,13 +9,13 @@ from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.documents import read_text
 from partita.errors import FormatError, InvalidInputError
-from partita.flows.fields import EffortFields, PlannerFields
+from partita.flows.fields import ChoiceFields, EffortFields, PlannerFields
 from partita.planners.table import DEFAULT_PLANNER, get_planner, takes
 from partita.yaml_nodes import guess_value, parse_yaml, read_table
 from partita.yaml_nodes import read_text as read_yaml_text
 
 EFFORT = ("time_limit", "iterations", "as_released", "seed")
-"""Fields of a request that only some planners take."""
+"""Fields of a request that only some planners take; ``seed`` may be that of something else."""
 _MAX_ASSIGNMENT = 2**27
 """Characters of a file that places the ops of a graph one by one."""
 TRIAL_LIMIT_S = 0.5
@@ -48,7 +48,7 @@ class PlannerChoice:
         return get_planner(self.name, **{**self.options, "time_limit": limit})
 
 
-def chosen_planner(request: PlannerFields) -> PlannerChoice:
+def chosen_planner(request: ChoiceFields) -> PlannerChoice:
     """Return the planner that a request asks for.
 
     Raises:
@@ -57,10 +57,14 @@ def chosen_planner(request: PlannerFields) -> PlannerChoice:
     named = {request.planner, request.partition} - {None}
     if len(named) > 1:
         raise InvalidInputError("--planner and --partition are the same; give one")
-    effort = {name: getattr(request, name) for name in EFFORT}
-    return planner_choice(
-        request.planner or request.partition or DEFAULT_PLANNER, request.option, effort
-    )
+    label = request.planner or request.partition or DEFAULT_PLANNER
+    return planner_choice(label, request.option, effort_of(request))
+
+
+def effort_of(request: ChoiceFields) -> dict[str, Any]:
+    """Return the options of a request that only some planners take; None or False = not given."""
+    names = EFFORT if isinstance(request, PlannerFields) else EFFORT[:-1]
+    return {name: getattr(request, name) for name in names}
 
 
 def planner_choice(

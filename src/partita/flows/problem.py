@@ -263,11 +263,17 @@ def changed_objective(start: Objective, request: StepFields) -> Objective:
     return dataclasses.replace(start, **changes)
 
 
-def brings_limits(base: Graph | Problem | None, request: ProblemRequest) -> bool:
+def brings_limits(base: Graph | Problem | None, request: ClusterFields) -> bool:
     """Return whether the devices are those of a file, whose limits are taken at their word."""
     named = request.cluster is not None or request.devices is not None
-    built_in = isinstance(request.model, str) and request.model in EXAMPLES
-    return isinstance(base, Problem) and not built_in and not named
+    return (
+        isinstance(base, Problem) and not named and not is_example(getattr(request, "model", None))
+    )
+
+
+def is_example(model: object) -> bool:
+    """Return whether a model is named as one that is built in."""
+    return isinstance(model, str) and model in EXAMPLES
 
 
 def with_usual_reserve(objective: Objective, cluster: Cluster, request: StepFields) -> Objective:

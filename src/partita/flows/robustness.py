@@ -14,6 +14,7 @@ known for the draw. Everything follows from the seed, if the planner does not lo
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,13 +22,31 @@ import numpy as np
 from partita.core.cluster import Cluster, Level, LinkMatrix
 from partita.core.columns import Array
 from partita.core.graph import Graph, OpCosts
+from partita.core.json_values import thawed
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.cost.judge import measure
+from partita.documents import OpenedFile, open_file
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.alternatives import alternatives_of
+from partita.flows.estimated import is_path, refuse_source_options
+from partita.flows.explain import FIXED
+from partita.flows.fields import (
+    ChangeFields,
+    ChoiceFields,
+    ClusterFields,
+    Model,
+    ObjectiveFields,
+    RuleFields,
+    SourceFields,
+)
+from partita.flows.planner_choice import chosen_planner, effort_of, planner_choice
+from partita.flows.problem import ProblemRequest, pose
+from partita.flows.results import Result
+from partita.flows.solutions import PlanSource, changed_solution
 from partita.flows.summary import describe_plan
+from partita.requests import OnProgress, declare, make, part, silent
 
 _Links = TypeVar("_Links", Level, LinkMatrix)
 
@@ -38,6 +57,22 @@ QUANTILES: Mapping[str, float] = {
     "p95": 0.95,
     "max": 1.0,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustnessRequest(
+    ClusterFields, ChangeFields, ChoiceFields, ObjectiveFields, RuleFields, SourceFields
+):
+    """A plan, or a model to plan, and how its costs are drawn."""
+
+    plan: Model | PlanSource = declare("", is_argument=True, help="Plan, or a model.")
+    others: tuple[PlanSource | Plan, ...] = declare(
+        (), is_argument=True, help="More plans for the same model and cluster."
+    )
+    perturb: float = declare(0.2, help="Draw each cost within 1 - P and 1 + P times its own.")
+    samples: int = declare(50, minimum=1, help="Number of draws.")
+    replans: int = declare(5, minimum=0, help="Number of draws for which it is planned again.")
+    seed: int = declare(1, minimum=0, help="Seed of the draws.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +136,8 @@ class Contender:
         }
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Robustness:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Robustness(Result):
     """A plan and its rivals when costs are not what they were thought to be.
 
     Attributes:
@@ -137,14 +172,124 @@ class Robustness:
             "regret": quantiles(self.regret) if len(self.regret) else None,
         }
 
+    def rows(self) -> list[Mapping[str, object]]:
+        """Return a row for each plan: its value, and what the draws make of it."""
+        return [
+            {"name": each.name, "plan": each.words, "nominal": each.nominal}
+            | quantiles(each.ratios)
+            | {"wins": each.wins}
+            for each in self.contenders
+        ]
+
+    def lines(self) -> list[str]:
+        """Return how much worse the plan gets, in two lines."""
+        doubt, figures = self.doubt, quantiles(self.contenders[0].ratios)
+        return [
+            f"{self.solution.problem.graph.name}: {doubt.samples} draws of all costs within "
+            f"{100 * doubt.perturb:g} %",
+            f"{self.solution.metric.value} relative to the nominal one: median "
+            f"{figures['median']:.3f}, 95 % below {figures['p95']:.3f}, worst {figures['max']:.3f}",
+        ]
+
 
 def robustness(
+    plan: Model | PlanSource,
+    /,
+    *others: PlanSource | Plan,
+    on_progress: OnProgress = silent,
+    **options: Any,  # noqa: ANN401 (fields of RobustnessRequest)
+) -> Robustness:
+    """Draw other costs around those of a plan, and see how much worse it gets.
+
+    Args:
+        plan: What :func:`partita.plan` returned, a solution, the path of a file, or a model that is
+            planned first.
+        *others: More plans for the same model and cluster.
+        on_progress: Called with each step.
+        **options: The fields of :class:`RobustnessRequest`: the options of ``partita robustness``.
+
+    Raises:
+        InvalidInputError: There is no such plan, model or option.
+    """
+    request = make(RobustnessRequest, plan=plan, others=others, **options)
+    return robustness_request(request, on_progress)
+
+
+def robustness_request(request: RobustnessRequest, on_progress: OnProgress = silent) -> Robustness:
+    """Find what a request asks for; see :func:`robustness`."""
+    doubt = Doubt(
+        perturb=request.perturb,
+        samples=request.samples,
+        replans=request.replans,
+        seed=request.seed,
+    )
+    solution = _read(request)
+    rivals = [_rival(rank, other, solution) for rank, other in enumerate(request.others, 1)]
+    return under_doubt(
+        solution, doubt, rivals=rivals, planner=_again(solution, request), on_progress=on_progress
+    )
+
+
+def _read(request: RobustnessRequest) -> Solution:
+    """Return the plan that was given, or that of a model."""
+    source = request.plan
+    is_file = isinstance(source, str) and (
+        source == "-" or (is_path(source) and Path(source).is_file())
+    )
+    name = source if isinstance(source, str) else "this"
+    found = open_file(source).load() if is_file and isinstance(source, str) else source
+    if isinstance(found, Plan):
+        raise InvalidInputError(f"{name} is a bare plan; 'partita plan' writes one with its model")
+    if not isinstance(found, str | OpenedFile | Graph | Problem | Solution):
+        found = getattr(found, "solution", found)
+    if isinstance(found, Solution):
+        refuse_source_options(name, request)
+        if request.planner or request.partition or request.option:
+            raise InvalidInputError(f"{name} is a plan already: name its model to plan it anew")
+        return changed_solution(found, request)
+    if not isinstance(found, str | Graph | Problem):
+        kind = type(found).__name__.lower()
+        raise InvalidInputError(f"{name!r} holds a {kind}, not a plan or a model")
+    asked = replace(part(ProblemRequest, request), model=found)
+    return chosen_planner(request).function()(pose(asked).problem)
+
+
+def _again(solution: Solution, request: RobustnessRequest) -> Callable[[Problem], Solution] | None:
+    """Return what plans again as a plan was planned, with other limits where they are given."""
+    if solution.planner in FIXED:
+        return None
+    options = thawed(solution.options)
+    return planner_choice(solution.planner, options, effort_of(request)).function()
+
+
+def _rival(rank: int, other: PlanSource | Plan, solution: Solution) -> tuple[str, Plan]:
+    """Return another plan for the same problem, with its name.
+
+    Raises:
+        InvalidInputError: It is none for this problem.
+    """
+    name, found = f"other {rank}", other
+    if isinstance(other, str | OpenedFile):
+        file = open_file(other) if isinstance(other, str) else other
+        name, found = Path(file.name).name, file.load(problem=solution.problem)
+    plan = found if isinstance(found, Plan) else getattr(found, "solution", found)
+    plan = plan.plan if isinstance(plan, Solution) else plan
+    if not isinstance(plan, Plan):
+        raise InvalidInputError(f"{name!r} holds a {type(found).__name__.lower()}, not a plan")
+    try:
+        plan.check_fits(solution.problem)
+    except InvalidInputError as exc:
+        raise InvalidInputError(f"{name}: {exc}") from exc
+    return name, plan
+
+
+def under_doubt(
     solution: Solution,
     doubt: Doubt,
     *,
     rivals: Sequence[tuple[str, Plan]] = (),
     planner: Callable[[Problem], Solution] | None = None,
-    progress: Callable[[str], None] = lambda _: None,
+    on_progress: OnProgress = silent,
 ) -> Robustness:
     """Return how a plan fares when costs are drawn around what they are thought to be.
 
@@ -153,7 +298,7 @@ def robustness(
         doubt: How costs are drawn.
         rivals: Names of other plans for the same problem, and these.
         planner: Plans again for some draws; None = nothing is planned again.
-        progress: Told what is going on.
+        on_progress: Called with each step.
     """
     others = [
         (f"alternative {rank}", each.plan, each.words)
@@ -168,7 +313,7 @@ def robustness(
         problem = perturbed(solution.problem, doubt.perturb, rng)
         values[:, draw] = [measure(problem, plan).value for _, plan, _ in plans]
         if planner is not None and draw < doubt.replans:
-            progress(f"planning draw {draw + 1} of {doubt.replans} again")
+            on_progress(f"planning draw {draw + 1} of {doubt.replans} again")
             regret.append(_regret(problem, planner, values[:, draw]))
     best = values.argmin(axis=0)
     contenders = [

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from partita.bounds import lower_bound
 from partita.core.json_values import thawed
@@ -13,8 +13,10 @@ from partita.cost.judge import measure
 from partita.documents import OpenedFile, open_file
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.fields import (
+    ChangeFields,
     ClusterFields,
     EstimateFields,
+    Model,
     ObjectiveFields,
     RuleFields,
     StepFields,
@@ -29,10 +31,20 @@ from partita.flows.problem import (
     rules_of,
 )
 from partita.objectives.placed import placement_errors
-from partita.requests import declare, fields_of
+from partita.requests import Request, declare, fields_of
 
-PlanSource: TypeAlias = str | OpenedFile | Solution
-"""A plan: the path of a file, the file opened already, or the solution itself."""
+
+class HasSolution(Protocol):
+    """A result that holds a plan with its problem, such as that of ``partita.plan``."""
+
+    @property
+    def solution(self) -> Solution:
+        """The plan with its problem."""
+        ...
+
+
+PlanSource: TypeAlias = str | OpenedFile | Solution | HasSolution
+"""A plan: the path of a file, the file opened already, a solution, or a result that has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +64,10 @@ def read_solution(request: SolutionRequest) -> Solution:
     Raises:
         InvalidInputError: The file holds no plan, or a bare one without its graph.
     """
-    problem = None if request.graph is None else _bare_problem(request.graph, request)
-    if isinstance(request.plan, Solution):
-        return changed_solution(request.plan, request, problem)
+    problem = None if request.graph is None else bare_problem(request.graph, request)
+    if not isinstance(request.plan, str | OpenedFile):
+        own = request.plan if isinstance(request.plan, Solution) else request.plan.solution
+        return changed_solution(own, request, problem)
     file = open_file(request.plan) if isinstance(request.plan, str) else request.plan
     found = file.load(problem=problem)
     if isinstance(found, Solution):
@@ -69,10 +82,18 @@ def read_solution(request: SolutionRequest) -> Solution:
     return evaluated(problem, _adapted(found, problem, request), None)
 
 
-def _bare_problem(graph: str, request: StepFields) -> Problem:
-    """Return the problem of a graph that is in a file or built in."""
-    known = {field.name for field in fields_of(ProblemRequest)}
-    values = {f.name: getattr(request, f.name) for f in fields_of(type(request)) if f.name in known}
+def bare_problem(graph: Model, request: Request) -> Problem:
+    """Return the problem of a graph that is in a file or built in.
+
+    Only the groups of fields that describe a problem count: ``what_if`` of an explanation is a
+    question and no change.
+    """
+    values = {
+        field.name: getattr(request, field.name)
+        for group in (ClusterFields, ChangeFields, StepFields, ObjectiveFields, RuleFields)
+        if isinstance(request, group)
+        for field in fields_of(group)
+    }
     read = read_graph(graph)
     assert read is not None
     return pose(ProblemRequest(**{**values, "model": read}), reserves=False).problem

@@ -53,6 +53,15 @@ class Summary:
         """The plan in a few words, such as ``"4 stages x 2, 1f1b"``."""
         return describe_plan(self.solution.plan)
 
+    @property
+    def value_line(self) -> str:
+        """The value of the plan, and how far it may be from the best possible."""
+        solution = self.solution
+        words = f"{solution.value:.5g} {solution.unit} ({solution.metric.value})"
+        if solution.lower_bound <= 0:
+            return words
+        return f"{words}, at most {100 * solution.gap:.1f} % above the best possible"
+
     def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON values under stable keys; unknown ones are null."""
         solution, evaluation = self.solution, self.evaluation

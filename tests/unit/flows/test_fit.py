@@ -14,8 +14,9 @@ from partita.core.problem import Mode, Objective, Problem
 from partita.cost.judge import check
 from partita.cost.predict import simulate
 from partita.errors import InvalidInputError
-from partita.flows.fit import FitReport, Question, Setting, fit, problem_of, solution_of
+from partita.flows.fit import FitReport, Question, fit, problem_of, solution_of
 from partita.flows.fit_plans import Shape, is_hopeless, shapes, try_shape
+from partita.flows.least_change import Setting
 from partita.testing.builders import Figures, chain, flat_cluster, random_figures
 
 

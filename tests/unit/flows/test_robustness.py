@@ -10,7 +10,7 @@ from partita.core.solution import Solution
 from partita.cost.judge import measure
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.alternatives import alternatives_of
-from partita.flows.robustness import Doubt, perturbed, quantiles, robustness
+from partita.flows.robustness import Doubt, perturbed, quantiles, under_doubt
 from partita.planners.single import plan_single
 from partita.planners.uniform import plan_uniform
 from partita.testing.builders import Figures, chain, flat_cluster, paired_cluster
@@ -58,7 +58,7 @@ def test_links_of_pairs_and_given_seconds_are_drawn_too() -> None:
 
 def test_without_doubt_nothing_changes() -> None:
     solution = plan_uniform(problem_of())
-    found = robustness(solution, Doubt(perturb=0.0, samples=3), planner=plan_uniform)
+    found = under_doubt(solution, Doubt(perturb=0.0, samples=3), planner=plan_uniform)
     assert found.contenders[0].ratios.tolist() == [1.0, 1.0, 1.0]
     assert found.regret.tolist() == [0.0, 0.0, 0.0]
 
@@ -66,9 +66,9 @@ def test_without_doubt_nothing_changes() -> None:
 def test_the_same_seed_draws_the_same() -> None:
     solution = plan_uniform(problem_of())
     doubt = Doubt(samples=4, replans=2, seed=3)
-    once, again = (robustness(solution, doubt, planner=plan_uniform) for _ in range(2))
+    once, again = (under_doubt(solution, doubt, planner=plan_uniform) for _ in range(2))
     assert once.to_json() == again.to_json()
-    other = robustness(solution, replace(doubt, seed=4), planner=plan_uniform)
+    other = under_doubt(solution, replace(doubt, seed=4), planner=plan_uniform)
     assert other.to_json() != once.to_json()
 
 
@@ -76,7 +76,7 @@ def test_the_same_seed_draws_the_same() -> None:
 def test_values_are_those_of_the_cost_model(metric: Metric) -> None:
     problem = problem_of(objective=Objective(metric=metric))
     solution = plan_uniform(problem)
-    found = robustness(solution, Doubt(samples=2, seed=5))
+    found = under_doubt(solution, Doubt(samples=2, seed=5))
     rng = np.random.default_rng(5)
     values = [measure(perturbed(problem, 0.2, rng), solution.plan).value for _ in range(2)]
     assert found.contenders[0].values.tolist() == values
@@ -88,7 +88,7 @@ def test_values_are_those_of_the_cost_model(metric: Metric) -> None:
 def test_regret_is_what_knowing_the_costs_would_have_saved() -> None:
     problem = problem_of()
     slow = plan_single(problem)
-    found = robustness(slow, Doubt(samples=3, replans=2), planner=plan_uniform)
+    found = under_doubt(slow, Doubt(samples=3, replans=2), planner=plan_uniform)
     rng = np.random.default_rng(1)
     expected = []
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_a_planner_that_finds_nothing_leaves_the_plans_that_are_known() -> None:
     def refuses(problem: Problem) -> Solution:
         raise InfeasibleError(f"nothing for {problem.graph.name}")
 
-    found = robustness(plan_single(problem_of()), Doubt(samples=2), planner=refuses)
+    found = under_doubt(plan_single(problem_of()), Doubt(samples=2), planner=refuses)
     assert found.regret.tolist() == [0.0, 0.0]
 
 
@@ -111,7 +111,7 @@ def test_rivals_and_alternatives_are_measured_on_the_same_draws() -> None:
     problem = problem_of()
     slow, quick = plan_single(problem), plan_uniform(problem)
     with_alternative = replace(slow, alternatives=(quick.plan,))
-    found = robustness(with_alternative, Doubt(samples=5), rivals=[("other", quick.plan)])
+    found = under_doubt(with_alternative, Doubt(samples=5), rivals=[("other", quick.plan)])
     names = [contender.name for contender in found.contenders]
     assert names == ["plan", "alternative 1", "other"]
     assert found.contenders[1].values.tolist() == found.contenders[2].values.tolist()

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
-from partita.flows.compare import compare
+from partita.flows.compare import ranked
+from partita.flows.planner_choice import planner_choice
 from partita.flows.summary import describe_plan, summarise
 from partita.planners.table import solve
 from partita.plugins import PluginGroup
@@ -38,7 +39,7 @@ def test_plans_are_ranked_by_what_the_cost_model_says(monkeypatch):
         problem=honest.problem, plan=honest.plan, metric=Metric.THROUGHPUT, value=1e-9, unit="s"
     )
     monkeypatch.setattr(PluginGroup, "find", lambda self, name: lambda problem: liar)
-    found = compare(honest.problem, [("liar", "liar", {}), ("uniform", "uniform", {})])
+    found = ranked(honest.problem, [planner_choice(name, {}, {}) for name in ("liar", "uniform")])
     assert [candidate.name for candidate in found] == ["uniform", "liar"]
 
 

@@ -2,12 +2,12 @@
 
 import click
 
-from partita.cli.console import format_rate, print_json, progress, stdout_console, table
+from partita.cli.console import print_json, progress, stdout_console, table
 from partita.cli.from_request import takes
 from partita.cli.options import output_options
 from partita.documents import save
 from partita.flows.fleet.curve import Curve, CurveRequest, fleet_curve_request
-from partita.units import format_seconds
+from partita.units import format_rate, format_seconds
 
 _COLUMNS = (
     *(("GPUs", "right"), ("type", "left"), ("step", "right"), ("samples/s", "right")),

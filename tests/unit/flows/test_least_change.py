@@ -18,12 +18,12 @@ from partita.core.problem import Metric, Objective, Problem
 from partita.core.rules import parse_rule
 from partita.core.solution import Solution
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.flows.least import least_number
-from partita.flows.relax import (
+from partita.flows.least_change import (
     PRECISION,
     Relaxation,
     Ways,
     least_change,
+    least_number,
     needed_memory,
     relaxations,
     rounded_up,
