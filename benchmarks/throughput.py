@@ -202,7 +202,7 @@ def run_case(what: Prepared, member: Member, board: StatusBoard) -> tuple[Timed,
         ),
         board=board,
         job=f"throughput {what.case}",
-        told=told,
+        on_step=told,
     )
     ours, theirs = report.step_ns[WARM_UP:], times[WARM_UP:]
     return (ours, losses[0][WARM_UP:-1]), (theirs, losses[1][WARM_UP:])

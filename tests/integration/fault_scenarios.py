@@ -82,7 +82,7 @@ class Scenarios:
         self.options = self.job.rank_options()
 
     def run(self, told: Callable[[int, Any], None] = lambda _, __: None) -> None:
-        run_forked(self.task, self.workload, options=self.options, told=told)
+        run_forked(self.task, self.workload, options=self.options, on_step=told)
 
     def run_with_code(self, fault: Callable[[], None]) -> None:
         self.task.code = FaultyCode(self.workload.code, fault)

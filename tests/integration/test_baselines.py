@@ -183,7 +183,7 @@ def interpreted(subject: Subject, steps: int):
 def test_torch_gives_what_the_same_plan_gives_in_one_process(name, model):
     subject = subject_of(name, model)
     news: list[tuple[int, StepNews]] = []
-    run = run_baseline(name, subject, options=OPTIONS, told=lambda *one: news.append(one))
+    run = run_baseline(name, subject, options=OPTIONS, on_step=lambda *one: news.append(one))
     verdict = verify(subject.task, subject.workload, run.result, OPTIONS)
     assert verdict.is_equal, verdict.differences[:3]
     assert verdict.count("gradient") == int(subject.task.graph.parameters.trainable.sum())

@@ -336,7 +336,7 @@ def _emulate(solution: Solution, execution: Execution) -> Outcome | None:
             workload,
             limit_s=job.stall_limit_s,
             log_directory=execution.logs,
-            told=execution.on_step,
+            on_step=execution.on_step,
         )
     else:
         run = _launched(solution, execution, job, execution.directory)
@@ -388,7 +388,7 @@ def _run(
             workload,
             options=job.rank_options(),
             log_directory=execution.logs,
-            told=execution.on_step,
+            on_step=execution.on_step,
         )
     else:
         run = _launched(solution, execution, job, execution.directory)
@@ -424,7 +424,7 @@ def _forks(execution: Execution) -> bool:
 def _launched(solution: Solution, execution: Execution, job: Job, directory: Path) -> Run | None:
     """Run in fresh processes, on this host or together with others; the first one has the run."""
     JobDirectory(directory).create(solution, job)
-    launch(directory, execution.host, told=execution.on_step)
+    launch(directory, execution.host, on_step=execution.on_step)
     return None if execution.host.index else collect(directory)
 
 
@@ -453,7 +453,7 @@ def _run_torch(
         subject,
         options=job.rank_options(),
         log_directory=execution.logs,
-        told=execution.on_step,
+        on_step=execution.on_step,
     )
     return Outcome(
         solution=solution,

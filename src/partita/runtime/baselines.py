@@ -68,7 +68,7 @@ def run_baseline(
     *,
     options: RankOptions,
     log_directory: Path | None = None,
-    told: Callable[[int, Any], None] = lambda _, __: None,
+    on_step: Callable[[int, Any], None] = lambda _, __: None,
 ) -> Run:
     """Run one of torch's ways in forked processes of this machine.
 
@@ -77,7 +77,7 @@ def run_baseline(
         subject: What is trained.
         options: How.
         log_directory: Where what the ranks print goes.
-        told: Told a rank and what it says on the way.
+        on_step: Called with a rank and each message that it sends.
 
     Raises:
         InvalidInputError: There is no such baseline.
@@ -97,7 +97,7 @@ def run_baseline(
         StatusView(board, None, range(world)),
         stall_limit_s=options.stall_limit_s,
         log_directory=log_directory,
-        told=told,
+        on_step=on_step,
     )
     return Run(result=_result(subject.task, reports), timelines=(), step_s=step_seconds(reports))
 

@@ -355,7 +355,7 @@ def run_emulated_rank(
     board: StatusBoard,
     job: str = "job",
     limit_s: float | None = None,
-    told: Callable[[StepNews], None] = lambda _: None,
+    on_step: Callable[[StepNews], None] = lambda _: None,
 ) -> RankReport:
     """Be one rank of an emulated run.
 
@@ -366,7 +366,7 @@ def run_emulated_rank(
         job: Name of the run in the store.
         limit_s: How long it may wait for others, besides for what they sleep; that of the member
             if not given.
-        told: Told each step that is done.
+        on_step: Called with each step that is done.
 
     Raises:
         WorkerError: Another rank went away; names the instruction.
@@ -390,7 +390,7 @@ def run_emulated_rank(
     loop = make_loop(task, device, transport, store, runner, real, options)
     loop.meter = metered.meter
     run_soon()  # with the threads that torch has made by now
-    report = play_steps(loop, task, device, member, options=options, board=board, told=told)
+    report = play_steps(loop, task, device, member, options=options, board=board, on_step=on_step)
     with Watchdog(member.rank, board, options.stall_limit_s, phase=Phase.CLOCKS) as watchdog:
         clock = (*before, *clock_reading(transport, member))
         watchdog.enter(Phase.REPORT)
@@ -432,7 +432,7 @@ def emulate_forked(
     *,
     limit_s: float = 300.0,
     log_directory: Path | None = None,
-    told: Callable[[int, Any], None] = lambda _, __: None,
+    on_step: Callable[[int, Any], None] = lambda _, __: None,
     move: Callable[[Member], Member] = lambda member: member,
 ) -> Run:
     """Emulate a plan in forked processes of this machine.
@@ -441,7 +441,7 @@ def emulate_forked(
         workload: What is emulated.
         limit_s: How long ranks may wait for one another, besides for what they sleep.
         log_directory: Where what the ranks print goes.
-        told: Told a rank and what it says on the way.
+        on_step: Called with a rank and each message that it sends.
         move: What a rank does first, such as to join the others over another network.
 
     Raises:
@@ -454,7 +454,7 @@ def emulate_forked(
 
     def main(member: Member, _: object) -> RankReport:
         return run_emulated_rank(
-            workload, move(member), board=board, limit_s=limit_s, told=member.notify
+            workload, move(member), board=board, limit_s=limit_s, on_step=member.notify
         )
 
     reports = reports_of_forked(
@@ -463,6 +463,6 @@ def emulate_forked(
         stall_limit_s=limit_s,
         wait_limit_s=max(MEETING_LIMIT_S, limit_s + float(workload.seconds.sum())),
         log_directory=log_directory,
-        told=told,
+        on_step=on_step,
     )
     return put_emulated_together(workload, reports)

@@ -100,7 +100,7 @@ def run_forked(
     *,
     options: RankOptions,
     log_directory: Path | None = None,
-    told: Callable[[int, Any], None] = lambda _, __: None,
+    on_step: Callable[[int, Any], None] = lambda _, __: None,
 ) -> Run:
     """Run a plan in forked processes of this machine.
 
@@ -109,7 +109,7 @@ def run_forked(
         workload: What it computes.
         options: How.
         log_directory: Where what the ranks print goes.
-        told: Told a rank and what it says on the way.
+        on_step: Called with a rank and each message that it sends.
 
     Raises:
         WorkerError: A rank failed, died or stood still; names it.
@@ -118,14 +118,14 @@ def run_forked(
     board = StatusBoard(world)
 
     def main(member: Member, _: object) -> RankReport:
-        return run_rank(task, member, workload, options=options, board=board, told=member.notify)
+        return run_rank(task, member, workload, options=options, board=board, on_step=member.notify)
 
     reports = reports_of_forked(
         main,
         StatusView(board, task.program, range(world)),
         stall_limit_s=options.stall_limit_s,
         log_directory=log_directory,
-        told=told,
+        on_step=on_step,
     )
     return put_together(task, reports)
 
@@ -137,7 +137,7 @@ def reports_of_forked(
     stall_limit_s: float,
     wait_limit_s: float = MEETING_LIMIT_S,
     log_directory: Path | None = None,
-    told: Callable[[int, Any], None] = lambda _, __: None,
+    on_step: Callable[[int, Any], None] = lambda _, __: None,
 ) -> list[RankReport]:
     """Let forked ranks do something once; signals that end this process end them first.
 
@@ -147,7 +147,7 @@ def reports_of_forked(
         stall_limit_s: How long one may show no sign of life.
         wait_limit_s: How long they wait for one another, if that is longer.
         log_directory: Where what the ranks print goes.
-        told: Told a rank and what it says on the way.
+        on_step: Called with a rank and each message that it sends.
 
     Raises:
         WorkerError: A rank failed, died or stood still; names it.
@@ -163,7 +163,7 @@ def reports_of_forked(
             log_directory=log_directory,
         ) as pool,
     ):
-        return pool.call(None, on_message=told, view=view)
+        return pool.call(None, on_message=on_step, view=view)
 
 
 def put_together(

@@ -129,7 +129,7 @@ def _prepare(
     if emulation is not None:
         emulated = emulated_workload(problem, plan, emulation)
         return lambda member, board: run_emulated_rank(
-            emulated, member, board=board, told=member.notify
+            emulated, member, board=board, on_step=member.notify
         )
     if job.script:
         return lambda member, board: run_script(
@@ -143,7 +143,7 @@ def _prepare(
     workload = model_workload(captures, problem, plan, same_data=job.same_data)
     task = make_task(problem, plan, workload, order=job.order)
     return lambda member, board: run_rank(
-        task, member, workload, options=job.rank_options(), board=board, told=member.notify
+        task, member, workload, options=job.rank_options(), board=board, on_step=member.notify
     )
 
 

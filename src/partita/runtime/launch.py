@@ -53,7 +53,7 @@ DEFAULT_PORT = 29500
 _LOOK_S = 0.1
 _GRACE_S = 3.0
 
-Told = Callable[[int, StepNews], None]
+OnStep = Callable[[int, StepNews], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,22 +112,22 @@ class Host:
         return f"host {self.index}"
 
 
-def run_launched(directory: Path, *, told: Told = lambda _, __: None) -> Run:
+def run_launched(directory: Path, *, on_step: OnStep = lambda _, __: None) -> Run:
     """Run a job directory in fresh processes of this host.
 
     Args:
         directory: The job directory.
-        told: Told a rank and a step that it has done.
+        on_step: Called with a rank and each step that it has done.
 
     Raises:
         WorkerError: A rank failed, died or stood still; names it.
     """
-    launch(directory, told=told)
+    launch(directory, on_step=on_step)
     return collect(directory)
 
 
 def launch(
-    directory: Path, host: Host | None = None, *, told: Told = lambda _, __: None
+    directory: Path, host: Host | None = None, *, on_step: OnStep = lambda _, __: None
 ) -> None:  # fmt: skip
     """Start the ranks of this host, and wait until all have ended; every host calls it.
 
@@ -154,7 +154,7 @@ def launch(
     view = StatusView(board, program, ranks)
     with ended_by_signals():
         store = _meet(host, job, solution)
-        watcher = _Watcher(view, job.stall_limit_s, files, told)
+        watcher = _Watcher(view, job.stall_limit_s, files, on_step)
         result = _run_agent(host, store, files, ranks, watcher)
     if result.is_failed():
         failure = first_cause(_failures(result, files, ranks))
@@ -358,8 +358,10 @@ class _Watcher:
         frozen: Which rank stood still, and where; empty if none did.
     """
 
-    def __init__(self, view: StatusView, limit_s: float, files: JobDirectory, told: Told) -> None:
-        self._view, self._files, self._told = view, files, told
+    def __init__(
+        self, view: StatusView, limit_s: float, files: JobDirectory, on_step: OnStep
+    ) -> None:
+        self._view, self._files, self._on_step = view, files, on_step
         self._silence_s = limit_s + STALE_S
         self._places = dict.fromkeys(view.ranks, 0)
         self.frozen = ""
@@ -388,7 +390,7 @@ class _Watcher:
         for rank, begin in self._places.items():
             news, self._places[rank] = self._files.read_news(rank, begin)
             for step in news:
-                self._told(rank, step)
+                self._on_step(rank, step)
 
 
 def _is_running_child(pid: int) -> bool:

@@ -248,7 +248,7 @@ def run_rank(
     options: RankOptions,
     board: StatusBoard,
     job: str = "job",
-    told: Callable[[StepNews], None] = lambda _: None,
+    on_step: Callable[[StepNews], None] = lambda _: None,
 ) -> RankReport:
     """Be one rank of a run.
 
@@ -259,13 +259,13 @@ def run_rank(
         options: How.
         board: Where it says what it is doing.
         job: Name of the run in the store.
-        told: Told each step that is done.
+        on_step: Called with each step that is done.
 
     Raises:
         WorkerError: Something went wrong, or another rank went away; names the instruction.
     """
     player = RankPlayer(task, member, workload, options=options, board=board, job=job)
-    player.play(options.steps, told)
+    player.play(options.steps, on_step)
     return player.report()
 
 
@@ -305,11 +305,11 @@ class RankPlayer:
         self._steps = StepPlayer(loop, task, device, member, options=options, board=board)
         self._member, self._options, self._board = member, options, board
 
-    def play(self, steps: int, told: Callable[[StepNews], None]) -> None:
+    def play(self, steps: int, on_step: Callable[[StepNews], None]) -> None:
         """Play some steps; of the last one is noted what the options want."""
         held = self.store.tensors()
         try:
-            self._steps.play(steps, told, held=held)
+            self._steps.play(steps, on_step, held=held)
         except BaseException:
             self._meter.close()  # gives the device's clocks back
             raise
@@ -363,11 +363,11 @@ def play_steps(
     *,
     options: RankOptions,
     board: StatusBoard,
-    told: Callable[[StepNews], None],
+    on_step: Callable[[StepNews], None],
 ) -> RankReport:
     """Play all steps of a device, under a watchdog."""
     player = StepPlayer(loop, task, device, member, options=options, board=board)
-    player.play(options.steps, told)
+    player.play(options.steps, on_step)
     return player.report()
 
 
@@ -390,13 +390,13 @@ class StepPlayer:
         self._captured = Captured()
 
     def play(
-        self, steps: int, told: Callable[[StepNews], None], *, held: Sequence[Tensor] = ()
+        self, steps: int, on_step: Callable[[StepNews], None], *, held: Sequence[Tensor] = ()
     ) -> None:
         """Play some more steps.
 
         Args:
             steps: How many.
-            told: Told each step that is done.
+            on_step: Called with each step that is done.
             held: Tensors that are there already, for the count of memory.
         """
         rank, options = self._member.rank, self._options
@@ -407,7 +407,7 @@ class StepPlayer:
                 with capturing(kind, self._member.device, held) as self._captured:
                     number = self._one_step(watchdog)
                 record = self._loop.records[-1]
-                told(StepNews(number, loss_share(self._task, record)))
+                on_step(StepNews(number, loss_share(self._task, record)))
                 if not options.keep_results:
                     record.forget_results(self._task.graph.loss)
                     if len(self._loop.records) > KEPT_STAMPS:
