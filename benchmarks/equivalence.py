@@ -33,7 +33,7 @@ from partita.core.cluster import Cluster, Device, Level
 from partita.core.graph import Graph
 from partita.core.plan import Plan, pipeline_stages
 from partita.core.problem import Mode, Objective, Problem, Schedule
-from partita.cost.judge import check
+from partita.cost.proof import check
 from partita.models.huggingface import (
     TINY_CONFIGURATIONS,
     build_hugging_face,

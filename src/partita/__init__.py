@@ -20,7 +20,7 @@ _HOME_OF = {
     "Stage": "partita.core.plan",
     "Timeline": "partita.core.timeline",
     "calibrate": "partita.flows.calibrate",
-    "check": "partita.cost.judge",
+    "check": "partita.cost.proof",
     "compare": "partita.flows.compare",
     "convert": "partita.flows.convert",
     "demo": "partita.flows.demo",

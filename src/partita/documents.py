@@ -5,48 +5,55 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from partita.catalogue.catalogue import load_catalogue
-from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
-from partita.catalogue.cluster_yaml.writer import write_cluster_yaml
 from partita.core.codec import write_json
 from partita.core.problem import Problem
 from partita.errors import FormatError, InvalidInputError
-from partita.formats import table
-from partita.formats.detect import detect, looks_like_yaml, read_any, unpacked
-from partita.formats.format import Document, Format, Holds, Source
-from partita.formats.server_file import open_beside
+
+if TYPE_CHECKING:
+    from partita.formats.format import Document, Format
 
 MAX_FILE_BYTES = 2**31
 _PART_BYTES = 2**24
 
 
-def _write_yaml(value: Document) -> str:
-    try:
-        cluster = table.cluster_of(value)
-    except InvalidInputError:
-        kind = type(value).__name__.lower()
-        problem = f"YAML holds a cluster, got a {kind}; name another format with --to"
-        raise InvalidInputError(problem) from None
-    return write_cluster_yaml(cluster)
+@cache
+def formats() -> "Mapping[str, Format]":
+    """Return the formats of files: the foreign ones, and YAML for clusters, which has a catalogue.
 
+    They are imported here: a command that opens no file needs none of them.
+    """
+    from partita.catalogue.cluster_yaml.reader import read_cluster_yaml  # noqa: PLC0415
+    from partita.catalogue.cluster_yaml.writer import write_cluster_yaml  # noqa: PLC0415
+    from partita.formats import table  # noqa: PLC0415
+    from partita.formats.detect import looks_like_yaml  # noqa: PLC0415
+    from partita.formats.format import Format, Holds  # noqa: PLC0415
 
-FORMATS: Mapping[str, Format] = {
-    **table.FORMATS,
-    "cluster-yaml": Format(
-        title="a cluster (YAML)",
-        holds=Holds.CLUSTER,
-        sniff=looks_like_yaml,
-        read=lambda source: read_cluster_yaml(source.text, load_catalogue()),
-        write=_write_yaml,
-        endings=(".yaml", ".yml"),
-        is_fallback=True,
-    ),
-}
-"""Formats of files: the foreign ones, and YAML for clusters, which needs the catalogue."""
+    def write_yaml(value: "Document") -> str:
+        try:
+            cluster = table.cluster_of(value)
+        except InvalidInputError:
+            kind = type(value).__name__.lower()
+            problem = f"YAML holds a cluster, got a {kind}; name another format with --to"
+            raise InvalidInputError(problem) from None
+        return write_cluster_yaml(cluster)
+
+    return {
+        **table.FORMATS,
+        "cluster-yaml": Format(
+            title="a cluster (YAML)",
+            holds=Holds.CLUSTER,
+            sniff=looks_like_yaml,
+            read=lambda source: read_cluster_yaml(source.text, load_catalogue()),
+            write=write_yaml,
+            endings=(".yaml", ".yml"),
+            is_fallback=True,
+        ),
+    }
 
 
 @dataclass(frozen=True)
@@ -67,13 +74,16 @@ class OpenedFile:
         Raises:
             FormatError: It holds nothing that is known.
         """
+        from partita.formats.detect import read_any  # noqa: PLC0415 (see formats)
+        from partita.formats.server_file import open_beside  # noqa: PLC0415 (likewise)
+
         try:
             return read_any(
                 self.unpacked,
                 name=_title(self.name),
                 open_text=open_beside("" if self.name == "-" else self.name, _open_named),
                 problem=problem,
-                formats=FORMATS,
+                formats=formats(),
             )
         except FormatError as exc:
             raise self._placed(exc) from exc
@@ -85,8 +95,11 @@ class OpenedFile:
         Raises:
             FormatError: It is in none.
         """
+        from partita.formats.detect import detect  # noqa: PLC0415 (see formats)
+        from partita.formats.format import Source  # noqa: PLC0415 (likewise)
+
         try:
-            return detect(Source(data=self.unpacked), FORMATS)[0]
+            return detect(Source(data=self.unpacked), formats())[0]
         except FormatError as exc:
             raise self._placed(exc) from exc
 
@@ -97,6 +110,8 @@ class OpenedFile:
         Raises:
             FormatError: The packing is broken.
         """
+        from partita.formats.detect import unpacked  # noqa: PLC0415 (see formats)
+
         try:
             return unpacked(self.data)
         except FormatError as exc:

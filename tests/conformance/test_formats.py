@@ -18,7 +18,7 @@ from partita.core.placement import is_pipeline, placement_plan
 from partita.core.plan import Plan, equal_microbatches, pipeline_stages
 from partita.core.problem import Problem, Schedule
 from partita.core.solution import Solution
-from partita.documents import FORMATS, load
+from partita.documents import formats, load
 from partita.errors import FormatError, InvalidInputError, PartitaError
 from partita.formats.detect import detect, format_for, read_any, write_as
 from partita.formats.format import Format, Holds, Source
@@ -26,8 +26,8 @@ from partita.formats.server_file import server_profiles
 from partita.formats.synergy import read_synergy_profile, write_synergy_profile
 
 SAMPLES = Path(__file__).parent.parent / "golden" / "documents_v1" / "documents"
-TEXT_FORMATS = [name for name, row in FORMATS.items() if not row.is_binary]
-NEEDS_PROBLEM = [name for name, row in FORMATS.items() if row.holds is Holds.PLAN]
+TEXT_FORMATS = [name for name, row in formats().items() if not row.is_binary]
+NEEDS_PROBLEM = [name for name, row in formats().items() if row.holds is Holds.PLAN]
 NEEDS_MORE = {
     "perseus-frontier": "energy compare",
     "synergy-trace": "fleet trace",
@@ -58,7 +58,7 @@ DOCUMENTS = {
     Holds.TRACE: "trace-drawn.json",
 }
 """What rows that hold no graph, plan or cluster are given to write."""
-READ = [name for name in FORMATS if name not in NEEDS_MORE]
+READ = [name for name in formats() if name not in NEEDS_MORE]
 
 
 def solved(problem, plan):
@@ -104,7 +104,7 @@ def read_back(data, name, solution):
         return files[path]
 
     problem = solution.problem if name in NEEDS_PROBLEM else None
-    found = read_any(data, open_text=open_text, problem=problem, formats=FORMATS)
+    found = read_any(data, open_text=open_text, problem=problem, formats=formats())
     return solved(solution.problem, found) if isinstance(found, Plan) else found
 
 
@@ -113,39 +113,39 @@ def written_files(name):
     any_solution = SOLUTIONS["chain201"][0]
     if name in GIVEN:
         return [(GIVEN[name].encode(), any_solution)]
-    if FORMATS[name].holds in DOCUMENTS:
-        value = load(SAMPLES / DOCUMENTS[FORMATS[name].holds])
+    if formats()[name].holds in DOCUMENTS:
+        value = load(SAMPLES / DOCUMENTS[formats()[name].holds])
         return [(as_bytes(write_as(value, name)), any_solution)]
     found = []
     for solution in (one for both in SOLUTIONS.values() for one in both):
         if name == "pipedream-plan" and len(solution.plan) > len(solution.problem.cluster):
             continue
         try:
-            found.append((as_bytes(write_as(solution, name, FORMATS)), solution))
+            found.append((as_bytes(write_as(solution, name, formats())), solution))
         except InvalidInputError:
             continue
     return found
 
 
-FILES = {name: written_files(name) for name in FORMATS}
+FILES = {name: written_files(name) for name in formats()}
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 def test_every_format_has_a_file(name):
     assert FILES[name]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 def test_content_tells_the_format(name):
     for data, _ in FILES[name]:
-        assert detect(Source(data=data), FORMATS)[0] == name
+        assert detect(Source(data=data), formats())[0] == name
 
 
 @pytest.mark.parametrize("name", READ)
 def test_what_we_wrote_comes_back_byte_for_byte(name):
     for data, solution in FILES[name]:
         again = read_back(data, name, solution)
-        assert as_bytes(write_as(again, name, FORMATS)) == data
+        assert as_bytes(write_as(again, name, formats())) == data
 
 
 @pytest.mark.parametrize("name", READ)
@@ -173,7 +173,7 @@ def test_packed_files_are_read(name):
     assert read_back(gzip.compress(data), name, solution) == read_back(data, name, solution)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 def test_a_truncated_file_is_refused_or_read_but_never_breaks(name):
     data, solution = min(FILES[name], key=lambda file: len(file[0]))
     for size in sorted({len(data) * part // 64 for part in range(64)}):
@@ -200,7 +200,7 @@ def test_the_structure_survives(name):
 def test_what_needs_more_says_who_reads_it(name):
     for data, _ in FILES[name]:
         with pytest.raises(FormatError, match=NEEDS_MORE[name]):
-            read_any(data, formats=FORMATS)
+            read_any(data, formats=formats())
 
 
 @pytest.mark.parametrize("name", ONLY_READ)
@@ -209,22 +209,22 @@ def test_what_cannot_be_written_says_so(name):
         write_as(example("chain201"), name)
 
 
-@pytest.mark.parametrize("name", [name for name, row in FORMATS.items() if row.endings])
+@pytest.mark.parametrize("name", [name for name, row in formats().items() if row.endings])
 def test_an_ending_stands_for_its_format(name):
-    row = FORMATS[name]
+    row = formats()[name]
     kinds = row.writes_by_ending
     value = SOLUTIONS["chain201"][0] if Solution in kinds else example("chain201")
     if row.holds in DOCUMENTS:
         value = load(SAMPLES / DOCUMENTS[row.holds])
-    assert {format_for(f"out{ending}", value, FORMATS) for ending in row.endings} == {name}
+    assert {format_for(f"out{ending}", value, formats()) for ending in row.endings} == {name}
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 def test_every_row_says_what_it_is(name):
-    row = FORMATS[name]
+    row = formats()[name]
     assert isinstance(row, Format)
     assert row.title
-    assert len({other.title for other in FORMATS.values()}) == len(FORMATS)
+    assert len({other.title for other in formats().values()}) == len(formats())
 
 
 @pytest.mark.parametrize("name", NEEDS_PROBLEM)

@@ -12,8 +12,8 @@ from partita.core.placement import placement_plan
 from partita.core.plan import Shard
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import LAST_COMPUTE, Kind
-from partita.cost.judge import check
 from partita.cost.predict import Disturbance, simulate
+from partita.cost.proof import check
 from partita.errors import PartitaError
 from partita.program.layout import crossings
 from partita.program.lower import lower

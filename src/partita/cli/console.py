@@ -18,7 +18,7 @@ from partita.core.graph import CostOrigin, Graph
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Proof
-from partita.cost.judge import CheckReport
+from partita.cost.proof import CheckReport
 from partita.flows.answer import Answer
 from partita.flows.summary import Summary, estimate_basis
 from partita.units import format_bytes, format_count, format_rate, format_seconds, format_share

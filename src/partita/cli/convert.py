@@ -4,13 +4,13 @@ import click
 
 from partita.cli.from_request import takes
 from partita.cli.options import output_options
-from partita.documents import FORMATS
+from partita.documents import formats
 from partita.flows.convert import ConvertRequest, convert_request
 
 
 @click.command(
     epilog="Example: partita convert gpt-small.plan.json gpus=4.txt\n\n"
-    f"Formats: {', '.join(FORMATS)}"
+    f"Formats: {', '.join(formats())}"
 )
 @takes(ConvertRequest)
 @output_options

@@ -27,7 +27,6 @@ from partita.cli.from_request import takes
 from partita.cli.options import output_options
 from partita.documents import save, unused_path, write_bytes, write_text
 from partita.flows.plan import NothingFitsError, PlanRequest, PlanResult, plan_request
-from partita.report.charts import ENDINGS, render, search_chart, search_csv
 
 
 @click.command(
@@ -82,6 +81,13 @@ def _write_trace(result: PlanResult, file: str | None) -> list[str]:
     """Write what the search found over time, if it was recorded; return the names of the files."""
     if result.trace is None or file is None:
         return []
+    from partita.report.charts import (  # noqa: PLC0415 (only where a search is drawn)
+        ENDINGS,
+        render,
+        search_chart,
+        search_csv,
+    )
+
     ending = Path(file).suffix
     stem = Path(file).with_suffix("") if ending in (".csv", *ENDINGS) else Path(file)
     picture = f"{stem}{ending if ending in ENDINGS else '.svg'}"

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from partita.core.columns import Array, Columns, Floats
+from partita.core.columns import Array
 from partita.core.graph import CostOrigin, Graph, SampleUnit
 from partita.core.metrics import MemoryRule
 from partita.core.plan import Plan, equal_microbatches
@@ -26,7 +26,6 @@ from partita.errors import InfeasibleError
 from partita.objectives.placed import placement_errors
 from partita.objectives.table import evaluate_published, value_of
 from partita.objectives.value import Value
-from partita.program.check import prove
 from partita.program.lower import lower
 from partita.units import format_bytes, format_seconds
 
@@ -188,53 +187,6 @@ def _broken(value: Value, limit: Limit, reason: str) -> Judgement:
     return Judgement(value=value, limit=limit, reason=reason, over_bytes=math.inf)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CheckReport(Columns):
-    """Proof of a Program: complete, free of deadlock, within memory.
-
-    Attributes:
-        devices: Names of the devices.
-        num_instructions: Instructions of all devices.
-        num_messages: Pairs of a SEND and its RECV.
-        num_collectives: Collectives, each counted once for all its members.
-        sent_bytes: Bytes of all messages.
-        peak_bytes: Largest use of memory by device.
-        limit_bytes: What each device may use.
-    """
-
-    devices: tuple[str, ...]
-    num_instructions: int
-    num_messages: int
-    num_collectives: int
-    sent_bytes: int
-    peak_bytes: Floats
-    limit_bytes: Floats
-
-    @property
-    def headroom_bytes(self) -> Floats:
-        """Memory that each device has left at its peak."""
-        return self.limit_bytes - self.peak_bytes
-
-
-def check(problem: Problem, plan: Plan, program: Program | None = None) -> CheckReport:
-    """Prove that a Program carries out a plan, and return what was found on the way.
-
-    Args:
-        problem: The problem.
-        plan: A plan for it.
-        program: The Program; ``None`` = what the plan lowers to.
-
-    Raises:
-        InvalidInputError: It does not; names the instruction at fault, its device, and why.
-        InfeasibleError: A device has too little memory; which, by how much, and what would do.
-    """
-    plan.check_fits(problem)
-    program = lower(problem, plan) if program is None else program
-    proved = prove(problem, plan, program)
-    peak, limit = _check_peaks(problem, plan, program)
-    return CheckReport(devices=plan.devices, **proved._asdict(), peak_bytes=peak, limit_bytes=limit)
-
-
 def check_memory(problem: Problem, plan: Plan) -> None:
     """Check that a plan keeps within the memory of its devices.
 
@@ -242,7 +194,7 @@ def check_memory(problem: Problem, plan: Plan) -> None:
         InfeasibleError: It does not; names the device, by how much, and what would do.
     """
     if not bool(np.isinf(memory_limits(problem, plan)).all()):
-        _check_peaks(problem, plan, lower(problem, plan))
+        check_peaks(problem, plan, lower(problem, plan))
 
 
 def memory_limits(problem: Problem, plan: Plan) -> Array:
@@ -251,7 +203,7 @@ def memory_limits(problem: Problem, plan: Plan) -> Array:
     return memory * problem.objective.memory_factor
 
 
-def _check_peaks(problem: Problem, plan: Plan, program: Program) -> tuple[Array, Array]:
+def check_peaks(problem: Problem, plan: Plan, program: Program) -> tuple[Array, Array]:
     """Check the peak of every device against its limit, and return both.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 from partita.catalogue.examples import EXAMPLES
 from partita.core.codec import format_of
 from partita.core.plan import Plan
-from partita.documents import FORMATS, open_file, write_bytes, write_text
+from partita.documents import formats, open_file, write_bytes, write_text
 from partita.errors import InvalidInputError
 from partita.flows.fields import ClusterFields, ObjectiveFields
 from partita.flows.results import Result
@@ -99,8 +99,8 @@ def convert_request(request: ConvertRequest) -> Conversion:
     found = getattr(found, "solution", found)  # a result, such as that of partita.plan
     if isinstance(found, Plan) and problem is not None:
         found = solution_of(problem, found, "", {})
-    name = request.to or format_for(request.target, found, FORMATS)
-    content = write_as(found, name, FORMATS)
+    name = request.to or format_for(request.target, found, formats())
+    content = write_as(found, name, formats())
     if isinstance(content, bytes) and request.target == "-":
         raise InvalidInputError("a binary file cannot go to stdout; name a file")
     if request.target and isinstance(content, bytes):

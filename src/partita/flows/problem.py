@@ -31,7 +31,6 @@ from partita.flows.fields import (
     SourceFields,
     StepFields,
 )
-from partita.profiler.estimate.recompute import with_recomputation
 from partita.requests import declare, make
 
 DEFAULT_CLUSTER = "4xa100"
@@ -137,6 +136,8 @@ def _graphs(
         found = lambda _: own  # noqa: E731 (figures of a graph are scaled to any microbatch)
     if not request.recompute:
         return found
+    from partita.profiler.estimate.recompute import with_recomputation  # noqa: PLC0415 (rarely asked for)
+
     return lambda size: with_recomputation(found(size))
 
 

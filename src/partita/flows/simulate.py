@@ -14,8 +14,8 @@ from partita.core.program import TransferMode
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
 from partita.cost import predict
-from partita.cost.judge import CheckReport, check
 from partita.cost.predict import Disturbance
+from partita.cost.proof import CheckReport, check
 from partita.errors import InvalidInputError
 from partita.flows.results import Result
 from partita.flows.solutions import PlanSource, SolutionRequest, read_solution

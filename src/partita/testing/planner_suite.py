@@ -33,8 +33,9 @@ from partita.core.placement import placement_plan
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Mode, Objective, Problem
 from partita.core.solution import Proof, Solution
-from partita.cost.judge import check, measure
+from partita.cost.judge import measure
 from partita.cost.predict import simulate
+from partita.cost.proof import check
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.objectives.placed import placement_errors
 from partita.testing.builders import (

@@ -13,8 +13,9 @@ from partita.core.codec import decode, encode
 from partita.core.metrics import MemoryRule, MetricRow
 from partita.core.problem import Metric, Objective, Problem, Schedule
 from partita.core.schedules import ScheduleRow
-from partita.cost.judge import Limit, check, evaluate, judge, measure
+from partita.cost.judge import Limit, evaluate, judge, measure
 from partita.cost.predict import simulate
+from partita.cost.proof import check
 from partita.errors import FormatError, InvalidInputError, UnsupportedError
 from partita.objectives.value import Value
 from partita.program.schedules import order_gpipe

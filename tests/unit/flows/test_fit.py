@@ -11,8 +11,8 @@ from partita.core.cluster import Cluster
 from partita.core.graph import Graph, Labels
 from partita.core.plan import Shard
 from partita.core.problem import Mode, Objective, Problem
-from partita.cost.judge import check
 from partita.cost.predict import simulate
+from partita.cost.proof import check
 from partita.errors import InvalidInputError
 from partita.flows.fit import FitReport, Question, fit, problem_of, solution_of
 from partita.flows.fit_plans import Shape, is_hopeless, shapes, try_shape

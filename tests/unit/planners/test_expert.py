@@ -8,7 +8,8 @@ import pytest
 
 from partita.core.graph import Graph, Labels
 from partita.core.problem import Mode, Objective, Problem, Schedule
-from partita.cost.judge import check, measure
+from partita.cost.judge import measure
+from partita.cost.proof import check
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.planners.expert import plan_expert
 from partita.planners.table import solve

@@ -13,8 +13,8 @@ from partita.core.placement import placement_plan
 from partita.core.plan import Shard, Stage
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import Kind, Program
-from partita.cost.judge import check
 from partita.cost.predict import simulate
+from partita.cost.proof import check
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.program.lower import lower
 from partita.program.matching import match

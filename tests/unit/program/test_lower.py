@@ -11,8 +11,8 @@ from partita.core.plan import Shard
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import FIRST_COLLECTIVE, LAST_COMPUTE, Kind
 from partita.core.schedules import SCHEDULES, ScheduleRow
-from partita.cost.judge import check
 from partita.cost.predict import simulate
+from partita.cost.proof import check
 from partita.errors import InvalidInputError
 from partita.program.listing import Listing
 from partita.program.lower import lower

@@ -11,8 +11,8 @@ from partita.core.placement import placement_plan
 from partita.core.plan import Shard
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import Kind, TransferMode
-from partita.cost.judge import check
 from partita.cost.predict import simulate
+from partita.cost.proof import check
 from partita.errors import InvalidInputError
 from partita.program.lower import lower
 from partita.program.order import ListOrder

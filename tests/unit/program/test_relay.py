@@ -9,8 +9,8 @@ import pytest
 from partita.core.graph import VariantTable
 from partita.core.problem import Problem, Schedule
 from partita.core.program import Kind
-from partita.cost.judge import check
 from partita.cost.predict import simulate
+from partita.cost.proof import check
 from partita.errors import UnsupportedError
 from partita.program.layout import crossings
 from partita.program.lower import lower

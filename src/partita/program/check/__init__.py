@@ -14,7 +14,7 @@ plans, so that a Program from anywhere can be proved, and a mistake of ``lower``
 4. The members of a group list the same instructions, and the lists come to their end with buffered
    and with rendezvous sends (``deadlock``).
 
-``cost.judge.check`` adds that no device needs more memory than it may use.
+``cost.proof.check`` adds that no device needs more memory than it may use.
 
 All of it is linear in the instructions but for sorts of messages.
 """
