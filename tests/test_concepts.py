@@ -47,7 +47,7 @@ CONCEPTS: Mapping[str, Concept] = {
     ),
     "loading plug-ins": Concept(r"\bentry_points\(", ("plugins.py",)),
     "reading YAML": Concept(r"\b(import|from) yaml\b", ("yaml_nodes.py",)),
-    "formats": Concept(r": Mapping\[str, Format\] = {", ("formats/table.py", "documents.py")),
+    "formats": Concept(r": Mapping\[str, Format\] = {", ("formats/table.py",)),
     "recognising a file": Concept(r"\.sniff\(", ("formats/detect.py",)),
     "built-in graphs": Concept(r"EXAMPLES: Mapping\b", ("catalogue/examples.py",)),
     "numbers that JSON has no word for": Concept(r"def number_or_none\b", ("core/json_values.py",)),

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 from partita.catalogue.catalogue import Catalogue
-from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
 from partita.catalogue.overrides import apply_overrides
 from partita.catalogue.shorthand import read_shorthand
 from partita.core.cluster import Cluster
@@ -62,6 +61,10 @@ def read_cluster(text: str, catalogue: Catalogue) -> Cluster:
     """
     if text.removeprefix("\ufeff").lstrip().startswith("{") and '"format"' in text:
         return decode_as(parse_json(text), Cluster)
+    from partita.catalogue.cluster_yaml.reader import (  # noqa: PLC0415 (a shorthand needs none)
+        read_cluster_yaml,
+    )
+
     return read_cluster_yaml(text, catalogue)
 
 

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich import box
@@ -18,10 +18,12 @@ from partita.core.graph import CostOrigin, Graph
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Proof
-from partita.cost.proof import CheckReport
 from partita.flows.answer import Answer
 from partita.flows.summary import Summary, estimate_basis
 from partita.units import format_bytes, format_count, format_rate, format_seconds, format_share
+
+if TYPE_CHECKING:
+    from partita.cost.proof import CheckReport
 
 
 def terminal_width() -> int:
@@ -362,7 +364,7 @@ def alternatives_table(answer: Answer) -> Table:
     )
 
 
-def check_line(report: CheckReport) -> str:
+def check_line(report: "CheckReport") -> str:
     """Return what the checker proved."""
     return (
         f"checked: {report.num_instructions:,} instructions, {report.num_messages:,} messages "

@@ -16,7 +16,6 @@ from partita.core.solution import Solution
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.answer import Answer, answer_of
 from partita.flows.fields import Model, PlannerFields
-from partita.flows.least_change import PRECISION, Relaxation, Ways, relaxations
 from partita.flows.planner_choice import PlannerChoice, chosen_planner
 from partita.flows.problem import PosedProblem, ProblemRequest, catalogue_of, pose
 from partita.flows.results import Result
@@ -26,6 +25,7 @@ from partita.requests import OnProgress, declare, make, silent
 
 if TYPE_CHECKING:
     from partita.flows.energy_plan import EnergyAnswer
+    from partita.flows.least_change import Relaxation
 
 DEFAULT_SLOWDOWN = 0.02
 MOST_CHANGES = 3
@@ -114,7 +114,7 @@ class NothingFitsError(InfeasibleError):
         changes: Changes with which it finds a plan.
     """
 
-    def __init__(self, planner: str, reason: str, changes: Sequence[Relaxation]) -> None:
+    def __init__(self, planner: str, reason: str, changes: "Sequence[Relaxation]") -> None:
         self.planner, self.reason, self.changes = planner, reason, tuple(changes)
         super().__init__(f"{reason}; {_advice(changes)}")
 
@@ -210,8 +210,14 @@ def _slowdown(problem: Problem, given: float | None) -> float | None:
 
 def _changes(
     posed: PosedProblem, choice: PlannerChoice, request: ProblemRequest
-) -> list[Relaxation]:
+) -> "list[Relaxation]":
     """Return a few changes with which the planner finds a plan, the first of their kinds."""
+    from partita.flows.least_change import (  # noqa: PLC0415 (only where nothing fits)
+        PRECISION,
+        Ways,
+        relaxations,
+    )
+
     deadline_s = time.monotonic() + CHANGES_LIMIT_S
     ways = Ways(
         graph_at=posed.graph_at,
@@ -222,14 +228,14 @@ def _changes(
     return list(islice(relaxations(posed.problem, choice.quick(), ways), MOST_CHANGES))
 
 
-def _advice(changes: Sequence[Relaxation]) -> str:
+def _advice(changes: "Sequence[Relaxation]") -> str:
     """Return what makes it fit, in one line."""
     if not changes:
         return "nothing that was tried makes it fit"
     return f"enough is {', or '.join(map(_words, changes))}"
 
 
-def _words(change: Relaxation) -> str:
+def _words(change: "Relaxation") -> str:
     """Return a change as it is typed, and what it means."""
     left_out = " and ".join(
         f"--{'forbid' if rule.forbids else 'pin'} {shlex.quote(f'{rule.ops}={rule.devices}')}"
