@@ -53,10 +53,12 @@ def speed_weights(cost: Array) -> Array:
     """Return weights of the classes by their speed on everything that they may run."""
     finite = np.isfinite(cost)
     known = finite.all(axis=0)
+    # Compared on the same units; where no unit runs on all classes, on what each may run.
     both = cost[:, known] if known.any() else np.where(finite, cost, 0.0)
     total = both.sum(axis=1)
     weights = 1.0 / np.maximum(total, 1e-300)
     result: Array = weights / weights.max()
+    # A weight of zero would leave a class free of charge, and the bound with nothing.
     return np.maximum(result, 1e-9)
 
 
@@ -70,6 +72,7 @@ def heaviest(weights: Array, count: Array, busy: float) -> float:
     """Return the sum of the largest weights of ``busy`` devices."""
     order = np.argsort(-weights)
     before = np.cumsum(count[order]) - count[order]
+    # Devices of each class among the ``busy`` of most weight.
     taken = np.clip(busy - before, 0, count[order])
     return float((taken * weights[order]).sum())
 
@@ -87,12 +90,15 @@ def largest_units(cost: Array, count: Array, weights: Array) -> float:
     """
     cost_of = np.sort(least_cost(cost, weights))[::-1]
     devices = int(count.sum())
+    # For each k: the k largest units, over the weight of the k heaviest devices.
     several = np.cumsum(cost_of[:devices])
     room = np.cumsum(np.sort(np.repeat(weights, count.astype(np.int64)))[::-1])
     best = float((several / room[: len(several)]).max())
     alone = float(cost.min(axis=0).max())
     together = 0.0
     if len(count) == 1:
+        # Unit k n in this order is the least of k n + 1: the device that has k + 1 of them has at
+        # least k + 1 times its cost.
         shared = cost_of[::devices]
         together = float((shared * np.arange(1, len(shared) + 1)).max() / weights[0])
     return max(best, alone, together)
@@ -121,6 +127,8 @@ def assignment_dual(need: Need, room: Room, effort: Effort = Effort.QUICK) -> Du
     found = Dual(_dual_value(need, room, weights, prices)[0], weights)
     if len(room.devices) == 1:
         return found
+    # Every so many-th unit, with as much less memory: the weights that are best for the sample are
+    # good for all, and any weights prove a bound.
     every = need.cost.shape[1] // SAMPLED_UNITS[effort] + 1
     sample = Need(need.cost[:, ::every], need.held_bytes[::every])
     weights, prices = _ascended(sample, Room(room.devices, room.limit_bytes / every), effort)
@@ -141,13 +149,17 @@ def _ascended(need: Need, room: Room, effort: Effort) -> tuple[Array, Array]:
         value, taker = _dual_value(need, room, weights, prices)
         if value > best:
             best, chosen = value, (weights, prices)
+        # A subgradient: the load of each class if every unit goes where it is cheapest.
         load = np.bincount(taker, weights=need.cost[taker, units], minlength=classes)
+        # A subgradient ascent asks for steps that tend to zero while their sum has no limit.
         pace = 2.0 / (4.0 + step) ** 0.8
         if limited:
             held = np.bincount(taker, weights=need.held_bytes, minlength=classes)
             over = np.where(np.isfinite(room.limit_bytes), held / room.limit_bytes - 1, -1.0)
+            # From a share of memory to the unit of prices, weighted seconds a byte.
             scale = best * float((room.devices * weights).sum()) / room.limit_bytes
             prices = np.maximum(prices + pace * scale * over, 0.0)
+        # Multiplied, so that weights stay positive; only their ratios matter, and the largest is 1.
         excess = load / room.devices / max(value, 1e-300) - 1
         weights = weights * np.exp(pace * np.clip(excess, -1.0, 1.0))
         weights = np.maximum(weights / weights.max(), 1e-9)
@@ -157,6 +169,7 @@ def _ascended(need: Need, room: Room, effort: Effort) -> tuple[Array, Array]:
 def _dual_value(need: Need, room: Room, weights: Array, prices: Array) -> tuple[float, Array]:
     """Return the bound of weights of time and prices of memory, and who takes each unit."""
     cost = need.cost * weights[:, None]
+    # Units pay for the bytes they hold; what all memory is worth at these prices comes off.
     paid = 0.0
     if prices.any():
         cost = cost + prices[:, None] * need.held_bytes

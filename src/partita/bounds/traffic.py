@@ -61,8 +61,10 @@ def parts(graph: Graph, price: Array, weight: Array) -> Iterator[Part]:
         return
     reader = np.repeat(np.arange(len(graph)), np.diff(way.ptr))
     paid = price[way.tensor]
+    # The dearest first: thresholds fall, and each joins only the edges since the one before.
     order = np.argsort(-paid)
     source, reader, paid = way.source[order], reader[order], paid[order]
+    # Ops that must stay together are one part from the start.
     label, done = _first_of_group(units(graph)), 0
     quantiles = dict.fromkeys(paid[int((1 - q) * (len(paid) - 1))] for q in QUANTILES)
     for threshold in (float(value) for value in quantiles if value > 0):
@@ -87,6 +89,7 @@ def _unite(a: Column, b: Column, label: Column) -> None:
     for row in range(len(a)):
         x, y = a[row], b[row]
         while label[x] != x:
+            # Halving the path on the way keeps later walks short.
             label[x] = label[label[x]]
             x = label[x]
         while label[y] != y:
@@ -121,6 +124,7 @@ def groups_of(cluster: Cluster) -> Iterator[Groups]:
     size = len(cluster)
     if size < 2:
         return
+    # A matrix has a port for every ordered pair, and no groups but single devices.
     if cluster.matrix is not None:
         rate = cluster.matrix.bandwidth_bytes_per_s.reshape(size, size).copy()
         np.fill_diagonal(rate, 0.0)
@@ -143,6 +147,8 @@ def _groups(cluster: Cluster, owner: Array, inner: int) -> Groups:
     leaving, ports, fastest, wait = np.zeros(len(first)), 0, 0.0, np.inf
     child = owner
     for level in cluster.levels[inner:]:
+        # A group may leave through its ports at every level above it, and the bound must allow for
+        # all of them together.
         rate = level.bandwidth_bytes_per_s[level.group_of[first]]
         leaving = leaving + rate * (sizes if level.port_per_device else 1)
         ports += len(cluster) if level.port_per_device else len(np.unique(child))
@@ -172,8 +178,11 @@ def traffic_bounds(problem: Problem, total: Array) -> Iterator[Bound]:
             alone = seconds_in_groups(problem, groups, total[:, part.holds], weights)
             crossing = part.price * batch_of(problem).batches / groups.num_ports
             with np.errstate(divide="ignore"):
+                # A K / (A + K) for the best group, as a sum of inverses that also holds for 0 and
+                # infinity.
                 split = float((1 / (1 / alone + 1 / crossing)).min())
             reduced = float(trained[part.holds].sum() / groups.leaving_bytes_per_s.max())
+            # Either case may be what a plan does: the lower of the two is the bound.
             yield Bound(split, "cut") if split < reduced else Bound(reduced, "gradient reduction")
 
 
@@ -196,6 +205,7 @@ def seconds_in_groups(problem: Problem, groups: Groups, cost: Array, weights: Ar
     size = len(groups.leaving_bytes_per_s)
     held = np.zeros((size, len(classes.sizes)))
     np.add.at(held, (groups.of, classes.of), 1.0)
+    # Groups with the same classes take the same least cost; each kind is summed once.
     kinds, of = np.unique(held > 0, axis=0, return_inverse=True)
     weighted = cost * weights[:, None]
     least = np.array([weighted[kind].min(axis=0).sum() for kind in kinds])

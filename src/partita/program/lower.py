@@ -62,6 +62,7 @@ class _Lowering:
         self.graph = problem.graph
         self.layout = Layout(plan)
         self.crossing: Crossings = crossings(problem.graph, plan)
+        # Crossings are sorted by tensor: where no tensor stands twice, no device is sent one twice.
         self.read_once = bool((np.diff(self.crossing.tensor) != 0).all())
         self.in_flight = in_flight(plan, self.layout, self.crossing)
         pipe = Pipeline(plan, self.layout, self.in_flight)
@@ -80,6 +81,7 @@ class _Lowering:
         """Return which compute nodes there are: RECOMPUTE only in stages that recompute."""
         exists = np.ones((len(self.kinds), self.stages), dtype=bool)
         if Kind.RECOMPUTE in self.kinds:
+            # Ops of each stage that recompute; one is enough for the stage to have the instruction.
             again = np.bincount(
                 self.plan.stage_of, weights=self.plan.recompute, minlength=self.stages
             )
@@ -116,6 +118,7 @@ class _Lowering:
         for stage, bucket in sorted(self.reductions.own.items()):
             if bucket.shard is not Shard.PARAMETERS or not bucket.is_shared:
                 continue
+            # Every replica of the stage takes one microbatch of a row; they gather together for it.
             turns = np.arange(self.microbatches).reshape(-1, int(self.layout.replicas[stage]))
             kinds = {Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT}
             if Kind.RECOMPUTE in self.kinds and self.exists[self._recompute_node(stage)]:
@@ -145,15 +148,19 @@ class _Lowering:
         device, key, node, total = self._order_entries()
         by_device = _by_device(device, key)
         device, node = device[by_device], node[by_device]
+        # One sort of edges: each entry of a device's order waits for the one before it.
         follows = device[1:] == device[:-1]
         source, target = [node[:-1][follows]], [node[1:][follows]]
         turns = np.arange(self.microbatches)
+        # The other sort: forwards wait for the stages they read from. Several tensors between two
+        # stages make one edge.
         pairs = np.unique(np.stack([self.crossing.producer, self.crossing.reader]), axis=1)
         a, b = (np.repeat(side, self.microbatches) for side in pairs)
         turn = np.tile(turns, pairs.shape[1])
         source.append(self.node(Kind.FORWARD, a, turn))
         target.append(self.node(Kind.FORWARD, b, turn))
         if self.gradient_kind is not None:
+            # Gradients go the other way, for tensors that have one.
             flows = self.graph.tensors.differentiable[self.crossing.tensor]
             pairs = np.stack([self.crossing.producer[flows], self.crossing.reader[flows]])
             pairs = np.unique(pairs, axis=1)
@@ -175,6 +182,7 @@ class _Lowering:
     def _order_entries(self) -> tuple[Array, Array, Array, int]:
         """Return device, key and node of every entry in a device's order, and the node count."""
         stage, turn = self._grid()
+        # One rank stands for its tensor-parallel group, whose members list the same.
         rank0 = self.layout.device(stage, turn)
         device = [np.tile(rank0, len(self.kinds))]
         key = [np.concatenate([self.order[kind].ravel() for kind in self.kinds])]
@@ -182,12 +190,16 @@ class _Lowering:
         device[0], key[0], node[0] = (part[0][self.exists] for part in (device, key, node))
         total = len(self.kinds) * self.size
         for s, kind, turns in self.gathers:
+            # A gather is one node that stands in the order of every replica's device, before the
+            # compute that needs it: keys are multiples of SLOTS, RECOMPUTE is one below, so two
+            # below is free.
             members = self.layout.device(np.full(turns.shape, s), turns)
             device.append(members.ravel())
             key.append(self.order[kind][s, turns].ravel() - 2)
             node.append(total + np.repeat(np.arange(len(turns)), turns.shape[1]))
             total += len(turns)
         for s, lasts in self.updates:
+            # An update is one node for all replicas, right after the backward that ends the round.
             members = np.array(self.layout.members(s, 0))
             device.append(np.tile(members, len(lasts)))
             key.append(np.repeat(self.order[Kind.BACKWARD][s, lasts] + 1, len(members)))
@@ -211,6 +223,8 @@ class _Lowering:
     def _versions(self, stage: Array, turn: Array) -> Array:
         if not self.plan.stashes_weights:
             return np.zeros(len(stage), dtype=np.int64)
+        # When a microbatch enters, all but the last ``in_flight``, itself included, have come back;
+        # the version is the number of full rounds among those.
         ahead = turn - self.in_flight[stage] + 1
         updated = np.zeros(self.stages, dtype=bool)
         updated[list(self.reductions.updating)] = True
@@ -229,6 +243,7 @@ class _Lowering:
                     kind,
                     device=self.layout.device(s, m, rank),
                     level=self.level[node],
+                    # Loads of this node take the slots before: the same level, and right before it.
                     number=(node + 1) * self._load_slots() - 1,
                     stage=s,
                     microbatch=m,
@@ -281,9 +296,12 @@ class _Lowering:
     def _list_activations(self, tensor: Array, producer: Array, reader: Array, turn: Array) -> None:
         """Send each tensor once to every remote device that reads it, to its first reader there."""
         if not self.read_once:
+            # Later readers on the device find the tensor there, so it is sent to the reader of
+            # lowest level.
             home = self._home(tensor, turn, self.layout.device(reader, turn))
             level = self.level[self.node(Kind.FORWARD, reader, turn)]
             early_first = np.lexsort((level, home))
+            # Back to the order of crossings, which numbers the messages the same way at both ends.
             first = np.sort(early_first[_first_of(home[early_first])])
             tensor, producer, reader, turn = (p[first] for p in (tensor, producer, reader, turn))
         for rank in range(int(self.layout.tp.max())):
@@ -292,8 +310,11 @@ class _Lowering:
             self._list_pairs(
                 tensor[rows],
                 m,
+                # Producers of fewer ranks serve several; every rank holds the whole tensor.
                 source=self.layout.device(a, m, rank % self.layout.tp[a]),
                 target=self.layout.device(b, m, rank),
+                # A message has its producer's level at both ends: that makes the lists one global
+                # order.
                 level=self.level[self.node(Kind.FORWARD, a, m)],
                 stages=(a, b),
                 gradient=False,
@@ -304,6 +325,7 @@ class _Lowering:
         assert self.gradient_kind is not None
         level = self.level[self.node(self.gradient_kind, reader, turn)]
         if not self.read_once:
+            # Contributions of one device are added up there and sent with the last of them.
             home = self._home(tensor, turn, self.layout.device(reader, turn))
             late_first = np.lexsort((-level, home))
             last = np.sort(late_first[_first_of(home[late_first])])
@@ -379,6 +401,7 @@ class _Lowering:
 
     def _list_rounds(self) -> None:
         """Weight stashing: reduce and update after every round."""
+        # Nodes of updates come after those of compute and of gathers.
         first = len(self.kinds) * self.size + sum(len(turns) for _, _, turns in self.gathers)
         for stage, lasts in self.updates:
             bucket, length = self.reductions.own[stage], int(self.layout.round[stage])
@@ -392,6 +415,8 @@ class _Lowering:
     def _list_step_end(self) -> None:
         """Reduce gradients as soon as they are complete, then update all stages."""
         every = np.arange(self.microbatches)
+        # Updates come after everything else; the gathers of what they changed after them, which the
+        # listing sees to, as collectives come last within a level.
         end = int(self.level.max()) + 1
         gathers = []
         for bucket in self.reductions.buckets:
@@ -406,6 +431,8 @@ class _Lowering:
                     Kind.REDUCE_SCATTER, bucket, self._last_level(bucket.stages, every)
                 )
             else:
+                # Sharded gradients cannot be kept whole: they are reduced after each round of
+                # replicas.
                 for turns in every.reshape(-1, self.plan.stages[bucket.stages[0]].num_replicas):
                     self._list_collective(
                         Kind.REDUCE_SCATTER, bucket, self._last_level(bucket.stages, turns)
@@ -464,6 +491,7 @@ def _order(problem: Problem, pipe: Pipeline) -> Order:
 
 def _by_device(device: Array, key: Array) -> Array:
     """Return the entries sorted by device and key."""
+    # One sort by a combined key costs less than a sort by two, where the key fits in 64 bits.
     low, span = int(key.min()), int(key.max()) - int(key.min()) + 1
     if span * (int(device.max()) + 1) < 2**62:
         return np.argsort(device * np.int64(span) + (key - low), kind="stable")

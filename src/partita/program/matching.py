@@ -122,9 +122,17 @@ def _match(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled pass
     SENDs are sorted by destination, RECVs by source and then by destination (counting sorts), so
     that both lists are by (destination, source, place). A backwards scan over each device finds the
     consumers.
+
+    ``sends``, ``recvs`` and ``by_source`` hold rows; ``count`` is the counting sort's first free
+    place by device. During the backwards scan ``forward`` and ``backward``, by (stage, microbatch),
+    and ``update`` and ``compute``, by stage, hold the nearest such row further down the list.
+    ``error`` becomes the row at fault, and the row it meets.
     """
     num_devices = len(ptr) - 1
     turns = len(forward) // max(1, len(update))
+    # Counting sorts keep the order of equal keys, and rows come by device: the SENDs, sorted by
+    # peer once, are by (destination, source, place); the RECVs need two passes, by source and then
+    # by their own device.
     for pass_ in range(3):
         for d in range(num_devices + 1):
             count[d] = 0
@@ -136,6 +144,7 @@ def _match(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled pass
         else:
             for k in range(len(by_source)):
                 count[device[by_source[k]] + 1] += 1
+        # Counts become the first place of each key.
         for d in range(num_devices):
             count[d + 1] += count[d]
         if pass_ < 2:
@@ -151,6 +160,7 @@ def _match(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled pass
                 row = by_source[k]
                 recvs[count[device[row]]] = row
                 count[device[row]] += 1
+    # The lists agree place by place, or the first difference is the error.
     for k in range(max(len(sends), len(recvs))):
         if k >= len(sends):
             error[0] = recvs[k]
@@ -161,6 +171,7 @@ def _match(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled pass
         s = sends[k]
         r = recvs[k]
         if device[s] != peer[r] or peer[s] != device[r]:
+            # The smaller key is the one without a partner: the other list has gone past it.
             ahead = peer[s] < device[r] or (peer[s] == device[r] and device[s] < peer[r])
             error[0] = s if ahead else r
             return
@@ -175,6 +186,8 @@ def _match(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled pass
             return
         partner[s] = r
         partner[r] = s
+    # Rows that an earlier device left behind are lower than all rows of this one, so that the test
+    # for a target further down the list refuses them and nothing has to be cleared.
     for d in range(num_devices):
         for row in range(ptr[d + 1] - 1, ptr[d] - 1, -1):
             what = kind[row]
@@ -188,15 +201,19 @@ def _match(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled pass
                 elif what in (_BACKWARD, _BACKWARD_INPUT):
                     backward[stage[row] * turns + microbatch[row]] = row
                 continue
+            # Nobody on this device waits for what leaves it, or for what belongs to no stage.
             if what == _SEND or stage[row] < 0:
                 continue
             if what == _RECV:
                 cell = stage[row] * turns + microbatch[row]
                 target = backward[cell] if gradient[row] else forward[cell]
             else:
+                # Gathered parameters are for the next compute of the stage, reduced gradients for
+                # its update. A gather after the last update has no consumer in this step.
                 target = compute[stage[row]] if what == _ALL_GATHER else update[stage[row]]
             if target > row and target < ptr[d + 1]:
                 consumer[row] = target
+                # Put in front while scanning backwards: the waits of a row are in list order.
                 next_wait[row] = first_wait[target]
                 first_wait[target] = row
 
@@ -215,6 +232,7 @@ def forward_rows(program: Program, device: Array, stage: Array, microbatch: Arra
     keys = number(program.device[rows], program.stage[rows], program.microbatch[rows])
     wanted = number(device, stage, microbatch)
     order = np.argsort(keys)
+    # A key beyond all others would be found past the end; the comparison below refuses the last.
     found = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
     return np.where(keys[found] == wanted, rows[found], -1)
 
@@ -226,14 +244,19 @@ def _joints(program: Program) -> tuple[Array, Array]:
     joint = np.full(len(program), -1, dtype=np.int32)
     rows = np.flatnonzero(program.group >= 0)
     collective = program.kind[rows] >= FIRST_COLLECTIVE
+    # Collectives and tensor-parallel compute of one group are counted apart: each has an order of
+    # its own.
     team = program.group[rows].astype(np.int64) * 2 + collective
     home = team * len(program.devices) + program.device[rows]
+    # The turn of a row is its place among the rows of its team on its device; the sort is stable,
+    # so that places are in list order.
     order = np.argsort(home, kind="stable")
     begins = np.flatnonzero(np.r_[True, np.diff(home[order]) != 0])[: len(order)]
     lengths = np.diff(np.r_[begins, len(order)])
     turn = np.empty(len(rows), dtype=np.int64)
     turn[order] = np.arange(len(order)) - np.repeat(begins, lengths)
     span = int(turn.max()) + 1 if len(turn) else 1
+    # Rows of one team and turn are one joint instruction, whatever their device.
     _, number = np.unique(team * span + turn, return_inverse=True)
     joint[rows] = number
     _check_joints(program, rows, number, team // 2)
@@ -243,6 +266,7 @@ def _joints(program: Program) -> tuple[Array, Array]:
 def _check_joints(program: Program, rows: Array, number: Array, group: Array) -> None:
     sizes = np.diff(program.group_ptr)
     present = np.bincount(number)
+    # All members are compared with the lowest row of their number.
     first = np.full(len(present), len(program), dtype=np.int64)
     np.minimum.at(first, number, rows)
     short = np.flatnonzero(present[number] != sizes[group])

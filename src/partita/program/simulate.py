@@ -35,6 +35,7 @@ def repeat_program(program: Program, times: int) -> tuple[Program, Array]:
     rows = np.concatenate([np.tile(part, times) for part in parts])
     copy = np.concatenate([np.repeat(np.arange(times), len(part)) for part in parts])
     count = program.num_microbatches
+    # Each copy has microbatches of its own, so that messages and waits match within a copy.
     turn = program.microbatch[rows]
     shifted = np.where(turn < 0, turn, turn + copy * count)
     names = ("kind", "stage", "tensor", "gradient", "peer", "group", "bucket", "bytes", "version")
@@ -114,6 +115,7 @@ def _times(
     stuck = np.flatnonzero(position < program.ptr[1:])
     if len(stuck):
         _refuse_stuck(program, _waiting_rows(program, position, end, stuck, blocking=blocking))
+    # A RECV ends with its message, which may have come before the RECV was reached.
     np.maximum(start, end, out=end)
     return start, end, cause
 
@@ -125,6 +127,8 @@ def _waiting_rows(
     rows = []
     for device in stuck.tolist():
         first, row = int(program.ptr[device]), int(position[device])
+        # A blocking device runs on over its batch of messages; the one that holds it stands before
+        # its position.
         unfinished = first + np.flatnonzero(end[first:row] < 0)
         rows.append(int(unfinished[0]) if blocking and len(unfinished) else row)
     return rows
@@ -177,6 +181,7 @@ def _ports(program: Program, cluster: Cluster) -> tuple[Array, Array, int, bool]
     collectives = np.flatnonzero(program.kind >= FIRST_COLLECTIVE)
     after = _ring_successor(program, collectives, to_cluster)
     ring = cluster.links(to_cluster[program.device[collectives]], after)
+    # The last cell takes the writes of rows whose port is -1, and is cleared after.
     used = np.zeros(2 * cluster.num_ports + 1, dtype=bool)
     pairs = []
     for rows, way in ((sends, links), (collectives, ring)):
@@ -185,6 +190,7 @@ def _ports(program: Program, cluster: Cluster) -> tuple[Array, Array, int, bool]
         used[way.out_port] = True
         used[inward] = True
     used[-1] = False
+    # Ports that nobody uses get no number: the kernel's columns stay as small as the Program.
     number = (np.cumsum(used) - 1).astype(np.int32)
     number[-1] = -1
     first = np.full(len(program), -1, dtype=np.int32)
@@ -201,12 +207,14 @@ def _any_port_shared(program: Program, sends: Array, links: Links) -> bool:
         return False
     size = len(program.devices)
     pair = program.device[sends].astype(np.int64) * size + program.peer[sends]
+    # One SEND stands for each ordered pair; a port that two of them name is shared.
     some = np.full(size * size, -1, dtype=np.int64)
     some[pair] = np.arange(len(pair))
     one_each = some[some >= 0]
     return any(
         len(np.unique(port[one_each])) != len(one_each)
         for port in (links.out_port, links.in_port)
+        # A cluster has ports in for all links or for none (a matrix).
         if port[0] >= 0
     )
 
@@ -218,8 +226,10 @@ def _turns(program: Program, matching: Matching) -> Array:
     if not len(rows):
         return np.zeros(size, dtype=np.int64)
     number, device = matching.joint[rows], program.device[rows]
+    # Neighbours in a device's list of collectives: their order must hold in the order of service.
     follows = device[1:] == device[:-1]
     source, target = number[:-1][follows], number[1:][follows]
+    # Sorted by level, every collective comes after those that any list has before it.
     level, _ = longest_levels(source, target, size)
     first = np.full(size, len(program.devices), dtype=np.int64)
     np.minimum.at(first, number, device)
@@ -275,24 +285,47 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
 ) -> None:
     """Run every device as far as it goes, then serve the earliest transfer, until all is done.
 
-    ``end`` is -1 until it is known. ``last`` is the last compute row of a device; ``head`` and
-    ``chain`` list the members that have come to a joint instruction; ``holder`` is the last row
-    that used a port; ``turn`` orders collectives that are issued at one time; ``held`` counts the
-    messages that a device has posted and that hold it. ``flags``: ports are served by time; there
-    are joint instructions; transfers are blocking.
+    Times are in seconds from the start of the step; -1 stands for no row, no port, no member.
+
+    - Inputs by row: ``kind``, ``seconds``, ``device_of``, the ports ``out_port`` and ``in_port``,
+      and from the matching ``partner``, ``joint`` (empty where there are no groups), ``first_wait``
+      and ``next_wait``. Rows of device d are ``ptr[d]`` to ``ptr[d + 1]``.
+    - Inputs by joint number: ``joint_size``, and ``turn``, which orders collectives that are issued
+      at one time. ``flags``: ports are served by time; there are joint instructions; transfers are
+      blocking.
+    - Results by row: ``start``, ``end`` (-1 until it is known), and ``cause``, the row whose end
+      set the start.
+    - By device: ``position`` is the next row; ``clock`` the time at which the device is free and
+      ``last`` the row that made it so, its last compute row unless transfers block;
+      ``blocked`` is 1 for a device that waits for the end of a transfer; ``stack`` holds the
+      ``height`` devices that can go on; ``held`` counts posted messages that hold the device.
+    - By joint number: ``come`` counts the members that have arrived, ``ready`` is when the last of
+      them did and ``reason`` what made it late, ``longest`` the seconds of the slowest member.
+      ``head`` and, by row, ``chain`` list the members that have arrived, the latest first.
+    - By port: ``free`` is when its last transfer ends, ``holder`` the row of that transfer.
+
+    A device is on the stack, blocked, waiting in a joint compute, or done: each at most once, so
+    that the stack never holds more than all devices.
     """
     num_devices = len(ptr) - 1
     height = num_devices
     for d in range(num_devices):
+        # Device 0 is on top and runs first.
         stack[d] = num_devices - 1 - d
     # Issue time; device, for collectives one after all; place among those of one device; row.
+    # One entry, taken out at once, tells the compiler the type of the heap.
     pending = [(0.0, 0, 0, 0)]
     heapq.heappop(pending)
     while height > 0 or len(pending) > 0:
+        # Transfers are served only when no device can run. From there a device goes on after some
+        # pending transfer has ended, so nothing can still be issued before the earliest one, and
+        # ports serve in order of issue.
         if height == 0:
             issued, _, _, row = heapq.heappop(pending)
             begin = issued
             why = reason[joint[row]] if kind[row] > _RECV else cause[row]
+            # The entry of a collective is the member that came last, which heads the chain of all
+            # of them; a SEND is alone. The transfer begins when every port of every member is free.
             members = row
             while members >= 0:
                 for port in (out_port[members], in_port[members]):
@@ -301,6 +334,7 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
                         why = holder[port]
                 members = chain[members] if kind[row] > _RECV else -1
             finish = begin + (longest[joint[row]] if kind[row] > _RECV else seconds[row])
+            # Now all ports are known to be free together: occupy them and write the times.
             members = row
             while members >= 0:
                 start[members] = begin
@@ -310,13 +344,17 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
                     if port >= 0:
                         free[port] = finish
                         holder[port] = members
+                # The end of a message is known at the RECV, whose compute looks there for it.
                 waiter = members if kind[row] > _RECV else partner[members]
                 end[waiter] = finish
+                # The device may wait for another row as well; then it looks again and stops again.
                 if blocked[device_of[waiter]] == 1:
                     blocked[device_of[waiter]] = 0
                     stack[height] = device_of[waiter]
                     height += 1
                 members = chain[members] if kind[row] > _RECV else -1
+            # A blocking message also lets go of both its devices, which run on after the last of
+            # their batch. At equal times the message served later is named as the cause.
             for side in range(2 if flags[2] == 1 and kind[row] == _SEND else 0):
                 d = device_of[row] if side == 0 else device_of[partner[row]]
                 held[d] -= 1
@@ -332,10 +370,13 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
         d = stack[height]
         row = position[d]
         while row < ptr[d + 1]:
+            # The batch of messages ends at the first row that is none; its end is not known yet.
             if held[d] > 0 and kind[row] != _SEND and kind[row] != _RECV:
                 blocked[d] = 1
                 break
             if kind[row] <= _UPDATE:
+                # Compute starts when the device is free and all rows it waits for have ended. At a
+                # tie the compute before it is the cause.
                 begin = clock[d]
                 why = last[d]
                 waited = first_wait[row]
@@ -344,9 +385,12 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
                         begin = end[waited]
                         why = partner[waited] if kind[waited] == _RECV else waited
                     waited = next_wait[waited]
+                # Some wait has no end yet. The row stays at the position and all waits are read
+                # anew.
                 if waited >= 0:
                     blocked[d] = 1
                     break
+                # The flag comes first, since ``joint`` has no rows where there are no groups.
                 if flags[1] == 0 or joint[row] < 0:
                     start[row] = begin
                     end[row] = begin + seconds[row]
@@ -355,6 +399,8 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
                     last[d] = row
                     row += 1
                     continue
+                # Tensor-parallel compute runs on all members at once, from the last arrival on and
+                # for as long as the slowest takes.
                 group = joint[row]
                 chain[row] = head[group]
                 head[group] = row
@@ -363,8 +409,11 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
                 if begin >= ready[group]:
                     ready[group] = begin
                     reason[group] = why
+                # Not ``blocked``: only the last member may put this device back on the stack, not
+                # the end of some transfer.
                 if come[group] < joint_size[group]:
                     break
+                # This is the last member. It moves all others past the row and lets them run.
                 members = row
                 while members >= 0:
                     start[members] = ready[group]
@@ -380,10 +429,14 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
                     members = chain[members]
                 row += 1
             elif flags[2] == 1 and kind[row] <= _RECV:
+                # Post the message and go on to the rest of the batch. Whichever end comes second
+                # issues it, at the later of both times; the sender stands for the pair.
                 held[d] += 1
                 start[row] = clock[d]
                 cause[row] = last[d]
                 other = partner[row]
+                # Only one device runs at a time, and it writes its position when it stops: the
+                # other one's is up to date.
                 if position[device_of[other]] > other:
                     late = other if start[other] > clock[d] else row
                     sender = row if kind[row] == _SEND else other
@@ -397,6 +450,9 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
                 if flags[0] == 1:
                     heapq.heappush(pending, (clock[d], d, row, row))
                 else:
+                    # No port serves two pairs, so the transfers of a port come in the order of one
+                    # list and can be timed at once. Port out and port in have the same transfers:
+                    # one tells.
                     begin = clock[d]
                     port = out_port[row]
                     if free[port] > begin:
@@ -414,10 +470,13 @@ def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event
                         height += 1
                 row += 1
             elif kind[row] == _RECV:
+                # A RECV only posts; the compute that consumes it waits.
                 start[row] = clock[d]
                 cause[row] = partner[row]
                 row += 1
             else:
+                # A collective does not hold its devices; it is issued when the last member has come
+                # to it. It sorts after the SENDs of that time, whose second place is a real device.
                 group = joint[row]
                 chain[row] = head[group]
                 head[group] = row

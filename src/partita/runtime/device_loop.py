@@ -72,6 +72,8 @@ def _posted_ahead(instructions: Sequence[Instruction], ahead: int) -> list[Instr
         for place, instruction in enumerate(instructions)
         if Kind.FORWARD <= instruction.kind < Kind.UPDATE
     ]
+    # There are no tags: the k-th RECV from a peer must meet its k-th SEND. It still does, as only
+    # RECVs move and the places they move to never go down. ``before`` counts the passes up to here.
     before = 0
     keys = []
     for place, instruction in enumerate(instructions):
@@ -126,14 +128,22 @@ class DeviceLoop:
         ahead = 0 if blocking else transport.posted_ahead
         self._issued = _posted_ahead(self._instructions, ahead)
         self._step = 0
+        # Inputs by (stage, microbatch, tensor).
         self._loaded: dict[tuple[int, int, int], Tensor] = {}
+        # Activations by (tensor, microbatch), while ``_uses`` counts someone here who needs them.
         self._values: dict[Cell, Tensor] = {}
+        # By (stage, microbatch), from forward until the parameters have their gradients.
         self._passes: dict[Cell, StagePass] = {}
+        # Gradients by (tensor, microbatch) and then by the stage that read the tensor.
         self._contributions: dict[Cell, dict[int, Tensor]] = {}
+        # Receives by (tensor, microbatch, is a gradient) and then by source: row and message.
         self._posted: dict[tuple[int, int, bool], dict[int, tuple[int, Pending[Tensor]]]] = {}
+        # Started and not yet seen to be done, by order of issue: sends; with blocking transfers the
+        # messages of the batch; collectives.
         self._sends: deque[tuple[int, Pending[Tensor]]] = deque()
         self._batch: list[tuple[int, Pending[Tensor], str]] = []
         self._collectives: list[tuple[Instruction, Pending[Sequence[Tensor]]]] = []
+        # Uses in a whole step, and those left in the current one.
         self._all_uses = self._count_uses()
         self._uses: Counter[tuple[object, ...]] = Counter()
         self._begin_ns = 0
@@ -193,6 +203,7 @@ class DeviceLoop:
 
     def _count_uses(self) -> Counter[tuple[object, ...]]:
         """Count who needs each activation, gradient and version, so that it can be dropped."""
+        # Keys have three places for tensors, two (stage, version) for weights: they never meet.
         uses: Counter[tuple[object, ...]] = Counter()
         for _, kind, visit, _, message, _ in self._instructions:
             if kind is Kind.FORWARD:
@@ -226,10 +237,12 @@ class DeviceLoop:
                 self._refuse(instruction.row, "this kind has no meaning yet")
             self._begin_ns = clock()
             self.place = Place(instruction.row, -1, self._begin_ns)
+            # A batch ends before whatever is no message, as in the simulator.
             if self._batch and instruction.message is None:
                 yield from self._finish_batch()
             if instruction.joint:
                 row = instruction.row
+                # Tensor-parallel ranks meet first, then each runs its part.
                 yield from self._until(row, row, self._meet(instruction), _MEMBERS)
             yield from handlers[kind](instruction)
             if kind <= LAST_COMPUTE:
@@ -288,6 +301,8 @@ class DeviceLoop:
         self.place = Place(at, awaited, time.perf_counter_ns())
         while (value := pending.poll()) is None:
             yield Wait(row, f"{self._program.describe(row)} waits for {what}")
+        # Compute is stamped from when it had all it needs: each wait moves its begin on, and is the
+        # end of what was waited for.
         self._begin_ns = now = time.perf_counter_ns()
         self.place = Place(at, -1, now)
         self._ended_ns[awaited - self._first] = now
@@ -303,6 +318,7 @@ class DeviceLoop:
             value = self._values[cell]
         else:
             self._refuse(row, f"{self._name(*cell)} is not there to be sent")
+        # Before the new one is posted: each holds its tensor until it is done.
         yield from self._finish_sends(_MOST_SENDS - 1)
         with self._at(row):
             sent = self._transport.send(message, value)
@@ -360,6 +376,7 @@ class DeviceLoop:
 
     def _finish_collectives(self, wanted: Callable[[Instruction], bool]) -> Waiting[None]:
         """Wait for the collectives that are wanted, in the order of issue."""
+        # Over a copy, as entries leave the list on the way.
         for entry in [entry for entry in self._collectives if wanted(entry[0])]:
             (row, kind, *_), pending = entry
             values = yield from self._until(row, row, pending, _MEMBERS)
@@ -415,18 +432,23 @@ class DeviceLoop:
         if self._device not in group:
             self._refuse(row, "another replica runs this microbatch")
         inputs = yield from self._inputs(row, visit)
+        # All waits come before the meter begins, so that it counts compute alone.
         yield from self._finish_gathers(visit.stage)
         self.meter.begin(instruction.kind)
         with self._at(row):
             done = self._runner.forward(self._step, visit, inputs)
+        # All ranks of a group make the same values; one of them reports.
         seen = self.seen if group[0] == self._device else ()
         for tensor, value in done.outputs.items():
             cell = (tensor, visit.microbatch)
             if self._uses[(*cell, False)]:
+                # Detached: the graph belongs to the pass, and a reader on this device must not
+                # extend it.
                 self._values[cell] = value.detach()
             if tensor in seen:
                 self.records[-1].outputs[cell] = value.detach().clone()
         if self._task.is_training:
+            # Forward will be repeated before backward: keep the inputs alone.
             if not done.has_graph:
                 done.outputs, done.weights = {}, {}
             self._passes[visit.stage, visit.microbatch] = done
@@ -460,6 +482,7 @@ class DeviceLoop:
         yield from self._finish_gathers(visit.stage)
         self.meter.begin(instruction.kind)
         with self._at(row):
+            # Nothing to do where a graph is there already, from forward or from a RECOMPUTE.
             self._runner.recompute(self._step, visit, done)
             self._runner.begin_backward(visit, done, cotangents)
         self._store.release(visit.stage)
@@ -470,6 +493,7 @@ class DeviceLoop:
         cell = (tensor, visit.microbatch)
         posted = self._posted.get((*cell, True), {})
         total: Tensor | None = None
+        # In the order of the stages and not of arrival: sums of floats depend on their order.
         for source in self._gradient_sources(visit, tensor):
             if source == self._device:
                 part = self._local_gradient(row, *cell)
@@ -495,6 +519,7 @@ class DeviceLoop:
         """
         rank = self._task.group(visit.stage, visit.microbatch).index(self._device)
         sources: dict[int, None] = {}
+        # A dict keeps the first place of each device, that of its highest reader.
         for reader in reversed(self._task.readers[tensor]):
             group = self._task.group(reader, visit.microbatch)
             sources[self._device if self._device in group else group[rank % len(group)]] = None
@@ -563,6 +588,7 @@ class DeviceLoop:
 
     def _update(self, instruction: Instruction) -> Waiting[None]:
         row, visit = instruction.row, instruction.visit
+        # Reductions of this stage; gathers are for the next compute and may go on.
         yield from self._finish_collectives(
             lambda other: other.kind is not Kind.ALL_GATHER and other.visit.stage == visit.stage
         )

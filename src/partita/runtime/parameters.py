@@ -78,12 +78,18 @@ class ParameterStore:
         self._task, self._optimizer = task, optimizer
         self._shardings = task.shardings(device)
         self._stages = task.stages_of(device)
+        # The stage that steps each parameter here: the first of those that share it.
         self._stepped_by: dict[str, int] = {}
+        # Whole tensors, and this device's flat, padded parts, by name; a parameter may have both.
         self._whole: dict[str, Tensor] = {}
         self._parts: dict[str, Tensor] = {}
         self._like: dict[str, _Like] = {}
+        # Whole copies of divided parameters by stage, between gather and release; stashed weights
+        # by (stage, version).
         self._gathered: dict[int, dict[str, Tensor]] = {}
         self._versions: dict[tuple[int, int], dict[str, Tensor]] = {}
+        # Sums of this device's gradients, the names of those that may be changed in place, and sums
+        # over replicas that wait for their update.
         self._gradients: dict[str, Tensor] = {}
         self._own_sums: set[str] = set()
         self._reduced: dict[str, Tensor] = {}
@@ -117,6 +123,7 @@ class ParameterStore:
                 self._keep_version(stage, 0)
 
     def _keep_version(self, stage: int, version: int) -> None:
+        # No copies: ``update`` replaces a tensor before it steps it, so that old versions stay.
         names = self._task.borders[stage].trained
         self._versions[stage, version] = {name: self._whole[name] for name in names}
 
@@ -142,6 +149,7 @@ class ParameterStore:
                 kept = sorted(v for s, v in self._versions if s == stage)
                 raise InvalidInputError(f"version {version} is not there; versions {kept} are")
             return dict(self._versions[stage, version]), frozen
+        # Where a parameter is whole for good or gathered for now; a stage may have both kinds.
         gathered = self._gathered.get(stage, {})
         trained = {**{n: self._whole[n] for n in border.trained if n in self._whole}, **gathered}
         missing = [name for name in border.trained if name not in trained]
@@ -184,6 +192,7 @@ class ParameterStore:
                 self._gradients[name] = held + gradient
                 self._own_sums.add(name)
         if sums:
+            # One call for all of them: a stage has many small parameters.
             torch._foreach_add_(sums, parts)
 
     def outgoing(self, kind: Kind, bucket: int) -> list[Tensor]:
@@ -204,6 +213,7 @@ class ParameterStore:
         """Take home the result of a collective."""
         for name, value in zip(self._names(bucket), values, strict=True):
             if kind is not Kind.ALL_GATHER:
+                # Sharded gradients are reduced several times a step, a part of the sum each time.
                 _accumulate(self._reduced, name, value)
                 continue
             sharding = self._shardings[name]
@@ -228,8 +238,11 @@ class ParameterStore:
         for name in names:
             gradient = self._reduced_gradient(name)
             if stashes:
+                # The mean over a round: its losses have weight 1 each.
                 gradient = gradient / self._task.plan.stages[stage].round
+                # Older versions hold the tensor that is replaced.
                 self._whole[name] = self._whole[name].clone()
+            # Of a divided parameter only the part is stepped; a gather makes it whole.
             parts = self._parts if name in self._parts else self._whole
             self._optimizer(name, parts[name], gradient)
             used[name] = self._as_part(name, gradient)
@@ -239,6 +252,8 @@ class ParameterStore:
 
     def _reduced_gradient(self, name: str) -> Tensor:
         if name not in self._reduced:
+            # A parameter of one replica needs no reduction; one in parts has the wrong shape
+            # without.
             if name in self._parts:
                 raise InvalidInputError(f"the gradient of {name!r} is not reduced")
             return self._take_gradient(name)

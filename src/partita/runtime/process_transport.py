@@ -42,6 +42,7 @@ class _Transfer:
     work: Any
 
     def poll(self) -> Tensor:
+        # Blocks; hence a device over processes never yields a Wait.
         self.work.wait()
         return self.value
 
@@ -73,6 +74,8 @@ class ProcessTransport:
         shares_clock: Whether all ranks read one clock.
     """
 
+    # A send starts when its receive is posted; two passes ahead, the message travels while the
+    # device computes what comes before its reader.
     posted_ahead = 2
 
     def __init__(
@@ -124,6 +127,7 @@ class ProcessTransport:
         text = statement(self._task, member.rank, self._shape_of)
         mine = json.loads(text)
         try:
+            # Say first, then ask: a get blocks until the other rank has said its own.
             member.store.set(agreement_key(job, member.rank), text)
             for rank in range(self._world):
                 theirs = json.loads(member.store.get(agreement_key(job, rank)))
@@ -160,6 +164,7 @@ class ProcessTransport:
             return {}
         program = self._task.program
         sends = program.kind == Kind.SEND
+        # Opening a group waits for both ends; in one order on all ranks no circle can form.
         pairs = sorted(
             set(zip(program.device[sends].tolist(), program.peer[sends].tolist(), strict=True))
         )
@@ -187,6 +192,8 @@ class ProcessTransport:
 
     def _warm_up(self) -> None:
         """Send a byte each way along every channel: a first message takes longer."""
+        # One order of pairs on all ranks and one message at a time: the lowest pair that is left
+        # can always go on.
         peers = sorted({(m.source, m.target) for m in self._messages})
         for source, target in peers:
             byte = torch.zeros(1, dtype=torch.uint8, device=self._member.device)
@@ -208,6 +215,8 @@ class ProcessTransport:
                 f"the {message} is {_text((tuple(value.shape), value.dtype))}; agreed was "
                 f"{_text((shape, dtype))}"
             )
+        # The backend reads the memory as it lies. The result holds it, as it must not be freed or
+        # used again before the send is done.
         value = value.detach().contiguous()
         group = self._pairs.get((message.source, message.target))
         return _Transfer(value, dist.isend(value, self._rank_of[message.target], group=group))
@@ -227,6 +236,8 @@ class ProcessTransport:
         """Start a reduction, one for each type of tensor."""
         if meeting.kind is not Kind.ALL_REDUCE:
             raise UnsupportedError(f"the executor has no {meeting.kind.name} of a group yet")
+        # Values come in the order of the bucket on every member, so that types do, too, and the
+        # k-th reduction of each is the same one.
         by_type: dict[torch.dtype, list[int]] = {}
         for place, value in enumerate(values):
             by_type.setdefault(value.dtype, []).append(place)
@@ -234,6 +245,7 @@ class ProcessTransport:
         for places in by_type.values():
             flat = torch.cat([values[place].detach().reshape(-1) for place in places])
             group = self._groups.get(meeting.members)
+            # A group of one has nothing to add up.
             work = None if group is None else dist.all_reduce(flat, group=group, async_op=True)
             flats.append((flat, work, places))
         return _Reduction([value.shape for value in values], flats)

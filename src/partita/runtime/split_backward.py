@@ -53,8 +53,10 @@ class SplitBackward:
 
     def input_gradients(self) -> Sequence[Tensor | None]:
         """Return the gradients of the inputs, None where nothing depends on one."""
+        # A prehook sees the gradients of a node's outputs, summed over all that use them.
         hooks = [node.register_prehook(self._keeper(node)) for node in self._weights_of]
         try:
+            # The second half needs what forward saved for the ops, so the graph is kept.
             return torch.autograd.grad(
                 self._outputs, self._inputs, self._cotangents, retain_graph=True, allow_unused=True
             )
@@ -72,11 +74,16 @@ class SplitBackward:
         """Return the gradients of the parameters, in their order."""
         found: Gradients = {}
         for node, names in self._weights_of.items():
+            # A node has one gradient for each of its outputs, None where nothing came back; nodes
+            # that were not reached at all have no entry.
             kept = [(i, g) for i, g in enumerate(self._kept.get(node, ())) if g is not None]
             if kept:
                 edges = [GradientEdge(node, place) for place, _ in kept]
+                # From the node to its parameters only: autograd computes what the wanted leaves
+                # need.
                 found |= self._differentiate(edges, [gradient for _, gradient in kept], names)
         once = {name for names in self._weights_of.values() for name in names}
+        # Parameters with several uses: their gradient is a sum that autograd has to form.
         others = [name for name in self._weights if name not in once]
         if others:
             found |= self._differentiate(self._outputs, self._cotangents, others)
@@ -101,9 +108,12 @@ def _weights_beside_the_way(
 
     Only parameters to which a single such node leads.
     """
+    # By identity, as leaves are compared with the variables of the graph's last nodes.
     entered = {id(tensor) for tensor in inputs}
     names = {id(tensor): name for name, tensor in weights.items()}
     roots = list(dict.fromkeys(get_gradient_edge(output).node for output in outputs))
+    # ``on_way``: an input is reached from there. ``reached``: of the other nodes, the parameters
+    # they lead to. ``beside``: of nodes on the way, the parameters they lead to off it.
     on_way: set[Node] = set()
     reached: dict[Node, frozenset[str]] = {}
     beside: dict[Node, frozenset[str]] = {}
@@ -115,6 +125,7 @@ def _weights_beside_the_way(
             elif leaf in names:
                 reached[node] = frozenset((names[leaf],))
             continue
+        # Mostly one child: no new set is made for it.
         aside = [reached[child] for child in after if child in reached]
         leads = aside[0] if len(aside) == 1 else frozenset().union(*aside)
         if not on_way.isdisjoint(after):
@@ -123,7 +134,9 @@ def _weights_beside_the_way(
                 beside[node] = leads
         elif leads:
             reached[node] = leads
+    # An output off the way leads to parameters without passing a node that is kept.
     others = [reached[root] for root in roots if root in reached]
+    # With two uses, one kept gradient would be a part of the sum only.
     uses = Counter(name for group in (*beside.values(), *others) for name in group)
     shared = frozenset[str]().union(*others)
     single = {
@@ -137,6 +150,8 @@ def _children_first(roots: Iterable[Node]) -> list[tuple[Node, list[Node]]]:
     """Return the nodes of a graph with those they lead to, which come before them."""
     found: list[tuple[Node, list[Node]]] = []
     seen: set[Node] = set()
+    # Not by recursion: a graph is as deep as the stage has ops. A node is put back with its
+    # children, and comes up again when these are done.
     stack: list[tuple[Node, list[Node] | None]] = [(root, None) for root in roots]
     while stack:
         node, after = stack.pop()

@@ -62,6 +62,8 @@ class StageRunner:
         self._task, self._store, self._seed = task, store, seed
         self._names = task.graph.tensors.names
         self._differentiable = task.graph.tensors.differentiable.tolist()
+        # By name: a parameter and its leaf. By stage: trained and frozen parameters that never
+        # change their tensors.
         self._leaves: dict[str, tuple[Tensor, Tensor]] = {}
         self._fixed: dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
 
@@ -76,6 +78,7 @@ class StageRunner:
         after = {name: value.clone() for name, value in before.items()}
         done = StagePass(inputs=inputs, buffers=before)
         done.has_graph = training and not self._task.borders[visit.stage].recomputes
+        # A stage that recomputes must not hold the activations of its first forward.
         with torch.set_grad_enabled(done.has_graph):
             self._run(step, visit, done, after)
         if training:
@@ -92,6 +95,7 @@ class StageRunner:
             self._store.weights(visit.stage, visit.version)
         if done.has_graph:
             return
+        # From what forward found: later microbatches have changed the buffers since.
         buffers = {name: value.clone() for name, value in done.buffers.items()}
         done.has_graph = True
         with torch.enable_grad():
@@ -108,6 +112,8 @@ class StageRunner:
     ) -> None:
         border = self._task.borders[visit.stage]
         grad = torch.is_grad_enabled()
+        # Leaves of our own: backward of this stage ends here, and the loop hands its gradients on.
+        # Nobody wants the gradient of a model input, which is loaded here.
         done.inputs = {
             t: value.detach().requires_grad_(grad and t in border.inputs and self._flows(t, value))
             for t, value in done.inputs.items()
@@ -171,12 +177,14 @@ class StageRunner:
                 "expected one number, the mean over the samples of a microbatch"
             )
         seed = torch.full_like(loss.detach(), self._task.loss_weight(visit.microbatch))
+        # A later stage may read the loss as well; its gradient is added.
         cotangents[index] = seed + cotangents[index] if index in cotangents else seed
 
     def input_gradients(self, visit: Visit, done: StagePass) -> dict[int, Tensor]:
         """Return the gradients of what a stage read; keeps the graph for the parameters."""
         wanted = _wanted_inputs(done)
         outputs, cotangents = _differentiated(done)
+        # Nothing flows back, as in the first stage; the second half then does the whole backward.
         if not outputs or not wanted:
             return self._of_inputs(visit, done, {})
         done.split = SplitBackward(outputs, cotangents, list(wanted.values()), done.weights)
@@ -195,6 +203,7 @@ class StageRunner:
         """Return the gradients of inputs and parameters in one go; frees the graph."""
         wanted = _wanted_inputs(done)
         found = _differentiate(done, [*wanted.values(), *done.weights.values()])
+        # The gradients of inputs come first, those of parameters follow.
         of_inputs = dict(zip(wanted, found, strict=False))
         return self._of_inputs(visit, done, of_inputs), _of_weights(done, found[len(wanted) :])
 
@@ -223,6 +232,7 @@ def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
 def _differentiated(done: StagePass) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Return the outputs that backward starts from, and their gradients."""
     assert done.cotangents is not None
+    # Outputs without a graph or that nobody reads take no part.
     tensors = [
         t for t, output in done.outputs.items() if output.requires_grad and t in done.cotangents
     ]

@@ -71,6 +71,8 @@ def _search(  # noqa: PLR0913, PLR0917 (columns of a kernel)
 ) -> float:
     """Try groups; leave the best draft that was met, and return what it saves."""
     set_times(web, draft, limit_s)
+    # ``saved`` is of the current draft, ``most`` of the best one, in joules against the first. Rows
+    # of ``scratch``: the nodes of a group, their options before, and room.
     best, saved, most = draft.choice.copy(), 0.0, 0.0
     marked = np.zeros(len(draft.choice), np.bool_)
     for attempt in range(tries):
@@ -82,11 +84,14 @@ def _search(  # noqa: PLR0913, PLR0917 (columns of a kernel)
             before[k] = draft.choice[group[k]]
         _rebuild(web, draft, limit_s, group, before, scratch[2, :size], draws)
         gain = _gain(web, draft, group, before)
+        # The temperature ``bearable`` (joules) falls to zero with the tries. One uniform draw does
+        # the Metropolis rule: a loss g is kept with probability exp(-g / bearable), a gain always.
         bearable = heat * (1 - attempt / tries) ** 2
         if gain < bearable * np.log(1 - draw_share(draws)):
             choose_all(web, draft, limit_s, group, before)
             continue
         saved += gain
+        # Only true gains are worth copying to other microbatches.
         if gain > LEAST_GAIN_J:
             saved += _spread(web, draft, limit_s, group, before, scratch[2, :size])
         if saved > most + LEAST_GAIN_J:
@@ -94,6 +99,7 @@ def _search(  # noqa: PLR0913, PLR0917 (columns of a kernel)
             best[:] = draft.choice
             if most >= enough_j:
                 break
+    # The search may have ended on a worse draft that it bore.
     draft.choice[:] = best
     set_times(web, draft, limit_s)
     return most
@@ -104,6 +110,7 @@ def _group(web: Web, seed: int, wanted: int, group: Array, marked: Array, draws:
     """Fill ``group`` with a random connected set of nodes around one; return its size."""
     group[0], size = seed, 1
     marked[seed] = True
+    # Drawn neighbours are often members already; the number of draws is bounded.
     for _ in range(4 * wanted):
         if size == wanted:
             break
@@ -121,6 +128,7 @@ def _group(web: Web, seed: int, wanted: int, group: Array, marked: Array, draws:
             marked[other] = True
             group[size] = other
             size += 1
+    # Unmarked one by one: a try must not cost a pass over all nodes.
     for k in range(size):
         marked[group[k]] = False
     return size
@@ -137,7 +145,9 @@ def _rebuild(
     draws: Array,
 ) -> None:
     """Speed most of a group up, then hand the slack out in a random order and random parts."""
+    # The share of the group that keeps its options differs from try to try, up to a half.
     kept = 0.5 * draw_share(draws)
+    # Fisher and Yates; options before move along with their nodes.
     for k in range(len(group)):
         fast[k] = web.first[group[k]] if draw_share(draws) > kept else before[k]
     choose_all(web, draft, limit_s, group, fast)
@@ -148,11 +158,13 @@ def _rebuild(
     for k in range(len(group)):
         node = group[k]
         now = web.seconds[draft.choice[node]]
+        # A third of the draws takes all of the slack, the others leave some to the next nodes.
         part = min(1.0, 1.5 * draw_share(draws))
         room = now + part * (draft.latest[node] - draft.start[node] - now)
         option = slowest_within(web, node, draft.choice[node], room)
         if option > draft.choice[node]:
             choose(web, draft, limit_s, node, option)
+    # Slack that the random parts left over is never wasted.
     spend_slack_of(web, draft, limit_s, group, False)
 
 
@@ -176,6 +188,8 @@ def _spread(
         misses, by = 0, direction
         while misses <= MISSES and _moved(web, group, by, there):
             gain = 0.0
+            # The change is a difference: it means the same only where the starting point was the
+            # same.
             if _same_before(web, draft, group, before, there):
                 gain = _copied(web, draft, limit_s, group, there, old)
             misses = 0 if gain > 0 else misses + 1
@@ -212,6 +226,7 @@ def _copied(
     web: Web, draft: Draft, limit_s: float, group: Array, there: Array, old: Array
 ) -> float:
     """Give other nodes the options of a group; return what that saves, 0 where it does not fit."""
+    # Those that get faster go first: they make the slack that the others then need.
     for k in range(len(group)):
         old[k] = draft.choice[there[k]]
         option = draft.choice[group[k]] - web.first[group[k]] + web.first[there[k]]
@@ -222,10 +237,12 @@ def _copied(
         other = there[k]
         option = draft.choice[group[k]] - web.first[group[k]] + web.first[other]
         if option > old[k]:
+            # The slack is up to date with what the nodes before have taken.
             if web.seconds[option] > draft.latest[other] - draft.start[other]:
                 fits = False
                 break
             choose(web, draft, limit_s, other, option)
+    # A change that did not fit is taken back with the rest, whatever part of it was made.
     gain = _gain(web, draft, there, old)
     if fits and gain > 0:
         return gain

@@ -66,6 +66,7 @@ class Network:
 
 @kernel
 def _earliest(tail: Array, head: Array, duration: Array, order: Array, times: Array) -> None:
+    # Arcs lead to higher events: by tail, an event's time is final before it is used.
     for arc in order:
         times[head[arc]] = max(times[head[arc]], times[tail[arc]] + duration[arc])
 
@@ -76,17 +77,23 @@ def network_of(precedence: Precedence, options: Options, no_limit: int) -> Netwo
     count = len(nodes)
     breakpoints = np.diff(options.hull_ptr)[nodes]
     variable = breakpoints > 1
+    # Nodes are in topological order. A node with a choice takes two events, any other one only,
+    # which keeps the network small; its duration goes into the delays of the arcs that leave it.
     begin = 1 + np.arange(count) + np.concatenate([[0], np.cumsum(variable)[:-1]])
     end = begin + variable
     last = int(end[-1]) + 1
+    # As fine as it can be with room for sums of times in 64 bits.
     units_per_s = LONGEST / _slowest_s(precedence, options)
     fixed_s = np.where(variable, 0.0, options.seconds[options.hull[options.hull_ptr[:-1]]][nodes])
+    # The start is tied to nodes that wait for nobody or not before a time, the end likewise.
     first_nodes = np.union1d(
         np.setdiff1d(np.arange(count), precedence.target), np.flatnonzero(precedence.release)
     )
     last_nodes = np.union1d(
         np.setdiff1d(np.arange(count), precedence.source), np.flatnonzero(precedence.tail)
     )
+    # Arcs: activities with a choice, releases, lags, tails, and last one from start to end for the
+    # time that no step goes below. ``plain`` has the seconds of all but the first.
     movable = np.flatnonzero(variable)
     tail = [begin[movable], np.zeros(len(first_nodes)), end[precedence.source], end[last_nodes]]
     head = [end[movable], begin[first_nodes], begin[precedence.target]]
@@ -102,7 +109,9 @@ def network_of(precedence: Precedence, options: Options, no_limit: int) -> Netwo
     flat = np.rint(np.concatenate(plain) * units_per_s).astype(np.int64)
     hulls = _hulls(options, nodes[movable])
     steepest = max((float(hull.slopes.max()) for hull in hulls), default=0.0)
+    # Slopes are in watts: joules saved for each second that an activity takes longer.
     units_per_w = min(FINEST, STEEPEST / max(steepest, 1e-9))
+    # Microbatches share hulls; each is made whole once.
     parts = {id(hull): _whole(hull, units_per_s, units_per_w, no_limit) for hull in hulls}
     durations, limits = (
         zip(*(parts[id(hull)] for hull in hulls), strict=True) if hulls else ((), ())
@@ -110,6 +119,7 @@ def network_of(precedence: Precedence, options: Options, no_limit: int) -> Netwo
     sizes = np.concatenate([breakpoints[movable], np.ones(len(flat), dtype=np.int64)])
     tails = np.concatenate(tail).astype(np.int64)
     heads = np.concatenate(head).astype(np.int64)
+    # Every arc is listed at both its events, since flow can also be taken back.
     both = np.concatenate([tails, heads])
     ptr = np.zeros(last + 2, dtype=np.int64)
     np.cumsum(np.bincount(both, minlength=last + 1), out=ptr[1:])
@@ -130,6 +140,7 @@ def network_of(precedence: Precedence, options: Options, no_limit: int) -> Netwo
 
 def _slowest_s(precedence: Precedence, options: Options) -> float:
     """Return a time that no step exceeds."""
+    # Everything one after the other, each at its slowest option.
     slowest = options.seconds[options.ptr[1:] - 1][precedence.activity]
     fixed = precedence.lag.sum() + precedence.release.sum() + precedence.tail.sum()
     fixed += precedence.floor_s
@@ -149,6 +160,8 @@ def _hulls(options: Options, activities: Array) -> list[_Hull]:
     hulls: list[_Hull] = []
     for activity in activities.tolist():
         first, last = options.hull_ptr[activity], options.hull_ptr[activity + 1]
+        # Activities with the same table, whose hull also ends at the same option, have the same
+        # one.
         key = (int(options.table[activity]), int(options.hull[last - 1] - options.ptr[activity]))
         if key not in known:
             rows = options.hull[first:last][::-1]

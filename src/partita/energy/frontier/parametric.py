@@ -48,10 +48,21 @@ def fill_tight_paths(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (columns
     """Send as much as fits from event 0 to the last one over tight arcs; return how much.
 
     Stops when ``most`` has been sent; returns ``NO_LIMIT`` where a path has no limit.
+
+    This is Dinic's algorithm on the residual arcs that are tight at the current times. By arc:
+    ``ahead`` and ``behind`` are the durations, in units of time, at which one more or one less unit
+    of flow may run, ``ahead_room`` and ``behind_room`` how much of it (see ``refresh``); ``trail``
+    is the path walked. By event: ``time``; ``level``, the distance from event 0 in tight arcs, -1 =
+    not reached; ``place``, the next entry of ``adjacent`` to look at; ``queue``. The others are
+    those of ``sweep``.
+
+    Invariant: ``ahead <= time[head] - time[tail]`` on every arc, and that is ``<= behind`` where
+    there is flow. Only tight arcs are used, so that times stay optimal for the flow.
     """
     sink = len(time) - 1
     sent = 0
     while sent < most:
+        # Breadth first: levels, as far as the sink needs them.
         for event in range(len(level)):
             level[event] = -1
         level[0] = 0
@@ -72,8 +83,10 @@ def fill_tight_paths(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (columns
                     level[other] = level[event] + 1
                     queue[end] = other
                     end += 1
+        # No tight path is left: the flow is a maximum at this length of the project.
         if level[sink] < 0:
             return sent
+        # An entry of ``adjacent`` that led nowhere in this phase is not looked at again.
         for event in range(len(place)):
             place[event] = adjacent_ptr[event]
         # Depth-first, keeping the path in ``trail``.
@@ -84,8 +97,10 @@ def fill_tight_paths(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (columns
                 room = most - sent
                 for i in range(depth):
                     arc = trail[i]
+                    # The path climbs one level an arc, which tells the way it passes each arc.
                     forward = level[head[arc]] == level[tail[arc]] + 1
                     room = min(room, ahead_room[arc] if forward else behind_room[arc])
+                # All arcs of the path are at their shortest: no price makes the project shorter.
                 if room >= NO_LIMIT // 2:
                     return NO_LIMIT
                 sent += room
@@ -98,6 +113,8 @@ def fill_tight_paths(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (columns
                         full = i
                         event = tail[arc] if forward else head[arc]
                     flow[arc] += room if forward else -room
+                    # A full arc moves to its next breakpoint and is not tight any more, so that the
+                    # walk below needs no test of the room.
                     refresh(
                         arc,
                         flow,
@@ -132,8 +149,10 @@ def fill_tight_paths(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (columns
                 place[event] += 1
             if moved:
                 continue
+            # Every way out of the start has been tried: the flow blocks all shortest paths.
             if event == 0:
                 break
+            # A dead end: go back one arc and pass it over from now on.
             depth -= 1
             arc = trail[depth]
             event = tail[arc] if head[arc] == event else head[arc]
@@ -159,6 +178,7 @@ def refresh(  # noqa: PLR0913, PLR0917 (columns of a kernel)
     Breakpoint k of an arc is row ``first[arc] + k``: flow up to ``upto[k]`` runs at
     ``duration[k]``, durations falling. ``step`` is the row of the last known place.
     """
+    # Flow changes little at a time, so the last breakpoint is a good place to look from.
     k = step[arc]
     value = flow[arc]
     while k > first[arc] and value < upto[k - 1]:
@@ -168,6 +188,8 @@ def refresh(  # noqa: PLR0913, PLR0917 (columns of a kernel)
     step[arc] = k
     ahead[arc] = duration[k]
     ahead_room[arc] = upto[k] - value
+    # Right on a limit both durations are possible: more flow runs at the shorter one, less at the
+    # longer one. Elsewhere both are the same.
     if k > first[arc] and value == upto[k - 1]:
         behind[arc] = duration[k - 1]
         behind_room[arc] = value - (upto[k - 2] if k - 1 > first[arc] else 0)
@@ -195,20 +217,27 @@ def fall_of_times(  # noqa: PLR0913, PLR0917 (columns of a kernel)
     sink = len(time) - 1
     for event in range(len(fall)):
         fall[event] = NO_LIMIT
+    # Dijkstra: the distances below are slacks of residual arcs, which are never negative by the
+    # invariant of ``fill_tight_paths``.
     fall[0] = 0
     heap = [(0, 0)]
     while len(heap) > 0:
         near, event = heapq.heappop(heap)
+        # An old entry; a shorter way was found since.
         if near > fall[event]:
             continue
+        # Events that are not settled fall by at least as much; ``sweep`` cuts them off at this.
         if event == sink:
             return near
         for k in range(adjacent_ptr[event], adjacent_ptr[event + 1]):
             arc = adjacent[k]
             if tail[arc] == event:
                 other = head[arc]
+                # The head may come down as far as the tail does, and by the slack above ``ahead``.
                 far = near + time[other] - time[event] - ahead[arc]
             elif flow[arc] > 0:
+                # An arc with flow must not get longer than ``behind``, so that its tail may come
+                # down only little further than its head.
                 other = tail[arc]
                 far = near + behind[arc] - (time[event] - time[other])
             else:
@@ -245,7 +274,7 @@ def sweep(  # noqa: PLR0913, PLR0917 (columns of a kernel)
         adjacent: See ``adjacent_ptr``.
         first: First breakpoint of each arc; see ``refresh``.
         upto: Flow up to which each breakpoint holds.
-        duration: Duration at each breakpoint.
+        duration: Units of time at each breakpoint.
         step: Current breakpoint of each arc; changed.
         time: Event times; changed.
         flow: Flow on each arc; changed.
@@ -269,10 +298,13 @@ def sweep(  # noqa: PLR0913, PLR0917 (columns of a kernel)
         np.zeros(events, np.int64),
     )
     trail, fall = np.zeros(arcs + 1, np.int64), np.zeros(events, np.int64)
+    # Lengths above the current one were passed in an earlier call.
     row = 0
     while row < len(wanted) and wanted[row] > time[events - 1]:
         row += 1
     while True:
+        # Flow first, then times: each round raises the price of a second as far as paths of this
+        # length allow, and then shortens the project at that price.
         more = fill_tight_paths(
             tail,
             head,
@@ -303,11 +335,14 @@ def sweep(  # noqa: PLR0913, PLR0917 (columns of a kernel)
         length = fall_of_times(tail, head, adjacent_ptr, adjacent, ahead, behind, time, flow, fall)
         if length < 0:
             break
+        # Between two vertices the times move evenly, so that wanted lengths in between are read
+        # off.
         while row < len(wanted) and wanted[row] >= time[events - 1] - length:
             part = time[events - 1] - wanted[row]
             for event in range(events):
                 found[row, event] = time[event] - min(fall[event], part)
             row += 1
+        # The usual update of potentials keeps all slacks of residual arcs at 0 or above.
         for event in range(events):
             time[event] -= min(fall[event], length)
     while row < len(wanted) and wanted[row] >= time[events - 1]:

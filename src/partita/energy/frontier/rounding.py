@@ -70,10 +70,10 @@ class Draft(NamedTuple):
     """An option for each node of a ``Web``, and the times that follow.
 
     Attributes:
-        choice: The option.
-        start: Earliest start.
-        latest: Latest end that keeps the step in time.
-        dirty: Scratch.
+        choice: The option, a row of ``seconds`` and ``joules``.
+        start: Earliest start, in seconds from the start of the step.
+        latest: Latest end that keeps the step in time, in the same seconds.
+        dirty: Scratch: nodes whose time has to be found anew. All False between calls.
     """
 
     choice: Array
@@ -135,6 +135,8 @@ def round_down(web: Web, wanted_s: Array, limit_s: float) -> Draft:
     """
     drafts = [fastest_draft(web) for _ in range(2)]
     for draft, by_second in zip(drafts, (False, True), strict=True):
+        # Relaxed durations come from whole units of time; without the tolerance a duration right at
+        # a clock could miss it.
         compiled(fit)(web, draft, wanted_s + TOLERANCE * limit_s)
         compiled(spend_slack)(web, draft, limit_s * (1 + TOLERANCE), by_second)
     return min(drafts, key=lambda draft: float(web.joules[draft.choice].sum()))
@@ -159,6 +161,7 @@ def slowest_within(web: Web, node: int, option: int, room_s: float) -> int:
 def set_times(web: Web, draft: Draft, limit_s: float) -> float:
     """Set all starts and latest ends; return the length of the step."""
     length = 0.0
+    # Nodes are in topological order: predecessors have lower numbers.
     for i in range(len(draft.choice)):
         draft.start[i] = _earliest_start(web, draft, i)
         length = max(length, draft.start[i] + web.seconds[draft.choice[i]] + web.tail[i])
@@ -191,6 +194,8 @@ def _latest_end(web: Web, draft: Draft, node: int, limit_s: float) -> float:
 def choose(web: Web, draft: Draft, limit_s: float, node: int, option: int) -> None:
     """Give a node an option; starts and latest ends are kept up to date."""
     draft.choice[node] = option
+    # A new duration changes the starts of those after the node and the latest ends of those before
+    # it, and neither of its own.
     _forward(web, draft, node, _mark(web.succ_ptr, web.succ, draft.dirty, node))
     _backward(web, draft, limit_s, node, _mark(web.pred_ptr, web.pred, draft.dirty, node))
 
@@ -204,9 +209,13 @@ def choose_all(web: Web, draft: Draft, limit_s: float, nodes: Array, options: Ar
             draft.choice[nodes[k]] = options[k]
             lowest, highest = min(lowest, nodes[k]), max(highest, nodes[k])
             pending += _mark(web.succ_ptr, web.succ, draft.dirty, nodes[k])
+    # One pass for all changes: what two of them reach is found once.
     _forward(web, draft, lowest, pending)
     pending = 0
     for node in nodes:
+        # The pass runs down from the highest changed node, so nothing above it may be marked: it
+        # would not be met. Predecessors of unchanged nodes are looked at in vain, which does no
+        # harm.
         if node <= highest:
             pending += _mark(web.pred_ptr, web.pred, draft.dirty, node)
     _backward(web, draft, limit_s, highest, pending)
@@ -215,12 +224,14 @@ def choose_all(web: Web, draft: Draft, limit_s: float, nodes: Array, options: Ar
 @kernel
 def _forward(web: Web, draft: Draft, node: int, pending: int) -> None:
     """Set the starts of marked nodes, which come after one, and of those they reach."""
+    # Marks lie ahead only, and ``pending`` counts them: the scan ends with the last one.
     while pending > 0:
         node += 1
         if draft.dirty[node]:
             draft.dirty[node] = False
             pending -= 1
             start = _earliest_start(web, draft, node)
+            # Exactly: the same sums give the same bits, and an equal time changes nothing after it.
             if start != draft.start[node]:
                 draft.start[node] = start
                 pending += _mark(web.succ_ptr, web.succ, draft.dirty, node)
@@ -266,6 +277,7 @@ def spend_slack_of(web: Web, draft: Draft, limit_s: float, nodes: Array, by_seco
         best, option, most = -1, -1, LEAST_GAIN_J
         for i in nodes:
             now = draft.choice[i]
+            # Earliest start to latest end is the room while all others keep their options.
             slow = slowest_within(web, i, now, draft.latest[i] - draft.start[i])
             if slow > now:
                 gain = web.joules[now] - web.joules[slow]
@@ -275,4 +287,5 @@ def spend_slack_of(web: Web, draft: Draft, limit_s: float, nodes: Array, by_seco
                     best, option, most = i, slow, gain
         if best < 0:
             return
+        # One at a time: what one takes, its neighbours on the path have no longer.
         choose(web, draft, limit_s, best, option)

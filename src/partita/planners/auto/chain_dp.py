@@ -123,6 +123,8 @@ class ChainProgram:
     def sketches(self) -> list[Sketch]:
         """Return the splits for several bottlenecks, without repeats."""
         tables = self._tables
+        # The range of limits: the least bottleneck of any split, and that of the split which is
+        # fastest without a limit. Limits outside of it change nothing.
         least = self._solve(tables, None)
         if least is None:
             return []
@@ -134,6 +136,7 @@ class ChainProgram:
         limits.append(least[1])
         found: dict[tuple[object, ...], Sketch] = {}
         for limit in limits:
+            # Widened, so that rounding does not shut out the split that gave the limit.
             split = self._solve(tables, limit * (1 + 1e-12))
             if split is not None:
                 sketch = self._sketch(tables, split[0])
@@ -153,6 +156,7 @@ class ChainProgram:
     @cached_property
     def _tables(self) -> dict[tuple[int, int], "_Table"]:
         """The table of each (first device, replicas)."""
+        # Places that look alike (classes, microbatches in flight, links) share one table.
         known: dict[tuple[object, ...], _Table | None] = {}
         tables = {}
         total = len(self.devices)
@@ -208,15 +212,20 @@ class ChainProgram:
         shares = fair_shares(speeds, self.batch.count)
         if shares is None:
             return None
+        # Rounds of a step; each replica takes its share of microbatches in every one.
         turns = self.batch.count / sum(shares)
+        # Only the most loaded replica of each class can be the slowest.
         most = {c: max(s for s, k in zip(shares, classes, strict=True) if k == c) for c in classes}
         ahead = {c: _ranges(line.forward[c]) for c in most}
         spent = {c: ahead[c] + _ranges(line.backward[c]) for c in most}
+        # Arrays ``[first point, end point]`` in seconds: a microbatch on the slowest class, its
+        # forward again, and all microbatches of the most loaded replica.
         once = np.max([spent[c] for c in most], axis=0)
         again = np.max([ahead[c] for c in most], axis=0)
         load = np.max([spent[c] * (most[c] * turns) for c in most], axis=0)
         fits, fits_again = self._fits(d, r, classes)
         latency, slope, ports = self._link(d, r)
+        # Over the link behind the stage, by end point.
         moved = latency * line.messages + slope * line.cut
         fixed, per_byte = self._reduction(d, r)
         reduced = fixed + per_byte * _ranges(line.reduced) if r > 1 else 0.0
@@ -224,7 +233,9 @@ class ChainProgram:
         factor = np.where(recomputes, again, 0.0)
         passes = 2.0 if frame.trains else 1.0
         p = once + factor + (passes * moved)[None, :]
+        # All microbatches less the one that ``p`` counts.
         beyond = load + factor * (max(shares) * turns) - once - factor + reduced
+        # Replicas with ports of their own send side by side.
         link_load = (self.batch.count / ports - 1) * moved
         q = np.maximum(beyond, link_load[None, :])
         possible = (fits | fits_again) & self._permitted(classes)
@@ -237,10 +248,12 @@ class ChainProgram:
         room = float(self.frame.limit_bytes[sorted(set(classes))].min())
         flying = self._flying(d, r)
         static, saved = _ranges(line.static), _ranges(line.saved)
+        # Two buffers for what comes in, as in the estimates.
         inputs = 2 * line.cut[:, None]
         fits = static + flying * saved + inputs <= room
         if not self.frame.trains:
             return fits, np.zeros_like(fits)
+        # Recomputing keeps the inputs of all in flight, and everything of the one at work.
         return fits, static + saved + (flying + 2) * line.cut[:, None] <= room
 
     def _permitted(self, classes: Sequence[int]) -> Array:
@@ -256,15 +269,18 @@ class ChainProgram:
         """
         points, total = len(self.line.points), len(self.devices)
         best = np.full((points, total + 1), np.inf)
+        # ``best[i, d]``: units from point i on, devices from d on. Nothing left costs nothing.
         best[-1, :] = 0.0
         choice = np.full((points, total + 1, 2), -1, dtype=np.int64)
         rows = np.arange(points)
         for d in range(total - 1, -1, -1):
+            # Without device d; only a strictly better way uses it.
             best[:, d] = best[:, d + 1]
             for r in self.replicas:
                 table = tables.get((d, r))
                 if table is None:
                     continue
+                # By end point: what lies behind has the devices after these.
                 rest = best[None, :, d + r]
                 if limit is None:
                     value = np.where(np.isinf(table.p), np.inf, np.maximum(table.q, rest))
@@ -286,6 +302,7 @@ class ChainProgram:
         ranges, bottleneck = [], 0.0
         i, d, end = 0, 0, len(self.line.points) - 1
         while i < end:
+            # The device is unused, as a choice at d would have been strictly better.
             if best[i, d] == best[i, d + 1]:
                 d += 1
                 continue

@@ -62,6 +62,7 @@ def shift(position: Position) -> Iterator[Sketch]:
         for source, target in ((before, after), (after, before)):
             units = members[source]
             step = 1
+            # At least one unit stays; ``merge`` is the move that ends a stage.
             while step < len(units):
                 moved = units[-step:] if target > source else units[:step]
                 yield _moved(position, moved, target)
@@ -77,9 +78,11 @@ def relocate(position: Position) -> Iterator[Sketch]:
     for unit, stage in enumerate(stage_of):
         before = q.pred[q.pred_ptr[unit] : q.pred_ptr[unit + 1]].tolist()
         after = q.succ[q.succ_ptr[unit] : q.succ_ptr[unit + 1]].tolist()
+        # Data flow from lower to higher stages: the unit may go anywhere between its neighbours.
         low = max((stage_of[other] for other in before), default=0)
         high = min((stage_of[other] for other in after), default=last)
         for target in range(low, high + 1):
+            # A light stage does not hand work to a heavy one.
             if target != stage and (stage in heavy or target not in heavy):
                 yield _moved(position, np.array([unit]), target)
 
@@ -87,6 +90,7 @@ def relocate(position: Position) -> Iterator[Sketch]:
 def _moved(position: Position, units: Array, target: int) -> Sketch:
     stage_of, again = position.sketch.stage_of.copy(), position.sketch.recompute.copy()
     there = stage_of == target
+    # Recomputation is a property of a stage: units take over that of where they go.
     again[units] = bool(again[there].all())
     stage_of[units] = target
     return _compact(replace(position.sketch, stage_of=stage_of, recompute=again))
@@ -114,6 +118,7 @@ def regroup(position: Position) -> Iterator[Sketch]:
         grown = sketch.stages[target].devices
         for device in idle:
             yield from _with_groups(position, {target: [*_flat(grown), device]})
+        # The least loaded gives first.
         for source in reversed(order):
             own = _flat(sketch.stages[source].devices)
             if source == target or len(own) < 2:
@@ -121,6 +126,7 @@ def regroup(position: Position) -> Iterator[Sketch]:
             for device in _distinct(position, own):
                 rest = [d for d in own if d != device]
                 yield from _with_groups(position, {source: rest, target: [*_flat(grown), device]})
+    # Fewer replicas can be better, too: less to reduce.
     for stage in reversed(order):
         own = _flat(sketch.stages[stage].devices)
         for device in _distinct(position, own) if len(own) > 1 else []:
@@ -134,6 +140,7 @@ def exchange(position: Position) -> Iterator[Sketch]:
         return
     places = [_flat(stage.devices) for stage in sketch.stages]
     order = position.by_load
+    # The most loaded with the least loaded first: there another device changes most.
     pairs = [(a, b) for index, a in enumerate(order) for b in reversed(order[index + 1 :])]
     for a, b in pairs[:MAX_PAIRS]:
         for first in _distinct(position, places[a]):
@@ -173,6 +180,7 @@ def _kind(position: Position, device: int) -> tuple[int, int]:
 
 def _distinct(position: Position, devices: Sequence[int]) -> list[int]:
     """Return one device of each kind, the last of them."""
+    # Devices of one class on one host are interchangeable: one neighbour stands for all.
     return sorted({_kind(position, device): device for device in devices}.values())
 
 
@@ -201,6 +209,7 @@ def _stage(position: Position, devices: Sequence[int], units: Array, batch: Batc
     forward, backward = position.estimator.seconds(batch.size)
     spent = {c: float((forward[c, units] + backward[c, units]).sum()) for c in set(classes)}
     speeds = tuple(1.0 / max(spent[c], 1e-12) for c in classes)
+    # Only ratios matter: any equal speeds are one entry in the cache of ``fair_shares``.
     if len(set(speeds)) == 1:
         speeds = (1.0,) * len(speeds)
     shares = fair_shares(speeds, batch.count)
@@ -213,6 +222,7 @@ def merge(position: Position) -> Iterator[Sketch]:
     if not _is_plain(sketch):
         return
     for a, b in pairwise(range(len(sketch.stages))):
+        # Stages after the first of the two move up by one.
         stage_of = np.where(sketch.stage_of > a, sketch.stage_of - 1, sketch.stage_of)
         units = np.flatnonzero(stage_of == a)
         both = [_flat(sketch.stages[a].devices), _flat(sketch.stages[b].devices)]
@@ -250,6 +260,7 @@ def _split(
         sum(1.0 / max(float(spent[c].sum()), 1e-12) for c in position.frame.class_of[list(part)])
         for part in (first, second)
     ]
+    # Cut where the work before is the share of the first part's speed.
     until = np.cumsum(spent.mean(axis=0))
     at = int(np.searchsorted(until, until[-1] * power[0] / sum(power)))
     for cut in dict.fromkeys((at, at + 1)):
@@ -284,6 +295,7 @@ def _other_shares(shares: tuple[int, ...], count: int) -> Iterator[tuple[int, ..
     size = len(shares)
     if count % size == 0 and len(set(shares)) > 1:
         yield (1,) * size
+    # Longer rounds have finer shares; a step must be a whole number of rounds.
     for times in (1, 2, 4):
         whole = [share * times for share in shares]
         if count % sum(whole):
@@ -319,6 +331,7 @@ def _interleaved(position: Position) -> Iterator[Sketch]:
     even = all(set(stage.shares) == {1} for stage in sketch.stages)
     if ring < 2 or not (same and even and _is_plain(sketch)):
         return
+    # Units along the pipeline; each stage gets work by the speed of its device, once a turn.
     order = np.lexsort((np.arange(position.frame.num_units), sketch.stage_of))
     forward, backward = position.estimator.seconds(sketch.batch.size)
     classes = [int(position.frame.class_of[stage.devices[0][0]]) for stage in sketch.stages]
@@ -328,6 +341,7 @@ def _interleaved(position: Position) -> Iterator[Sketch]:
     for turns in (2, 3, 4):
         wanted = np.cumsum(np.tile(power, turns))
         cut = np.searchsorted(until, until[-1] * wanted[:-1] / wanted[-1])
+        # Too few units for a stage each: more turns would not do either.
         bounds = np.concatenate([[0], np.maximum(cut, 1), [len(order)]])
         if bool((np.diff(bounds) < 1).any()):
             return
@@ -354,6 +368,7 @@ def rebatch(position: Position) -> Iterator[Sketch]:
 def _rebatched(position: Position, batch: Batch) -> Iterator[Sketch]:
     stages: list[Stage] = []
     for number, stage in enumerate(position.sketch.stages):
+        # Shares hold for any number of whole rounds; else they are found anew.
         if batch.count % stage.round == 0:
             stages.append(stage)
             continue

@@ -97,6 +97,7 @@ class Search:
         while left > 0 and not self.is_done:
             better, left = self._better_neighbour(end, left)
             if better is None:
+                # Out of tries says nothing about the neighbours; only a full look does.
                 return end if left <= 0 else replace(end, is_exhausted=True)
             end = better
         return end
@@ -105,6 +106,7 @@ class Search:
         """Return the first better neighbour that is met, and how many may still be measured."""
         here = self.estimator.estimate(end.sketch)
         position = Position(self.frame, self.estimator, end.sketch, here.load)
+        # A later group is looked at only where those before it find nothing.
         for moves in NEIGHBOURHOODS:
             failures = 0
             for candidate in self._promising(position, moves, end.verdict, here.guess):
@@ -130,20 +132,24 @@ class Search:
             if self.evaluator.seen(candidate.key):
                 continue
             estimate = self.estimator.estimate(candidate)
+            # A sketch that does not fit is led towards memory first, whatever its speed.
             if not fits:
                 ranked.append((estimate.over_bytes, number, candidate))
             elif self._may_help(
                 estimate, verdict.value, guess * _slack(position.sketch, candidate)
             ):
                 ranked.append((estimate.guess, number, candidate))
+        # Ties by number: sketches have no order, and the result must not depend on chance.
         return [candidate for _, _, candidate in sorted(ranked, key=lambda row: row[:2])]
 
     def _may_help(self, estimate: Estimate, value: float, most: float) -> bool:
         if self.frame.problem.objective.metric is not Metric.THROUGHPUT:
             return True
         limit = float(self.frame.limit_bytes.max())
+        # Estimates of memory are rough: a little too much is still measured.
         if estimate.over_bytes > 0.2 * limit:
             return False
+        # The floor is a bound, so that dropping by it loses nothing; the guess is a judgement.
         return estimate.floor < value and estimate.guess <= most
 
     def settle(self, sketch: Sketch) -> Sketch:
@@ -151,6 +157,7 @@ class Search:
         here = self.estimator.estimate(sketch)
         for _ in range(MAX_SETTLING):
             position = Position(self.frame, self.estimator, sketch, here.load)
+            # Moves of single units are left to the search that measures.
             for moves in NEIGHBOURHOODS[:2]:
                 near = islice(chain.from_iterable(move(position) for move in moves), MAX_NEIGHBOURS)
                 found = [(self.estimator.estimate(candidate), candidate) for candidate in near]
@@ -183,6 +190,7 @@ class Search:
         while ends and not self.is_done:
             ends = sorted((self.improve(end, most) for end in ends), key=lambda e: _rank(e.verdict))
             best = ends[0]
+            # The better half goes on, without those whose neighbours are all known to be no better.
             ends = [end for end in ends[: max(1, len(ends) // 2)] if not end.is_exhausted]
             most *= 2
         if best is not None:
@@ -210,4 +218,5 @@ def _slack(sketch: Sketch, other: Sketch) -> float:
 
 
 def _rank(verdict: Verdict) -> tuple[float, float]:
+    # Plans that do not fit all have an infinite value; among them the least excess is best.
     return verdict.value, verdict.over_bytes

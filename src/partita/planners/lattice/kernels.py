@@ -32,11 +32,15 @@ def count_sets(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
         if waiting[node] == 0:
             stack[top] = node
             top += 1
+    # ``ready`` counts the nodes that can be added to the current ideal, of any rank: its covering
+    # steps. The candidates of a depth, those that may be added without reaching an ideal twice, are
+    # ``stack[begin[depth]:begin[depth + 1]]``; ``place`` is the next one to try.
     ready = top
     count, steps, depth = 1, ready, 0
     begin[0], begin[1], place[0] = 0, top, 0
     over = ready >= limit[1] or count > limit[0]
     while depth >= 0 and not over:
+        # All candidates are done: take the node back that led here.
         if place[depth] == begin[depth + 1]:
             depth -= 1
             if depth >= 0:
@@ -50,6 +54,8 @@ def count_sets(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
         node = stack[place[depth]]
         place[depth] += 1
         ready -= 1
+        # Candidates one deeper: those of a higher rank, and what the node sets free. A successor
+        # always has a higher rank, as ranks are a linear extension.
         top = begin[depth + 1]
         for other in range(begin[depth], begin[depth + 1]):
             if rank[stack[other]] > rank[node]:
@@ -96,6 +102,8 @@ def fill_sets(  # noqa: C901, PLR0912, PLR0913, PLR0917 (a kernel takes columns)
     width = words[0]
     count = len(parent)
     tail, level = 1, 0
+    # Ideals ``level`` to ``end`` have one size. Their steps by higher nodes make the next size, in
+    # order; only then are the targets of steps by lower nodes known.
     while level < count:
         end = tail
         for ideal in range(level, end):
@@ -109,6 +117,8 @@ def fill_sets(  # noqa: C901, PLR0912, PLR0913, PLR0917 (a kernel takes columns)
                 last[tail] = node
                 for word in range(width):
                     sets[tail * width + word] = sets[ideal * width + word]
+                # The set and its steps: those of the ideal below without this node, and what it
+                # sets free.
                 sets[tail * width + word_of[node]] |= bit_of[node]
                 into = step_ptr[tail]
                 for other in range(step_ptr[ideal], step_ptr[ideal + 1]):
@@ -128,6 +138,8 @@ def fill_sets(  # noqa: C901, PLR0912, PLR0913, PLR0917 (a kernel takes columns)
                         into += 1
                 step_ptr[tail + 1] = into
                 tail += 1
+        # Steps by lower nodes. The parent's steps all have targets, and from there the node m is
+        # higher than all in the set, so that its step got its target above.
         for ideal in range(level, end):
             if ideal == 0:
                 continue
@@ -165,10 +177,12 @@ def find_covers(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
     found = 0
     for place in range(count):
         node = order[place]
+        # The nearest first: what is below a cover is below the node, and no cover itself.
         for earlier in range(place - 1, -1, -1):
             other = order[earlier]
             if below[node * width + word_of[other]] & bit_of[other] != 0:
                 continue
+            # Below in the intersection means earlier in every one of the orders.
             first = other
             spot = node
             is_below = True

@@ -11,12 +11,17 @@ UNREACHED = -1
 
 @kernel
 def list_pairs(sets: Column, words: Column, ptr: Column, to: Column) -> None:
-    """List for each ideal the larger ideals that contain it."""
+    """List for each ideal the larger ideals that contain it.
+
+    ``sets`` has ``words[0]`` words of 64 bits for each ideal. The ideals that contain ideal i go to
+    ``to[ptr[i]:ptr[i + 1]]``; such a pair is a stage, the ops between the two.
+    """
     width = words[0]
     count = len(ptr) - 1
     found = 0
     for low in range(count):
         ptr[low] = found
+        # Ideals ascend by size, so that only later ones can contain this one.
         for high in range(low + 1, count):
             inside = True
             for word in range(width):
@@ -41,7 +46,11 @@ def live_cuts(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
     size: Column,
     cut: Column,
 ) -> None:
-    """Sum the sizes of the nets whose source is inside an ideal and some pin is not."""
+    """Sum the sizes of the nets whose source is inside an ideal and some pin is not.
+
+    ``bit[b]`` is the word with bit b alone. Pins of net n are ``pins[ptr[n]:ptr[n + 1]]``; ``size``
+    and ``cut`` are in bytes.
+    """
     width = words[0]
     for ideal in range(len(cut)):
         base = ideal * width
@@ -50,6 +59,7 @@ def live_cuts(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
             first = source[net]
             if sets[base + first // 64] & bit[first % 64] == 0:
                 continue
+            # A net is sent once, however many of its pins are outside.
             for place in range(ptr[net], ptr[net + 1]):
                 pin = pins[place]
                 if sets[base + pin // 64] & bit[pin % 64] == 0:
@@ -83,6 +93,8 @@ def least_replicas(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
     last = len(cut) - 1
     for ideal in range(len(cut)):
         exact = max(0.0, (2 * cut[ideal] / (copies * period) - spare) / rate)
+        # Capped before it becomes a whole number: a cut may ask for any multiple of the devices.
+        # The tolerance keeps a quotient that is whole but for rounding from asking for one more.
         least = int(min(exact, most + 1.0))
         forced[ideal] = least + 1 if least < exact * (1 - 1e-12) else least
     for low in range(last):
@@ -92,6 +104,8 @@ def least_replicas(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
             reduced = (trained[high] - trained[low]) / copies
             needed = max(forced[low], forced[high])
             one[pair] = 1 if needed <= 1 and seconds + reduced * sync[1] <= period else 0
+            # Work alone needs this many; reductions do not fall evenly with the replicas, so go up
+            # from there.
             count = max(2, needed, int(min(seconds / period, most + 1.0)))
             while count <= most and seconds + reduced * sync[count] > count * period:
                 count += 1
@@ -120,15 +134,20 @@ def fewest_devices(  # noqa: PLR0913, PLR0917 (a kernel takes columns)
     """
     most, straight = options[0], options[1]
     last = len(need) - 1
+    # ``need`` is final above an ideal before it is used, as pairs lead upwards.
     need[last] = 0
     for low in range(last - 1, -1, -1):
         best = most + 1
+        # From the largest stage down: only a smaller number replaces what was found.
         for pair in range(ptr[low + 1] - 1, ptr[low] - 1, -1):
             high = to[pair]
             after = need[high]
+            # The stage itself takes one device at least.
             if after + 1 >= best or versions[pair] < 1:
                 continue
             count = 1 if one[pair] else more[pair]
+            # Memory: ceil(after / count) + 1 minibatches in flight must fit, which asks for after /
+            # slots replicas. From two replicas on the period is kept by ``more`` only.
             slots = versions[pair] - 1
             if after > 0:
                 if slots < 1:

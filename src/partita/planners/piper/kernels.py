@@ -28,6 +28,8 @@ def fill_stages(nodes: Nodes, lattice: Lattice, limit_bytes: float, stages: Stag
     count = 0
     num_ideals = len(lattice.step_ptr) - 1
     num_degrees = nodes.seconds.shape[0]
+    # By ideal: the row of the stage that ends there, the ideals still to go on from, and the fewest
+    # bytes of that stage by degree.
     at = np.full(num_ideals, UNSEEN)
     queue = np.empty(num_ideals, np.int64)
     least = np.zeros((num_ideals, num_degrees))
@@ -42,17 +44,21 @@ def fill_stages(nodes: Nodes, lattice: Lattice, limit_bytes: float, stages: Stag
             head += 1
             for step in range(lattice.step_ptr[below], lattice.step_ptr[below + 1]):
                 above = lattice.step_target[step]
+                # Rows below ``first`` belong to other lower ideals, so that ``at`` is never
+                # cleared.
                 if at[above] >= first:
                     continue
                 if count == len(stages.upper):
                     return -1
                 at[above] = count
                 node = lattice.step_node[step]
+                # Sums grow from the stage without the node, whichever way it was reached.
                 before = at[below] if below != lower else UNSEEN
                 _add_node(nodes, lattice.member[lower], node, stages, before, count)
                 allowed = False
                 for degree in range(num_degrees):
                     least[above, degree] = least[below, degree] + nodes.least[degree, node]
+                    # Not even with every choice for memory and one microbatch in flight.
                     if least[above, degree] > limit_bytes:
                         stages.seconds[count, degree] = inf
                     allowed = allowed or stages.seconds[count, degree] < inf
@@ -71,6 +77,8 @@ def _add_node(
 ) -> None:
     """Fill in a stage that has one node more than the stage before (-1 = the empty one)."""
     for degree in range(nodes.seconds.shape[0]):
+        # All that leaves the node is counted as cut; an edge inside the stage takes its part back
+        # when its reader joins.
         seconds = nodes.seconds[degree, node] + nodes.leave_s[degree, node]
         saved = nodes.saved[degree, node]
         for edge in range(nodes.in_ptr[node], nodes.in_ptr[node + 1]):
@@ -108,12 +116,15 @@ def cover(
         together do not do.
     """
     count = len(gain)
+    # Done where the bound and the greedy choice agree, or where nothing can be within ``most``.
     low, high = _greedy(gain, cost, need, best)
     goal = min(high * (1 - EPSILON), most * (1 + EPSILON) + TINY)
     if low >= goal:
         return low, high, 0
     taken[:count] = 0
     spent, left, item = 0.0, need, 0
+    # Take the next item while the bound allows; else go back to the last item taken and leave it
+    # out. ``spent`` and ``left`` are always those of ``taken``.
     for branch in range(branches):
         if _fractional(gain, cost, spent, left, item) < goal:
             if left > 0:
@@ -122,10 +133,12 @@ def cover(
                 left -= gain[item]
                 item += 1
                 continue
+            # Enough is gained, at less than the goal: the new best, which later ones must beat.
             high = spent
             goal = high * (1 - EPSILON)
             for place in range(count):
                 best[place] = taken[place]
+        # Back to the last item taken; if there is none, all choices have been seen.
         item -= 1
         while item >= 0 and taken[item] == 0:
             item -= 1
@@ -135,6 +148,7 @@ def cover(
         spent -= cost[item]
         left += gain[item]
         item += 1
+        # Leaving one of several equal items out and taking the next would be the same choice.
         while item < count and gain[item] == gain[item - 1] and cost[item] == cost[item - 1]:
             item += 1
     return low, high, branches
@@ -165,6 +179,7 @@ def _greedy(gain: Array, cost: Array, need: float, best: Array) -> tuple[float, 
         gained += gain[item]
         item += 1
     total = 0.0
+    # From the worst rate down: the last item often gains more than was lacking.
     for back in range(item - 1, -1, -1):
         if gained - gain[back] >= need:
             gained -= gain[back]
@@ -180,6 +195,7 @@ def sort_items(items: Items, known: Known, degree: int, flight: int, key: int) -
 
     By insertion: the items come nearly in order, and like ones stay together.
     """
+    # A cache with one place for each remainder; another key takes the place over.
     row = key % len(known.order_key)
     if known.order_key[row] == key:
         return row
@@ -188,6 +204,7 @@ def sort_items(items: Items, known: Known, degree: int, flight: int, key: int) -
         gain = items.less_saved[degree, item] * flight + items.less_fixed[degree, item]
         if not (gain > 0 and items.extra_s[degree, item] < inf):
             continue
+        # ``known.gain`` holds the rates while sorting; ``gather`` fills it with gains after.
         rate = items.extra_s[degree, item] / gain
         place = count
         while place > 0 and known.gain[place - 1] > rate:
@@ -232,14 +249,17 @@ def _learn(budget: float, case: Case, place: Array) -> None:
     stages, known = case.stages, case.known
     lower, stage, degree, flight, slot = place[0], place[1], place[2], place[3], place[4]
     count = gather(case, lower, stage, degree, flight)
+    # Bytes that have to be saved.
     need = stages.saved[stage, degree] * flight + stages.fixed[stage, degree] - case.limits.bytes
     gain, cost = known.gain[:count], known.cost[:count]
     if known.flight[slot] != flight:
         known.low[slot], known.high[slot] = _greedy(gain, cost, need, known.best)
         known.flight[slot] = flight
         known.tried[slot] = 0
+        # More in flight needs more bytes: no larger number fits either.
         if known.low[slot] == inf:
             stages.stuck[stage, degree] = min(stages.stuck[stage, degree], flight)
+    # Only where the bounds leave the answer open is it worth a search.
     if known.low[slot] <= budget < known.high[slot]:
         most = min(known.left[0], known.left[1])
         low, high, branches = cover(gain, cost, need, budget, most, known.taken, known.best)
@@ -267,6 +287,8 @@ def choose_items(target_s: float, case: Case, placed: Array, slower: Array) -> f
         need -= case.limits.bytes
         if need > 0:
             count = gather(case, lower, stage, degree, flight)
+            # Solved for the extra seconds: (seconds + extra + reduce_s (data - 1)) / data <=
+            # target_s.
             budget = (target_s - reduce_s) * data + (reduce_s - seconds)
             gain, cost = known.gain[:count], known.cost[:count]
             most = known.left[0]
@@ -295,7 +317,10 @@ def fill_fronts(target_s: float, case: Case, fronts: Fronts) -> int:
     fronts.end[last] = 1
     top, still_open = 1, 0
     fronts.least[0, :] = limits.devices + 1
+    # From the top down: fronts of the upper ideals are final. Row 0 is the way of nothing left.
     for lower in range(last - 1, -1, -1):
+        # What lies below needs so many devices for its work or its memory; the rest may use the
+        # others.
         needed = ceil(limits.work[lower] / target_s - 1e-9)
         most = limits.devices - max(needed, limits.room[lower])
         for stage in range(stages.ptr[lower], stages.ptr[lower + 1]):
@@ -325,6 +350,7 @@ def _extend(target_s: float, most: int, case: Case, fronts: Fronts, place: Array
     tensor = limits.degrees[degree]
     upper = stages.upper[stage]
     choice, still_open = 0, 0
+    # Along the ways the sum of degrees rises and that of devices falls; ``choice`` never goes back.
     for way in range(fronts.begin[upper], fronts.end[upper]):
         used = fronts.replicas[way]
         while choice < len(limits.divisors):
@@ -334,9 +360,11 @@ def _extend(target_s: float, most: int, case: Case, fronts: Fronts, place: Array
             if data * tensor > stages.most[stage]:
                 return still_open
             total = fronts.devices[way] + data * tensor
+            # Too many devices with this way; one further on has fewer.
             if total > most:
                 break
             budget = (target_s - reduce_s) * data + (reduce_s - seconds)
+            # Microbatches in flight: ceil(used / data) + 1.
             place[3] = (used + 2 * data - 1) // data
             fits = _fits(budget, case, place) if budget >= 0 else 0
             if fits == 1:
@@ -362,6 +390,7 @@ def _fits(budget: float, case: Case, place: Array) -> int:
         return 1
     if flight >= stages.stuck[stage, degree]:
         return 0
+    # Each stage and degree has a few slots of its own, for different numbers in flight.
     slots = len(known.flight) // stages.seconds.size
     slot = (stage * stages.seconds.shape[1] + degree) * slots + flight % slots
     place[4] = slot
@@ -385,6 +414,8 @@ def _keep_best(limits: Limits, fronts: Fronts, top: int, lower: int) -> tuple[in
     fronts.begin[lower] = top
     fewest, kept, dropped = limits.devices + 1, 0, 0
     for used in range(fronts.least.shape[1]):
+        # By ascending sum of degrees: a way is kept if it takes fewer devices than all before it.
+        # The room is cleared on the way, for the next ideal.
         total = fronts.least[0, used]
         fronts.least[0, used] = limits.devices + 1
         if total >= fewest:

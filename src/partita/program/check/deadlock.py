@@ -49,12 +49,14 @@ def check_joints(case: Case) -> Joints:
     if not len(rows):
         return Joints(number, np.zeros(0, dtype=np.int64))
     group = program.group[rows].astype(np.int64)
+    # The turn of a row is its place among its group's rows on its device, in list order.
     home = group * case.num_devices + program.device[rows]
     order = np.argsort(home, kind="stable")
     begins = np.flatnonzero(np.r_[True, np.diff(home[order]) != 0])
     lengths = np.diff(np.r_[begins, len(order)])
     turn = np.empty(len(rows), dtype=np.int64)
     turn[order] = np.arange(len(order)) - np.repeat(begins, lengths)
+    # Rows of one group and turn run together.
     _, joint = np.unique(group * (int(turn.max()) + 1) + turn, return_inverse=True)
     first = np.full(int(joint.max()) + 1, len(program), dtype=np.int64)
     np.minimum.at(first, joint, rows)
@@ -136,6 +138,8 @@ def _refuse(case: Case, partner: Array, joints: Joints, position: Array, how: st
     device = int(np.argmax(position < program.ptr[1:]))
     seen: dict[int, int] = {}
     walk: list[int] = []
+    # Every device that stands waits for one that stands too, or it would have been woken: going
+    # from each to the one it waits for must come back to a device seen before.
     while device not in seen:
         seen[device] = len(walk)
         row = int(position[device])
@@ -144,8 +148,10 @@ def _refuse(case: Case, partner: Array, joints: Joints, position: Array, how: st
             device = int(program.device[partner[row]])
         else:
             members = np.flatnonzero(joints.number == joints.number[row])
+            # Wait for a member that has not come to the joint instruction.
             away = members[position[program.device[members]] < members]
             device = int(program.device[away[0]])
+    # What led into the circle is no part of it.
     circle = walk[seen[device] :]
     shown = ", which waits for ".join(program.describe(row) for row in circle[:_SHOWN])
     more = f" and {len(circle) - _SHOWN} more" if len(circle) > _SHOWN else ""
@@ -170,12 +176,15 @@ def _walk(  # noqa: C901, PLR0912, PLR0913, PLR0917 (one compiled walk)
 ) -> None:
     """Walk every device as far as it goes, waking those that it was waited for by.
 
-    ``waits`` is 1 for a device that stands and is not on the stack. ``head`` and ``chain`` list the
-    rows that have come to a joint instruction.
+    ``position`` is the row at which the token of each device stands. ``stack`` holds the ``height``
+    devices to walk. ``waits`` is 1 for a device that stands and is not on the stack. ``come``
+    counts by joint number, and ``head`` and ``chain`` list, the rows that have come to a joint
+    instruction. ``partner`` is by row, ``buffered[0]`` says which walk it is.
     """
     num_devices = len(ptr) - 1
     height = num_devices
     for d in range(num_devices):
+        # The order does not change the result: a step that is possible stays so until it is taken.
         stack[d] = num_devices - 1 - d
     while height > 0:
         height -= 1
@@ -189,6 +198,7 @@ def _walk(  # noqa: C901, PLR0912, PLR0913, PLR0917 (one compiled walk)
                 other = device_of[partner[row]]
                 met = position[other] == partner[row]
                 if buffered[0] == 1:
+                    # Buffered: a SEND always passes; a RECV once its SEND has passed.
                     if kind[row] == _RECV and position[other] <= partner[row]:
                         break
                     wake = kind[row] == _SEND and met and waits[other] == 1

@@ -30,6 +30,7 @@ def take(j: int, to: int, queue: Queue, site: Site, table: Table) -> None:
     at = queue.choice[j]
     cpus = table.cpus[to] - (table.cpus[at] if at >= 0 else 0.0)
     memory = table.memory[to] - (table.memory[at] if at >= 0 else 0.0)
+    # Choices are per GPU: each server gives for the GPUs that the job has there.
     for p in range(queue.first[j], queue.first[j] + queue.pieces[j]):
         site.free_cpus[queue.piece_server[p]] -= cpus * queue.piece_gpus[p]
         site.free_memory[queue.piece_server[p]] -= memory * queue.piece_gpus[p]
@@ -50,6 +51,7 @@ def take_floors(order: Column, queue: Queue, site: Site, table: Table) -> None:
 def upgrade(j: int, queue: Queue, site: Site, table: Table) -> None:
     """Let a job take the fastest choice that fits."""
     at = queue.choice[j]
+    # Choices ascend by speed: the first that fits is the fastest.
     for to in range(table.first[list_of(j, queue, table) + 1] - 1, at, -1):
         if fits(j, at, to, queue, site, table):
             take(j, to, queue, site, table)
@@ -70,6 +72,7 @@ def link_pieces(queue: Queue, site: Site) -> None:
     """List the pieces on each server."""
     for s in range(len(site.head)):
         site.head[s] = -1
+    # Backwards and in front, which lists the pieces of a server in ascending order.
     for p in range(queue.count[NUM_PIECES] - 1, -1, -1):
         queue.piece_next[p] = site.head[queue.piece_server[p]]
         site.head[queue.piece_server[p]] = p
@@ -90,6 +93,7 @@ def worth(j: int, at: int, queue: Queue, table: Table) -> float:
 @kernel
 def gain_on(s: int, queue: Queue, site: Site, table: Table) -> None:
     """Hand out what is free on a server by the highest gain; jobs over several servers wait."""
+    # One choice at a time: each changes what is free, and so what the others can reach.
     while True:
         best_job, best_to, best = -1, -1, 0.0
         p = site.head[s]
@@ -105,8 +109,11 @@ def gain_on(s: int, queue: Queue, site: Site, table: Table) -> None:
                 memory = (table.memory[to] - table.memory[at]) * gpus
                 if cpus > site.free_cpus[s] + EPS or memory > site.free_memory[s] + EPS:
                     continue
+                # Shares of what the server has, so that CPUs and memory add up; giving some back is
+                # free.
                 cost = max(cpus, 0.0) / site.cpus[s] + max(memory, 0.0) / site.memory[s]
                 gain = worth(j, to, queue, table) - now
+                # Without a division, and a choice that costs nothing is not infinitely good.
                 if gain > best * (cost + EPS):
                     best, best_job, best_to = gain / (cost + EPS), j, to
         if best_job < 0:
@@ -148,4 +155,5 @@ def divide_by_gain(order: Column, queue: Queue, site: Site, table: Table, target
         gain_on(s, queue, site, table)
     for i in range(len(order)):
         if queue.pieces[order[i]] > 1:
+            # Last, as a gain on one of their servers is worth nothing without the others.
             upgrade(order[i], queue, site, table)

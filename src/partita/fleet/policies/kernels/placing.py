@@ -15,7 +15,12 @@ NUM_PIECES = 0
 
 
 class Table(NamedTuple):
-    """The choices of `Profiles`, and the speed of fair shares by list."""
+    """The choices of `Profiles`, and the speed of fair shares by list.
+
+    List l is ``profile * num_classes[0] + class``, with choices ``first[l]`` to ``first[l + 1]``,
+    ascending by speed. By choice: ``cpus`` and ``memory`` (GB) per GPU, ``speed``. By list:
+    ``floor``, the choice that always fits (-1 = the job cannot run there), and ``fair_speed``.
+    """
 
     first: Column
     cpus: Column
@@ -27,7 +32,13 @@ class Table(NamedTuple):
 
 
 class Site(NamedTuple):
-    """The servers: class, what they have, what is free, what their jobs would like to have."""
+    """The servers: class, what they have, what is free, what their jobs would like to have.
+
+    All by server. ``free_gpus`` is -1 where the server is down; memory is in GB. ``claim_cpus`` and
+    ``claim_memory`` sum what the jobs placed there would like to have, which may be more than there
+    is. ``head`` is the first piece in the server's list, linked by ``piece_next``. ``price`` and
+    ``settled`` belong to the swaps of ``sharing``.
+    """
 
     klass: Column
     cpus: Column
@@ -43,7 +54,18 @@ class Site(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """The jobs of a snapshot, and the pieces of those that run."""
+    """The jobs of a snapshot, and the pieces of those that run.
+
+    - By job, given: ``profile`` (a row of lists), ``gpus``, ``tenant`` (-1 = none), ``weight``,
+      ``freed``, ``need`` and ``bonus`` (see ``dividing.worth``), ``target`` (a choice, -1 = none),
+      ``move_cost`` in the unit of worth. ``may_run`` is by job and class, flat.
+    - What job j holds now: rows ``held_first[j]`` to ``held_first[j + 1]`` of ``held_server`` and
+      ``held_gpus``.
+    - By job, decided: ``klass`` of servers (-1 = it waits), ``choice``, ``pieces`` from piece
+      ``first`` on, ``fresh`` = it starts or moves in this round.
+    - A piece is the GPUs of a job on one server: ``piece_job``, ``piece_server``, ``piece_gpus``,
+      ``piece_next`` on the same server. ``count[NUM_PIECES]`` is their number.
+    """
 
     profile: Column
     gpus: Column
@@ -109,9 +131,11 @@ def select_jobs(
         j = order[i]
         queue.klass[j] = -1
         tenant = queue.tenant[j]
+        # A quota of -1 has no limit.
         if tenant >= 0 and 0 <= quota[tenant] < queue.gpus[j]:
             continue
         best = -1
+        # A job that runs keeps its class even where another one is faster: a move costs a restart.
         if stays(j, queue, site):
             k = site.klass[queue.held_server[queue.held_first[j]]]
             if class_free[k] >= queue.gpus[j] and queue.may_run[j * table.num_classes[0] + k]:
@@ -145,6 +169,7 @@ def add_piece(j: int, s: int, gpus: int, queue: Queue, site: Site, table: Table)
     """Put GPUs of a job on a server, and note what it would like to have there."""
     p = queue.count[NUM_PIECES]
     queue.count[NUM_PIECES] = p + 1
+    # Pieces of a job are added one after the other, so first and number tell them all.
     if queue.pieces[j] == 0:
         queue.first[j] = p
     queue.pieces[j] += 1
@@ -173,6 +198,8 @@ def one_server(j: int, queue: Queue, site: Site, table: Table, by_need: bool) ->
     for s in range(len(site.klass)):
         if site.klass[s] != queue.klass[j] or site.free_gpus[s] < n:
             continue
+        # Compared: fits the ideal or not; then the least left over if it fits, which keeps large
+        # gaps for others, or the most if not, which lacks least; then the fewest free GPUs.
         left = left_over(j, s, n, queue, site, table) if by_need else 0.0
         if best < 0:
             better = True
@@ -207,6 +234,7 @@ def split_job(j: int, queue: Queue, site: Site, table: Table) -> None:
 def place_jobs(newest: Column, queue: Queue, site: Site, table: Table, by_need: bool) -> None:
     """Place the jobs that were selected: who stays first, then the others in the order given."""
     queue.count[NUM_PIECES] = 0
+    # Who stays is placed before all others, so that no newcomer takes its GPUs.
     for j in range(len(queue.klass)):
         queue.pieces[j] = 0
         queue.fresh[j] = 0
@@ -218,6 +246,8 @@ def place_jobs(newest: Column, queue: Queue, site: Site, table: Table, by_need: 
             continue
         for p in range(begin, end):
             add_piece(j, queue.held_server[p], queue.held_gpus[p], queue, site, table)
+    # Selection has counted the GPUs of each class: those selected always find theirs, on one server
+    # or on several.
     for i in range(len(newest)):
         j = newest[i]
         if queue.klass[j] < 0 or queue.pieces[j] > 0:

@@ -38,6 +38,7 @@ FLOORS, IN_ORDER, BY_GAIN, TO_TARGETS = range(4)
 @kernel
 def redo(s: int, queue: Queue, site: Site, table: Table) -> float:
     """Divide one server anew; return what its jobs' choices are worth."""
+    # Back to the floors first; what a job has from an earlier division must not bind this one.
     p = site.head[s]
     while p >= 0:
         j = queue.piece_job[p]
@@ -54,6 +55,7 @@ def shift(p: int, to: int, queue: Queue, site: Site, table: Table) -> None:
     j, s, gpus = queue.piece_job[p], queue.piece_server[p], queue.piece_gpus[p]
     at = queue.choice[j]
     top = wish_of(j, queue, table)
+    # The same amounts leave one server and go to the other, at the choice it has now.
     for server, sign in ((s, 1), (to, -1)):
         site.free_gpus[server] += sign * gpus
         site.free_cpus[server] += sign * table.cpus[at] * gpus
@@ -75,6 +77,7 @@ def shift(p: int, to: int, queue: Queue, site: Site, table: Table) -> None:
 @kernel
 def exchange(p: int, q: int, hot: int, cold: int, queue: Queue, site: Site, table: Table) -> float:
     """Swap a piece of the hot server with one of the cold (-1 = free GPUs); return their value."""
+    # Both move at their floors, the least that they need; then both servers are divided anew.
     floor_p = table.floor[list_of(queue.piece_job[p], queue, table)]
     take(queue.piece_job[p], floor_p, queue, site, table)
     if q >= 0:
@@ -88,6 +91,7 @@ def exchange(p: int, q: int, hot: int, cold: int, queue: Queue, site: Site, tabl
     shift(p, cold, queue, site, table)
     if q >= 0:
         shift(q, hot, queue, site, table)
+    # The gain is that of both servers divided anew, not of the two jobs alone.
     value = redo(hot, queue, site, table) + redo(cold, queue, site, table)
     for s in (hot, cold):  # jobs over several servers may hold more than their floor
         if site.free_cpus[s] < -EPS or site.free_memory[s] < -EPS:
@@ -116,8 +120,11 @@ def best_exchange(hot: int, cold: int, queue: Queue, site: Site, table: Table) -
     best, best_p, best_q = EPS * before, -1, -1
     p = site.head[hot]
     while p >= 0:
+        # Read before a try: swap and undo put both pieces at the head of their lists.
         following = queue.piece_next[p]
         if may_move(p, cold, queue, site, table):
+            # Where the GPUs are free the job simply moves; else it needs a partner of its size. Two
+            # of one profile are passed over.
             q = site.head[cold] if site.free_gpus[cold] < queue.piece_gpus[p] else -1
             while True:
                 after_q = queue.piece_next[q] if q >= 0 else -1
@@ -138,6 +145,7 @@ def best_exchange(hot: int, cold: int, queue: Queue, site: Site, table: Table) -
         p = following
     if best_p >= 0:
         exchange(best_p, best_q, hot, cold, queue, site, table)
+        # It restarts now; moving it once more costs nothing further.
         queue.fresh[queue.piece_job[best_p]] = 1
         if best_q >= 0:
             queue.fresh[queue.piece_job[best_q]] = 1
@@ -177,6 +185,8 @@ def rebalance(limit: int, queue: Queue, site: Site, table: Table) -> None:
         up = site.free_gpus[s] >= 0
         site.price[s] = price_on(s, queue, site, table) if up else -1.0
         site.settled[s] = 0
+    # The dearest server that is not settled, with the cheapest one of its class. One with no swap
+    # that pays is settled for this round.
     for _ in range(limit):
         hot, cold = -1, -1
         for s in range(len(site.klass)):
@@ -225,6 +235,7 @@ def shrink_jobs(
             continue
         while queue.klass[j] < 0 and queue.gpus[j] > span[2 * j]:
             queue.gpus[j] -= 1
+            # Rows of profiles with one GPU less and more are neighbours for a job with a range.
             queue.profile[j] -= 1
             if may_hold(j, queue.gpus[j], queue, quota):
                 queue.klass[j] = best_class(j, queue, table, class_free)
@@ -251,6 +262,7 @@ def grow_jobs(
                 continue
             here = list_of(j, queue, table)
             now = table.fair_speed[here]
+            # The list of the next row on the same class: one GPU more.
             gain = table.fair_speed[here + table.num_classes[0]] / now - 1 if now > 0 else 0.0
             if gain > most + EPS:
                 best, most = j, gain
@@ -278,6 +290,7 @@ def share(
     """
     class_free, quota, span, swaps = limits
     select_jobs(order, queue, site, table, class_free, quota)
+    # Nobody grows while somebody waits.
     if len(span) > 0 and not shrink_jobs(order, queue, table, class_free, quota, span):
         grow_jobs(order, queue, table, class_free, quota, span)
     place_jobs(newest, queue, site, table, mode != FLOORS)
@@ -334,6 +347,7 @@ def greedy_split(j: int, queue: Queue, site: Site, table: Table) -> bool:
             left -= gpus
         if left == 0:
             return True
+    # It does not fit: take its pieces off again, in full.
     top = table.first[list_of(j, queue, table) + 1] - 1
     for p in range(begin, queue.count[NUM_PIECES]):
         s, gpus = queue.piece_server[p], queue.piece_gpus[p]
@@ -379,6 +393,7 @@ def share_greedily(
         if tenant >= 0 and 0 <= quota[tenant] < queue.gpus[j]:
             continue
         for k in range(classes):
+            # Set before it is known to fit, since the choices of a job depend on its class.
             queue.klass[j] = k
             if not queue.may_run[j * classes + k] or class_free[k] < queue.gpus[j]:
                 continue

@@ -27,12 +27,14 @@ def sort_jobs(jobs: Column, count: int, key: Column, rank: Column, spare: Column
     """Sort the first ``count`` jobs in place; ``spare`` is as long as ``jobs``."""
     source, target, here = jobs, spare, True
     while True:
+        # Each round merges neighbouring runs into the other column, until one run is left.
         end = run_end(source, 0, count, key, rank) if count else 0
         if end >= count:
             break
         begin = 0
         while begin < count:
             middle = run_end(source, begin, count, key, rank)
+            # A last run without a partner is copied as it is: the target needs every job.
             end = run_end(source, middle, count, key, rank) if middle < count else middle
             left, right, to = begin, middle, begin
             while to < end:
@@ -47,6 +49,7 @@ def sort_jobs(jobs: Column, count: int, key: Column, rank: Column, spare: Column
                 to += 1
             begin = end
         source, target, here = target, source, not here
+    # An odd number of rounds has left the result in ``spare``.
     if not here:
         for i in range(count):
             jobs[i] = source[i]
