@@ -23,11 +23,11 @@ from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution
 from partita.errors import InfeasibleError
 from partita.formats.baechi import read_baechi
-from partita.planners.baechi.fill import fill_as_released
 from partita.planners.baechi.instance import Channels, Instance, MemoryRule, instance_of
 from partita.planners.baechi.list_schedule import Schedule, event_schedule
 from partita.planners.baechi.placement import best_solution, placed
 from partita.planners.table import get_planner, solve
+from partita.released.baechi import released_fill, released_schedule
 
 MS = 1000.0
 TOLERANCE = 1e-9
@@ -133,9 +133,7 @@ def _as_released(reader: _Reader) -> Group:
         if other_solver and case.plan is None:
             continue
         if other_solver:
-            schedule = event_schedule(
-                _instance(problem), favourite=_recorded_favourites(case), released=True
-            )
+            schedule = released_schedule(_instance(problem), _recorded_favourites(case))
             found, makespan = schedule.device_of, schedule.makespan * MS
             kind = "given_favourites"
         else:
@@ -161,7 +159,7 @@ def _placement(problem: Problem, algorithm: str) -> tuple[Any, float | None]:
         return None, None
     g = _instance(problem)
     cap = float(np.sum(g.kept) // g.num_devices + np.max(g.kept))
-    schedule: Schedule = fill_as_released(g, np.arange(g.num_ops), cap)
+    schedule: Schedule = released_fill(g, np.arange(g.num_ops), cap)
     return (schedule.device_of, schedule.makespan * MS) if schedule.complete else (None, None)
 
 

@@ -34,6 +34,7 @@ from partita.formats.server_file import open_beside, read_server_file
 from partita.objectives.repaired import pipedream_repaired_time
 from partita.planners.pipedream.planner import plan_pipedream
 from partita.planners.sparse_pipedream import ALLREDUCE_FACTOR, FREE, plan_sparse_pipedream
+from partita.released.pipedream import plan_pipedream_released
 
 SIX_DIGITS = 5e-6
 RELEASED_TOLERANCE = 1e-6
@@ -103,16 +104,15 @@ def warm_up(data: Path) -> None:
         cluster = pipedream_cluster(pipedream_run(cfg))
         problem = Problem(graph=graph, cluster=cluster, objective=REPAIRED)
         plan_pipedream(problem)
-        plan_pipedream(replace(problem, objective=RELEASED), as_released=True, compression=1.0)
+        plan_pipedream_released(replace(problem, objective=RELEASED), compression=1.0)
         plan_pipedream(problem, straight=True)
 
 
 def as_released(record: Record) -> Solution:
     """Return what the search as released finds for a run."""
     options = record.run.options
-    return plan_pipedream(
+    return plan_pipedream_released(
         replace(record.problem, objective=RELEASED),
-        as_released=True,
         straight="straight" in options,
         memory="mem16" in options,
         fewer="fewer" in options,

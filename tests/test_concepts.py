@@ -72,6 +72,17 @@ CONCEPTS: Mapping[str, Concept] = {
         r"\bcapture\.capture import capture\b",
         ("capture/origin.py", "profiler/measure/model.py", "profiler/estimate/estimate.py"),
     ),
+    "what reproduces published faults": Concept(
+        r"\bas_released\b|\bpartita\.released\b",
+        (
+            "released/",
+            "planners/table.py",
+            "fleet/simulate/table.py",
+            "flows/fields.py",
+            "flows/planner_choice.py",
+            "flows/fleet/simulate.py",
+        ),
+    ),
     "proving a Program": Concept(r"def prove\b", ("program/check/",)),
 }
 

@@ -13,12 +13,15 @@ import pytest
 from partita.errors import InfeasibleError
 from partita.formats.baechi import read_baechi
 from partita.planners.baechi.best import best_placement
-from partita.planners.baechi.fill import fill_as_released
 from partita.planners.baechi.instance import Channels, MemoryRule, instance_of
-from partita.planners.baechi.list_schedule import event_schedule
 from partita.planners.baechi.m_etf import plan_m_etf
-from partita.planners.baechi.m_sct import plan_m_sct
-from partita.planners.baechi.m_topo import plan_m_topo
+from partita.released.baechi import (
+    plan_m_etf_released,
+    plan_m_sct_released,
+    plan_m_topo_released,
+    released_fill,
+    released_schedule,
+)
 
 MS = 1000.0
 GRAPHS = (
@@ -85,9 +88,9 @@ def test_etf_as_released_places_as_recorded(texts, records):
     assert len(rows) == 25
     for answer, plan in rows:
         problem = problem_of(texts, answer)
-        check_solved(lambda p: plan_m_etf(p, as_released=True), problem, answer, plan)
+        check_solved(plan_m_etf_released, problem, answer, plan)
         if plan is not None:
-            assert event_schedule(instance(problem), released=True).order.tolist() == plan["order"]
+            assert released_schedule(instance(problem)).order.tolist() == plan["order"]
 
 
 @pytest.mark.parametrize(("algorithm", "cap"), [("topo", True), ("topo_nocap", False)])
@@ -99,17 +102,17 @@ def test_topo_as_released_places_as_recorded(texts, records, algorithm, cap):
         problem = problem_of(texts, answer)
         g = instance(problem)
         most = float(np.sum(g.kept) // g.num_devices + np.max(g.kept)) if cap else None
-        schedule = fill_as_released(g, np.arange(g.num_ops), most)
+        schedule = released_fill(g, np.arange(g.num_ops), most)
         assert schedule.complete == ("makespan" in answer)
         if plan is None:
             with pytest.raises(InfeasibleError, match="as released"):
-                plan_m_topo(problem, cap=cap, as_released=True)
+                plan_m_topo_released(problem, cap=cap)
             continue
         assert schedule.device_of.tolist() == plan["placement"]
         assert schedule.order.tolist() == plan["order"]
         limit = g.limit[0]
         if max(answer["device_peak"].values()) <= limit * 0.9:
-            check_solved(lambda p: plan_m_topo(p, cap=cap, as_released=True), problem, answer, plan)
+            check_solved(lambda p: plan_m_topo_released(p, cap=cap), problem, answer, plan)
 
 
 def test_sct_as_released_schedules_recorded_favourites_as_recorded(texts, records):
@@ -121,7 +124,7 @@ def test_sct_as_released_schedules_recorded_favourites_as_recorded(texts, record
         favourite = np.full(g.num_ops, -1)
         for parent, child in plan["favorite"].items():
             favourite[int(parent)] = child
-        schedule = event_schedule(g, favourite=favourite, released=True)
+        schedule = released_schedule(g, favourite)
         assert schedule.device_of.tolist() == plan["placement"]
         assert schedule.order.tolist() == plan["order"]
         assert (schedule.start * MS).tolist() == pytest.approx(plan["start"])
@@ -131,7 +134,7 @@ def test_sct_as_released_finds_the_favourites_of_the_recorded_simplex(texts, rec
     for answer, plan in records:
         if answer["algo"] == "sct" and answer["solver"] in ("highs", "highs-ds"):
             problem = problem_of(texts, answer)
-            check_solved(lambda p: plan_m_sct(p, as_released=True), problem, answer, plan)
+            check_solved(plan_m_sct_released, problem, answer, plan)
 
 
 def test_the_search_is_at_or_below_every_record_and_says_where_nothing_fits(texts, records):

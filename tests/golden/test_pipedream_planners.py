@@ -15,6 +15,7 @@ import pytest
 from partita.core.problem import Metric, Objective, Problem
 from partita.formats.pipedream import read_pipedream
 from partita.planners.pipedream.planner import plan_pipedream
+from partita.released.pipedream import plan_pipedream_released
 from partita.testing.builders import host_cluster
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -56,10 +57,8 @@ def test_an_op_is_never_split_on_two_levels(shared_data):
     text = (shared_data / "pipedream/counterexample_B3_graph.txt").read_text()
     cluster = host_cluster(2, 2, inside_bytes_per_s=1e9, between_bytes_per_s=1e9)
     problem = Problem(graph=read_pipedream(text), cluster=cluster, objective=REPAIRED)
-    released = plan_pipedream(
-        replace(problem, objective=Objective(metric=Metric.PIPEDREAM)),
-        as_released=True,
-        compression=1.0,
+    released = plan_pipedream_released(
+        replace(problem, objective=Objective(metric=Metric.PIPEDREAM)), compression=1.0
     )
     assert released.stats["predicted_s"] == pytest.approx(7.5)
     assert released.value == pytest.approx(7.5)

@@ -5,6 +5,9 @@ asked for is imported. A planner refuses a problem that asks for another metric,
 names who minimises it: a plan that is good by something else looks like an answer and is none.
 ``auto`` answers everything, and so do those that follow a rule and minimise nothing (``single``,
 ``uniform``, maps by hand, ...): what they return is measured by whatever is asked.
+
+A row may name the planner as its authors released it, too, faults included. The option
+``as_released`` asks for that one, and it is imported only then.
 """
 
 import inspect
@@ -33,11 +36,14 @@ class PlannerRow:
         target: Where it is, ``"module:function"``; options are its keyword-only parameters.
         summary: What it does, in one sentence.
         minimises: The metrics that it minimises; ``None`` = it plans for any.
+        released: Where it is as its authors released it, ``"module:function"``, which takes the
+            same options; ``None`` = there is no such form.
     """
 
     target: str
     summary: str
     minimises: tuple[Metric, ...] | None = None
+    released: str | None = None
 
 
 _PIPEDREAM = (Metric.PIPEDREAM, Metric.PIPEDREAM_REPAIRED)
@@ -94,16 +100,19 @@ PLANNERS: Mapping[str, PlannerRow] = {
     "m-topo": PlannerRow(
         "partita.planners.baechi.m_topo:plan_m_topo",
         "Devices filled one after the other along the data.",
+        released="partita.released.baechi:plan_m_topo_released",
     ),
     "m-etf": PlannerRow(
         "partita.planners.baechi.m_etf:plan_m_etf",
         "Earliest task first under memory limits.",
         _MAKESPAN,
+        released="partita.released.baechi:plan_m_etf_released",
     ),
     "m-sct": PlannerRow(
         "partita.planners.baechi.m_sct:plan_m_sct",
         "Ops next to their favourite children, scheduled as early as possible.",
         _MAKESPAN,
+        released="partita.released.baechi:plan_m_sct_released",
     ),
     "brute-force": PlannerRow(
         "partita.planners.brute_force:plan_brute_force",
@@ -133,6 +142,7 @@ PLANNERS: Mapping[str, PlannerRow] = {
         "partita.planners.pipedream.planner:plan_pipedream",
         "Stages, replicas and shares of the least period.",
         _PIPEDREAM,
+        released="partita.released.pipedream:plan_pipedream_released",
     ),
     "sparse-pipedream": PlannerRow(
         "partita.planners.sparse_pipedream:plan_sparse_pipedream",
@@ -145,6 +155,11 @@ DEFAULT_PLANNER = "auto"
 PLUGINS = PluginGroup(group="partita.planners", noun="planner")
 TRACE = "trace"
 """The keyword of planners that report progress: no option, as it never changes the result."""
+AS_RELEASED = "as_released"
+"""The option of every planner whose row has a released form: whether to call that one."""
+_AS_RELEASED = inspect.Parameter(
+    AS_RELEASED, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool
+)
 
 
 def find_planner(name: str) -> Planner | None:
@@ -202,6 +217,9 @@ def get_planner(name: str, **options: object) -> Callable[..., Solution]:
     if planner is None:
         raise PLUGINS.unknown(name, PLANNERS)
     parameters = _options(planner)
+    released = PLANNERS[name].released if name in PLANNERS else None
+    if released is not None:
+        parameters[AS_RELEASED] = _AS_RELEASED
     for option, value in options.items():
         if option not in parameters:
             raise InvalidInputError(
@@ -212,6 +230,8 @@ def get_planner(name: str, **options: object) -> Callable[..., Solution]:
         if parameter.default is inspect.Parameter.empty and parameter.name not in options:
             raise InvalidInputError(f"planner {name!r} needs the option {parameter.name!r}")
     minimises = PLANNERS[name].minimises if name in PLANNERS else _declared(name, planner)
+    if released is not None and options.pop(AS_RELEASED, False):
+        planner = load_target(released)
     return partial(_planned, name, minimises, partial(planner, **options))
 
 
@@ -275,6 +295,8 @@ def takes(name: str, option: str) -> bool:
     Raises:
         UnsupportedError: It is a plug-in that cannot be loaded.
     """
+    if option == AS_RELEASED and name in PLANNERS:
+        return PLANNERS[name].released is not None
     planner = find_planner(name)
     return planner is None or option in inspect.signature(planner).parameters
 

@@ -18,7 +18,11 @@ from partita.cost.judge import measure
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.planners.baechi.annealing import Annealer
 from partita.planners.baechi.best import best_placement
-from partita.planners.baechi.favourites import greedy_favourites, lp_favourites
+from partita.planners.baechi.favourites import (
+    greedy_favourites,
+    lp_favourites,
+    overwriting_favourites,
+)
 from partita.planners.baechi.fit import find_fit, why_nothing_fits
 from partita.planners.baechi.improve import improve_placement
 from partita.planners.baechi.instance import Channels, MemoryRule, instance_of
@@ -29,6 +33,11 @@ from partita.planners.baechi.m_topo import plan_m_topo
 from partita.planners.baechi.placement import Placed, plan_of
 from partita.planners.baechi.replay import makespan_of, upward_rank
 from partita.planners.effort import SearchTrace
+from partita.released.baechi import (
+    plan_m_etf_released,
+    plan_m_sct_released,
+    plan_m_topo_released,
+)
 from partita.testing.builders import Figures, chain, flat_cluster, graph_of, host_cluster
 
 PARALLEL = Objective(metric=Metric.MAKESPAN_PARALLEL)
@@ -178,7 +187,7 @@ def test_ops_without_duration_end():
     problem = problem_of(3, [(0, 1), (1, 2)], Figures(forward_s=[0.0, 0.0, 2.0]))
     assert plan_m_etf(problem).value == 2.0
     with pytest.raises(InfeasibleError, match="m-etf as released places 1 of 3 ops; op 'op1'"):
-        plan_m_etf(problem, as_released=True)
+        plan_m_etf_released(problem)
 
 
 def test_an_exact_fit_fits():
@@ -187,7 +196,7 @@ def test_an_exact_fit_fits():
     problem = problem_of(2, [(0, 1)], figures, memory_bytes=6.0)
     assert sorted(plan_m_etf(problem).plan.device_of.tolist()) == [0, 1]
     with pytest.raises(InfeasibleError, match="no room for copies of what op 'op1' reads"):
-        plan_m_etf(problem, as_released=True)
+        plan_m_etf_released(problem)
 
 
 def test_a_tensor_counts_once_where_the_metric_allows_it():
@@ -323,26 +332,26 @@ def test_topo_as_released_needs_numbers_along_the_data():
     problem = problem_of(3, [(2, 0), (0, 1)], Figures())
     assert plan_m_topo(problem).value == 3.0
     with pytest.raises(InfeasibleError, match="op 'op0' comes before one that it reads"):
-        plan_m_topo(problem, as_released=True)
+        plan_m_topo_released(problem)
 
 
 def test_topo_as_released_fails_where_its_cap_is_too_small():
     figures = Figures(saved_bytes=1.0, tensor_bytes=4.0)
     problem = problem_of(6, [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)], figures, devices=3)
     with pytest.raises(InfeasibleError, match="cannot place 1 of 6 ops, the first of them 'op5'"):
-        plan_m_topo(problem, as_released=True)
+        plan_m_topo_released(problem)
     assert plan_m_topo(problem).value > 0
 
 
-@pytest.mark.parametrize("released", [False, True])
-def test_favourites_save_the_longest_transfers(released):
+@pytest.mark.parametrize("favourites", [lp_favourites, overwriting_favourites])
+def test_favourites_save_the_longest_transfers(favourites):
     """Of two readers the one with more behind it should follow, and each op follows one at most."""
     figures = Figures(forward_s=[1.0, 1.0, 1.0, 5.0], tensor_bytes=[10.0, 10.0, 1.0, 1.0])
     g = instance(problem_of(4, [(0, 1), (0, 2), (2, 3)], figures))
-    assert lp_favourites(g, 0.5, released=released).tolist() == [2, -1, 3, -1]
+    assert favourites(g, 0.5).tolist() == [2, -1, 3, -1]
     assert greedy_favourites(g, upward_rank(g)).tolist() == [2, -1, 3, -1]
     alone = instance(problem_of(2, [], Figures()))
-    assert lp_favourites(alone, 0.5, released=released).tolist() == [-1, -1]
+    assert favourites(alone, 0.5).tolist() == [-1, -1]
 
 
 def test_sct_waits_for_a_favourite_child():
@@ -351,7 +360,7 @@ def test_sct_waits_for_a_favourite_child():
     solution = plan_m_sct(problem)
     assert solution.value == 5.0
     assert solution.stats["favourites"] == 2
-    assert plan_m_sct(problem, as_released=True).value == 5.0
+    assert plan_m_sct_released(problem).value == 5.0
 
 
 @pytest.mark.parametrize(

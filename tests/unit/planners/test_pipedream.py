@@ -26,9 +26,9 @@ from partita.planners.pipedream.bound import pipedream_bound
 from partita.planners.pipedream.build import plan_on, whole_shares
 from partita.planners.pipedream.model import model_of
 from partita.planners.pipedream.planner import plan_pipedream
-from partita.planners.pipedream.released import Options, released_plan
 from partita.planners.pipedream.search import Best, minimise
-from partita.planners.table import solve
+from partita.planners.table import Planner, solve
+from partita.released.pipedream import Options, plan_pipedream_released, released_plan
 from partita.testing.builders import (
     Figures,
     Traits,
@@ -160,8 +160,8 @@ def test_released_values_are_those_of_its_own_objective(
 ) -> None:
     """B12: memory and fewer devices together are no crash."""
     problem = replace(flat_problem(seed), objective=RELEASED)
-    solution = plan_pipedream(
-        problem, as_released=True, straight=straight, fewer=fewer, compression=compression
+    solution = plan_pipedream_released(
+        problem, straight=straight, fewer=fewer, compression=compression
     )
     best = min(
         pipedream_time(problem, plan, compression=compression).value
@@ -197,7 +197,7 @@ def test_released_values_on_servers_are_those_of_its_own_objective(seed: int) ->
         for plan in tied_pipelines(problem)
         if why_not_pipedream(problem, plan) is None
     ]
-    solution = plan_pipedream(problem, as_released=True, compression=1.0)
+    solution = plan_pipedream_released(problem, compression=1.0)
     assert solution.stats["predicted_s"] == pytest.approx(min(values), rel=1e-9)
     assert solution.value == pytest.approx(min(values), rel=1e-9)
 
@@ -265,7 +265,7 @@ def test_all_sources_count() -> None:
     assert plan_pipedream(problem, straight=True).value == 9.0
     alone = graph_of(2, [], Figures(forward_s=[1.0, 9.0], backward_s=0.0))
     problem = Problem(graph=alone, cluster=flat_cluster(1), objective=RELEASED)
-    solution = plan_pipedream(problem, as_released=True)
+    solution = plan_pipedream_released(problem)
     assert solution.stats["predicted_s"] == 1.0
     assert solution.value == 10.0
 
@@ -277,7 +277,7 @@ def test_the_output_of_the_first_stage_is_charged() -> None:
     )
     cluster = flat_cluster(4, bandwidth_bytes_per_s=10.0)
     problem = Problem(graph=chain(2, figures), cluster=cluster, objective=RELEASED)
-    released = plan_pipedream(problem, as_released=True, compression=1.0, straight=False)
+    released = plan_pipedream_released(problem, compression=1.0, straight=False)
     mended = plan_pipedream(replace(problem, objective=REPAIRED))
     assert released.stats["predicted_s"] <= mended.value
     assert mended.value == 1.5
@@ -299,18 +299,18 @@ def test_transfers_are_free_only_as_released() -> None:
     figures = Figures(forward_s=1.0, backward_s=0.0, tensor_bytes=1000.0, parameter_bytes=1e6)
     cluster = flat_cluster(2, bandwidth_bytes_per_s=1.0)
     problem = Problem(graph=chain(2, figures), cluster=cluster, objective=RELEASED)
-    assert plan_pipedream(problem, as_released=True).stats["predicted_s"] == 1.0
+    assert plan_pipedream_released(problem).stats["predicted_s"] == 1.0
     mended = replace(problem, objective=REPAIRED)
     assert plan_pipedream(mended).value == 2.0
     assert plan_pipedream(mended, compression=2000.0).stats["predicted_s"] == 1.0
 
 
-@pytest.mark.parametrize("as_released", [False, True])
-def test_more_straight_stages_than_cuts_are_infeasible_and_said_so(as_released: bool) -> None:
+@pytest.mark.parametrize("planner", [plan_pipedream, plan_pipedream_released])
+def test_more_straight_stages_than_cuts_are_infeasible_and_said_so(planner: Planner) -> None:
     """B13."""
     problem = Problem(graph=chain(3), cluster=flat_cluster(4), objective=REPAIRED)
     with pytest.raises(InfeasibleError, match="'d3' would stay empty"):
-        plan_pipedream(problem, as_released=as_released, straight=True, fewer=False)
+        planner(problem, straight=True, fewer=False)
 
 
 def test_a_deep_chain_is_no_recursion() -> None:
@@ -325,18 +325,18 @@ def test_released_search_refuses_too_many_states_and_mixed_devices() -> None:
     wide = graph_of(14, [(0, op) for op in range(1, 13)] + [(op, 13) for op in range(1, 13)])
     problem = Problem(graph=wide, cluster=flat_cluster(2), objective=RELEASED)
     with pytest.raises(InvalidInputError, match="more than 1000 states"):
-        plan_pipedream(problem, as_released=True, ideals=1000)
+        plan_pipedream_released(problem, ideals=1000)
     mixed = replace(problem, cluster=flat_cluster(2, speeds=(1.0, 2.0)))
     with pytest.raises(InvalidInputError, match="equal devices"):
-        plan_pipedream(mixed, as_released=True)
+        plan_pipedream_released(mixed)
 
 
 def test_several_sources_beyond_the_limit_of_states_are_refused_too() -> None:
     graph = graph_of(12, [(op, 11) for op in range(11)])
     problem = Problem(graph=graph, cluster=flat_cluster(2), objective=RELEASED)
-    assert plan_pipedream(problem, as_released=True).stats["states"] == 2
+    assert plan_pipedream_released(problem).stats["states"] == 2
     with pytest.raises(InvalidInputError, match="states"):
-        plan_pipedream(problem, as_released=True, ideals=1)
+        plan_pipedream_released(problem, ideals=1)
 
 
 def test_graphs_with_too_many_ideals_are_solved_by_orders_and_neighbourhoods() -> None:

@@ -1,14 +1,18 @@
+import inspect
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from partita import plugins
-from partita.core.problem import Metric, Problem
+from partita.core.json_values import thawed
+from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError
+from partita.planners.effort import SearchTrace
 from partita.planners.single import plan_single
 from partita.planners.table import (
     DEFAULT_PLANNER,
@@ -20,6 +24,7 @@ from partita.planners.table import (
     solve,
     takes,
 )
+from partita.plugins import load_target
 
 
 def plan_plugged(problem: Problem, *, depth: int = 1, width: int) -> Solution:
@@ -65,6 +70,69 @@ def test_the_table_is_what_it_says():
         assert row.target.endswith(f":{planner.__name__}")
         assert row.summary.endswith(".")
         assert name.islower()
+
+
+RELEASED = [name for name, row in PLANNERS.items() if row.released is not None]
+
+
+def test_four_planners_have_a_released_form_with_the_same_options():
+    assert RELEASED == ["m-topo", "m-etf", "m-sct", "pipedream"]
+    for name in RELEASED:
+        planner, released = find_planner(name), load_target(PLANNERS[name].released)
+        assert released.__name__ == f"{planner.__name__}_released"
+        known = inspect.signature(released).parameters
+        if not any(part.kind is inspect.Parameter.VAR_KEYWORD for part in known.values()):
+            assert set(known) == set(inspect.signature(planner).parameters)
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_the_released_form_is_called_where_it_is_asked_for(name, problem_of):
+    metric = (PLANNERS[name].minimises or (Metric.THROUGHPUT,))[0]
+    problem = replace(problem_of(8), objective=Objective(metric=metric))
+    assert takes(name, "as_released")
+    released = solve(problem, name, as_released=True)
+    assert released.planner == name
+    assert released.options["as_released"] is True
+    assert solve(problem, name, **thawed(released.options)) == released
+    plain = solve(problem, name, as_released=False)
+    assert plain == solve(problem, name)
+    assert "as_released" not in plain.options
+
+
+def test_limits_of_our_search_change_nothing_as_released(problem_of):
+    problem = replace(problem_of(8), objective=Objective(metric=Metric.PIPEDREAM))
+    limited = {"as_released": True, "time_limit": 1.0, "iterations": 1, "orders": 2}
+    assert get_planner("pipedream", **limited)(problem, trace=SearchTrace()) == solve(
+        problem, "pipedream", as_released=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("uniform", {"as_released": True}, "planner 'uniform' has no option 'as_released'; "),
+        ("m-etf", {"as_relesed": True}, "no option 'as_relesed'; did you mean 'as_released'?"),
+        ("m-etf", {"as_released": "x"}, "option 'as_released' of planner 'm-etf' is 'x'; expected"),
+        ("pipedream", {"as_released": True, "x": 1}, "planner 'pipedream' has no option 'x'; "),
+        ("pipedream", {"as_released": 1}, "option 'as_released' of planner 'pipedream' is 1; "),
+    ],
+)
+def test_a_released_form_is_refused_like_any_option(name, options, words):
+    with pytest.raises(InvalidInputError, match=re.escape(words)):
+        get_planner(name, **options)
+    assert not takes("uniform", "as_released")
+
+
+def plan_with_own_form(problem: Problem, *, as_released: bool = False) -> Solution:
+    """A planner from elsewhere with an option of that name."""
+    assert as_released
+    return plan_single(problem)
+
+
+def test_a_plug_in_may_have_an_option_of_that_name(plug_in, problem_of):
+    plug_in(own=plan_with_own_form)
+    assert takes("own", "as_released")
+    assert solve(problem_of(3), "own", as_released=True) == plan_single(problem_of(3))
 
 
 def test_a_planner_is_called_by_name_with_its_options(problem_of):
@@ -275,3 +343,13 @@ def test_only_the_planner_that_is_asked_for_is_imported():
     assert set(found.stdout.split()) == {
         f"partita.planners.{name}" for name in ("table", "single", "pipeline")
     }
+
+
+def test_a_released_form_is_imported_only_when_it_is_asked_for():
+    code = (
+        "import sys; from partita.planners.table import get_planner;"
+        "get_planner('m-etf'); print('partita.released' in sys.modules);"
+        "get_planner('m-etf', as_released=True); print('partita.released' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "True"]

@@ -12,7 +12,11 @@ from collections.abc import Iterator
 from partita.bounds import lower_bound
 from partita.core.problem import Problem
 from partita.core.solution import Proof, Solution
-from partita.planners.baechi.favourites import greedy_favourites, lp_favourites
+from partita.planners.baechi.favourites import (
+    greedy_favourites,
+    lp_favourites,
+    overwriting_favourites,
+)
 from partita.planners.baechi.fill import fill_devices
 from partita.planners.baechi.fit import balanced_fill, fitted
 from partita.planners.baechi.improve import anneal_placements
@@ -96,7 +100,7 @@ def _further(g: Instance, *, stranded: bool) -> Iterator[Schedule]:
     rank, visit = upward_rank(g), fastest_first(g)
     chosen = [greedy_favourites(g, rank)]
     if len(g.succ) <= _MOST_EDGES:
-        chosen += [lp_favourites(g, 0.5, released=True), lp_favourites(g, 0.1)]
+        chosen += [overwriting_favourites(g, 0.5), lp_favourites(g, 0.1)]
     for favourite in chosen:
         yield event_schedule(g, favourite=favourite, visit=visit)
         yield event_schedule(g, favourite=favourite, visit=visit, rank=-rank)

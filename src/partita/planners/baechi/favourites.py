@@ -19,7 +19,8 @@ overwrite a favourite and leaves the other end in place. Here bounds are bounds,
 readers are held against w (the others follow), sums that say nothing are left out, and favourites
 are taken in the order of x, the longest transfer first, as a matching. The program is degenerate:
 many optima, and which of them a solver returns depends on its version and on the order of the rows.
-``released`` keeps the order that HiGHS's dual simplex was recorded with.
+``overwriting_favourites`` has all of those rows, in the order that HiGHS's dual simplex was
+recorded with, and that rounding: other favourites, which are sometimes better.
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
-from partita.errors import UnsupportedError
+from partita.errors import InvalidInputError, UnsupportedError
 from partita.planners.baechi.instance import Instance
 
 MS_PER_S = 1000.0
@@ -44,13 +45,18 @@ class _Edges(NamedTuple):
     inputs: Array
 
 
-def lp_favourites(g: Instance, threshold: float, *, released: bool = False) -> Array:
+def check_threshold(threshold: float) -> None:
+    """Raise ``InvalidInputError`` where the threshold of favourites is not in 0 to 1."""
+    if not 0 <= threshold <= 1:
+        raise InvalidInputError(f"option 'threshold' is {threshold}; expected 0 to 1")
+
+
+def lp_favourites(g: Instance, threshold: float) -> Array:
     """Return the favourite child of each op, -1 = none.
 
     Args:
         g: The instance.
         threshold: Largest value of an edge's variable that makes a favourite.
-        released: Whether to build, solve and round the program as the released code does.
 
     Raises:
         UnsupportedError: The solver fails.
@@ -58,10 +64,26 @@ def lp_favourites(g: Instance, threshold: float, *, released: bool = False) -> A
     if not len(g.succ):
         return np.full(g.num_ops, -1, dtype=np.int64)
     edges = _edges(g)
-    values = _solve(*(_released_program(g, edges) if released else _program(g, edges)))
-    if released:
-        return _overwritten(g, edges, values[: len(g.succ)], threshold)
-    return _matched(g, edges, values[: len(g.succ)], threshold)
+    values = _solve(*_program(g, edges))[: len(g.succ)]
+    near = np.flatnonzero(values <= threshold)
+    return _match(g, edges, near[np.lexsort((-edges.transfer[near], np.round(values[near], 9)))])
+
+
+def overwriting_favourites(g: Instance, threshold: float) -> Array:
+    """Return favourites by the program with every row, where a later edge overwrites an earlier.
+
+    Args:
+        g: The instance.
+        threshold: Largest value of an edge's variable that makes a favourite.
+
+    Raises:
+        UnsupportedError: The solver fails.
+    """
+    if not len(g.succ):
+        return np.full(g.num_ops, -1, dtype=np.int64)
+    edges = _edges(g)
+    values = _solve(*_program_of_rows(g, edges))[: len(g.succ)]
+    return _overwritten(g, edges, values, threshold)
 
 
 def greedy_favourites(g: Instance, rank: Array) -> Array:
@@ -144,7 +166,7 @@ def _program(g: Instance, edges: _Edges) -> tuple[Any, Array, Array]:
     return _sparse(parts, (height, count + ops + 1)), np.concatenate(most), bounds
 
 
-def _released_program(g: Instance, edges: _Edges) -> tuple[Any, Array, Array]:
+def _program_of_rows(g: Instance, edges: _Edges) -> tuple[Any, Array, Array]:
     """Return the program with every bound as a row, in the recorded order."""
     count, ops = len(g.succ), g.num_ops
     row, op = np.arange(count), np.arange(ops)
@@ -189,11 +211,6 @@ def _released_program(g: Instance, edges: _Edges) -> tuple[Any, Array, Array]:
     return _sparse(parts, shape), np.concatenate([most for _, _, most in blocks]), bounds
 
 
-def _matched(g: Instance, edges: _Edges, values: Array, threshold: float) -> Array:
-    near = np.flatnonzero(values <= threshold)
-    return _match(g, edges, near[np.lexsort((-edges.transfer[near], np.round(values[near], 9)))])
-
-
 def _match(g: Instance, edges: _Edges, order: Array) -> Array:
     """Take edges in an order where both ends are still without a favourite."""
     child = np.full(g.num_ops, -1, dtype=np.int64)
@@ -207,7 +224,7 @@ def _match(g: Instance, edges: _Edges, order: Array) -> Array:
 
 
 def _overwritten(g: Instance, edges: _Edges, values: Array, threshold: float) -> Array:
-    """Round as the released code does: a later edge overwrites, and the other end may be stale."""
+    """Round edge by edge: a later edge overwrites, and the other end may be stale."""
     child = np.full(g.num_ops, -1, dtype=np.int64)
     parent = np.full(g.num_ops, -1, dtype=np.int64)
     # Rounding half to even, as Python's round does.

@@ -32,18 +32,6 @@ def fill_devices(g: Instance, sequence: Array, caps: Array, *, visit: Array) -> 
     return schedule_of(state)
 
 
-def fill_as_released(g: Instance, sequence: Array, cap: float | None) -> Schedule:
-    """Return the schedule of the released m-TOPO.
-
-    It never returns to a device, and with a cap it does not look at the memory of the devices. It
-    stops at an op that comes before one that it reads: ``refused``.
-    """
-    state = new_state(g, None)
-    inputs = (g, sequence, np.inf if cap is None else cap)
-    run(_fill_released, 4 * g.steps, inputs, (state,), LONG)
-    return schedule_of(state)
-
-
 @kernel
 def _has_room(g: Column, s: Column, op: int, device: int, cap: float) -> Number:
     """Return whether an op fits a device below its cap."""
@@ -72,24 +60,3 @@ def _fill(g: Column, sequence: Column, caps: Column, visit: Column, s: Column) -
             s.count[REFUSED] = op
             return
         place(g, s, op, chosen)
-
-
-@kernel
-def _fill_released(g: Column, sequence: Column, cap: float, s: Column) -> None:
-    """Fill devices as the released code does."""
-    device = 0
-    for op in sequence:
-        for row in range(g.pred_ptr[op], g.pred_ptr[op + 1]):
-            if s.device_of[g.pred[row]] < 0:
-                s.count[REFUSED] = op
-                return
-        while device < g.num_devices:
-            look(g, s, op, device)
-            if cap < np.inf and s.used[device] + g.kept[op] + g.scratch[op] <= cap:
-                break
-            if cap == np.inf and fits(g, s, op, device):
-                break
-            device += 1
-        if device == g.num_devices:
-            return
-        place(g, s, op, device)

@@ -133,7 +133,6 @@ def event_schedule(
     rank: Array | None = None,
     favourite: Array | None = None,
     visit: Array | None = None,
-    released: bool = False,
 ) -> Schedule:
     """Return the schedule that goes from event to event.
 
@@ -142,13 +141,11 @@ def event_schedule(
         rank: Ready ops with lower ranks go first; ``None`` = first come, first served.
         favourite: The favourite child of each op, -1 = none; ``None`` = m-ETF.
         visit: The order in which idle devices choose; ``None`` = as they are numbered.
-        released: Whether to keep what the released code does wrong: an op without duration never
-            ends, and room for copies is asked for twice.
     """
     state = new_state(g, rank)
     children = np.full(g.num_ops, -1, dtype=np.int64) if favourite is None else favourite
     turns = np.arange(g.num_devices) if visit is None else visit
-    flags = np.array([rank is None, favourite is not None, released], dtype=np.int64)
+    flags = np.array([rank is None, favourite is not None], dtype=np.int64)
     run(_event_loop, 8 * g.steps, (g, children, turns, flags), (state,), LONG)
     return schedule_of(state)
 
@@ -281,7 +278,7 @@ def place(g: Column, s: Column, op: int, device: int) -> None:
 
 
 @kernel
-def _enlist(g: Column, s: Column, op: int, fifo: int) -> None:
+def enlist(g: Column, s: Column, op: int, fifo: int) -> None:
     """Put an op among the ready ones, where its rank says."""
     if fifo:
         s.rank[op] = s.count[TURN]
@@ -310,19 +307,22 @@ def _discharge(s: Column, op: int) -> None:
 
 
 @kernel
-def _settle(g: Column, s: Column, now: float, fifo: int, released: int) -> None:
+def inform_readers(g: Column, s: Column, op: int, fifo: int) -> None:
+    """Let the readers of an op that has ended become ready, where they wait for no other."""
+    for row in range(g.succ_ptr[op], g.succ_ptr[op + 1]):
+        reader = g.succ[row]
+        s.waiting[reader] -= 1
+        if s.waiting[reader] == 0:
+            enlist(g, s, reader, fifo)
+
+
+@kernel
+def _settle(g: Column, s: Column, now: float, fifo: int) -> None:
     """Let the ops that end now end, device by device, and their readers become ready."""
     for device in range(g.num_devices):
         if s.busy[device] and s.free[device] <= now:
             s.busy[device] = 0
-            op = s.last[device]
-            if released and g.seconds[g.class_of[device] * g.num_ops + op] <= 0:
-                continue
-            for row in range(g.succ_ptr[op], g.succ_ptr[op + 1]):
-                reader = g.succ[row]
-                s.waiting[reader] -= 1
-                if s.waiting[reader] == 0:
-                    _enlist(g, s, reader, fifo)
+            inform_readers(g, s, s.last[device], fifo)
         if not s.busy[device]:
             s.free[device] = max(s.free[device], now)
 
@@ -349,7 +349,7 @@ def _urgent(g: Column, s: Column, op: int) -> Number:
 
 
 @kernel
-def _wake(g: Column, s: Column, favourite: Column, device: int) -> None:
+def wake(g: Column, s: Column, favourite: Column, device: int) -> None:
     """Let an idle device wait for the favourite child of its last op, if no other is better."""
     s.awake[device] = -1
     if s.last[device] < 0:
@@ -367,8 +367,12 @@ def _wake(g: Column, s: Column, favourite: Column, device: int) -> None:
 
 
 @kernel
-def _choose(g: Column, s: Column, device: int, now: float) -> tuple[int, float]:
+def choose(g: Column, s: Column, device: int, now: float) -> tuple[int, float]:
     """Return the op that an idle device takes now, -1 for none, and when it looks again."""
+    if s.awake[device] >= 0:
+        if s.device_of[s.awake[device]] < 0:
+            return _choose_awake(g, s, device, now)
+        s.awake[device] = -1
     later = NEVER
     for index in range(s.count[READY]):
         op = s.ready[index]
@@ -400,18 +404,18 @@ def _choose_awake(g: Column, s: Column, device: int, now: float) -> tuple[int, f
 
 
 @kernel
-def _has_room_twice(g: Column, s: Column, op: int, device: int) -> Number:
-    """Return whether every copy of an op's inputs fits again after all have been counted."""
-    total = s.used[device] + g.kept[op] + s.copies[op * g.num_devices + device]
-    for row in range(g.pred_ptr[op], g.pred_ptr[op + 1]):
-        remote = s.device_of[g.pred[row]] != device
-        if remote and total + g.size[row] > g.limit[device]:
-            return False
-    return True
+def give(g: Column, s: Column, visit: Column, turn: int, op: int, device: int) -> Number:
+    """Put a ready op on a device; return whether one before ``turn`` waits for a favourite."""
+    _discharge(s, op)
+    place(g, s, op, device)
+    for before in range(turn):  # noqa: SIM110 (kernels have no generators)
+        if s.awake[visit[before]] >= 0:
+            return True
+    return False
 
 
 @kernel
-def _take_turns(g: Column, s: Column, visit: Column, now: float, released: int) -> Number:
+def _take_turns(g: Column, s: Column, visit: Column, now: float) -> Number:
     """Let each idle device take an op; return when something happens next."""
     following = NEVER
     turn = 0
@@ -421,24 +425,12 @@ def _take_turns(g: Column, s: Column, visit: Column, now: float, released: int) 
         if s.busy[device]:
             following = min(following, s.free[device])
             continue
-        if s.awake[device] >= 0 and s.device_of[s.awake[device]] >= 0:
-            s.awake[device] = -1
-        if s.awake[device] >= 0:
-            op, later = _choose_awake(g, s, device, now)
-        else:
-            op, later = _choose(g, s, device, now)
+        op, later = choose(g, s, device, now)
         following = min(following, later)
         if op < 0:
             continue
-        if released and not _has_room_twice(g, s, op, device):
-            s.count[REFUSED] = op
-            return NEVER
-        _discharge(s, op)
-        place(g, s, op, device)
-        for before in range(turn):
-            if s.awake[visit[before]] >= 0:
-                turn, following = 0, NEVER
-                break
+        if give(g, s, visit, turn, op, device):
+            turn, following = 0, NEVER
         following = min(following, s.free[device])
     return following
 
@@ -446,18 +438,18 @@ def _take_turns(g: Column, s: Column, visit: Column, now: float, released: int) 
 @kernel
 def _event_loop(g: Column, favourite: Column, visit: Column, flags: Column, s: Column) -> None:
     """Schedule from event to event."""
-    fifo, has_favourites, released = flags[0], flags[1], flags[2]
+    fifo, has_favourites = flags[0], flags[1]
     for op in range(g.num_ops):
         if s.waiting[op] == 0:
-            _enlist(g, s, op, fifo)
+            enlist(g, s, op, fifo)
     now = 0.0
     while now < NEVER:
-        _settle(g, s, now, fifo, released)
+        _settle(g, s, now, fifo)
         if has_favourites:
             for device in range(g.num_devices):
                 if not s.busy[device]:
-                    _wake(g, s, favourite, device)
-        now = _take_turns(g, s, visit, now, released)
+                    wake(g, s, favourite, device)
+        now = _take_turns(g, s, visit, now)
 
 
 @kernel

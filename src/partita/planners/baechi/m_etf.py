@@ -5,7 +5,7 @@ SIAM J. Comput. 1989, with memory by Jeon et al., "Baechi", SoCC 2020. From even
 idle device takes a ready op whose inputs have arrived and that fits (see ``list_schedule``).
 O(ops x ready ops x devices + edges x devices).
 
-Departures from the released code, which ``as_released`` keeps: ready ops are ranked not only first
+Departures from the released code (in the room ``released``): ready ops are ranked not only first
 come, first served, but also by the longest path behind them, with and without transfers, and by the
 memory they need; and each in turn goes where it ends first. The best of these schedules counts. Ops
 without duration end, exact fits fit, idle devices choose the fastest first and not by number, and a
@@ -18,9 +18,8 @@ from collections.abc import Iterable, Iterator
 
 from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.errors import InfeasibleError
 from partita.planners.baechi.fit import fitted
-from partita.planners.baechi.instance import Instance, op_name
+from partita.planners.baechi.instance import Instance
 from partita.planners.baechi.list_schedule import Schedule, event_schedule, plain_schedule
 from partita.planners.baechi.placement import Placed, best_solution, placed, read_instance
 from partita.planners.baechi.replay import least_seconds, upward_rank
@@ -34,7 +33,6 @@ _COPY_PRICES = (1.0, 4.0, 16.0, 64.0, 1e6)
 def plan_m_etf(
     problem: Problem,
     *,
-    as_released: bool = False,
     channels: str | None = None,
     memory: str | None = None,
 ) -> Solution:
@@ -42,18 +40,14 @@ def plan_m_etf(
 
     Args:
         problem: The problem.
-        as_released: Whether to place as the released code does, with its faults.
         channels: ``"parallel"`` or ``"sequential"``; ``None`` = as the metric has it.
         memory: Whose rule counts, ``"baechi"`` or ``"ours"``; ``None`` = the metric's.
 
     Raises:
-        InfeasibleError: Nothing fits, or the released code would fail.
+        InfeasibleError: Nothing fits.
     """
     g = read_instance(problem, channels, memory)
-    options = {"as_released": as_released, "channels": channels, "memory": memory}
-    if as_released:
-        schedule = event_schedule(g, released=True)
-        return best_solution(problem, [checked(problem, schedule, PLANNER)], PLANNER, options)
+    options = {"channels": channels, "memory": memory}
     candidates = complete(etf_schedules(g)) or complete(frugal_schedules(g))
     candidates = candidates or fitted(problem, g, PLANNER)
     return best_solution(problem, candidates, PLANNER, options)
@@ -90,24 +84,3 @@ def frugal_schedules(g: Instance) -> Iterator[Schedule]:
     for share in _COPY_PRICES:
         for sequence in sequences:
             yield plain_schedule(g, sequence, price=unit * share)
-
-
-def checked(problem: Problem, schedule: Schedule, planner: str) -> Placed:
-    """Return a schedule of the released code.
-
-    Raises:
-        InfeasibleError: It would fail: it found no room for the copies of an op that it had let in,
-            or ops are stranded.
-    """
-    if schedule.refused >= 0:
-        raise InfeasibleError(
-            f"{planner} as released fails: no room for copies of what op "
-            f"{op_name(problem, schedule.refused)} reads"
-        )
-    if not schedule.complete:
-        stranded = int((schedule.device_of < 0).argmax())
-        raise InfeasibleError(
-            f"{planner} as released places {len(schedule.order)} of {len(schedule.device_of)} ops; "
-            f"op {op_name(problem, stranded)} is left over"
-        )
-    return placed(schedule)

@@ -7,7 +7,7 @@ then ops are scheduled as by m-ETF, but a device whose last op has a ready favou
 that child, unless another op is urgent (see ``list_schedule``). The program dominates the time:
 O(edges) rows and columns, sparse, dual simplex.
 
-Departures from the released code, which ``as_released`` keeps, besides those of m-ETF: HiGHS solves
+Departures from the released code (in the room ``released``), besides those of m-ETF: HiGHS solves
 the program, without the rows that follow from others; the favourites are a matching; and they are
 tried with several ranks of the ready ops. The program has many optima. With the HiGHS of SciPy 1.17
 and the recorded order of the rows the favourites are those recorded with HiGHS's dual simplex;
@@ -16,11 +16,10 @@ those of other solvers are other optima of the same program.
 
 from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.errors import InvalidInputError
-from partita.planners.baechi.favourites import lp_favourites
+from partita.planners.baechi.favourites import check_threshold, lp_favourites
 from partita.planners.baechi.fit import fitted
 from partita.planners.baechi.list_schedule import event_schedule
-from partita.planners.baechi.m_etf import checked, complete, frugal_schedules
+from partita.planners.baechi.m_etf import complete, frugal_schedules
 from partita.planners.baechi.placement import best_solution, read_instance
 from partita.planners.baechi.replay import upward_rank
 from partita.planners.baechi.sequences import fastest_first
@@ -32,7 +31,6 @@ def plan_m_sct(
     problem: Problem,
     *,
     threshold: float = 0.5,
-    as_released: bool = False,
     channels: str | None = None,
     memory: str | None = None,
 ) -> Solution:
@@ -42,29 +40,18 @@ def plan_m_sct(
         problem: The problem.
         threshold: Largest value of an edge in the linear program that makes a favourite child, 0 to
             1; the PyTorch version has 0.5, the TensorFlow version 0.1.
-        as_released: Whether to place as the released code does, with its faults.
         channels: ``"parallel"`` or ``"sequential"``; ``None`` = as the metric has it.
         memory: Whose rule counts, ``"baechi"`` or ``"ours"``; ``None`` = the metric's.
 
     Raises:
-        InfeasibleError: Nothing fits, or the released code would fail.
+        InfeasibleError: Nothing fits.
         InvalidInputError: The threshold is not one.
     """
-    if not 0 <= threshold <= 1:
-        raise InvalidInputError(f"option 'threshold' is {threshold}; expected 0 to 1")
+    check_threshold(threshold)
     g = read_instance(problem, channels, memory)
-    options = {
-        "threshold": threshold,
-        "as_released": as_released,
-        "channels": channels,
-        "memory": memory,
-    }
-    favourite = lp_favourites(g, threshold, released=as_released)
+    options = {"threshold": threshold, "channels": channels, "memory": memory}
+    favourite = lp_favourites(g, threshold)
     stats = {"favourites": int((favourite >= 0).sum())}
-    if as_released:
-        schedule = event_schedule(g, favourite=favourite, released=True)
-        found = [checked(problem, schedule, PLANNER)]
-        return best_solution(problem, found, PLANNER, options, stats=stats)
     visit = fastest_first(g)
     candidates = complete(
         event_schedule(g, favourite=favourite, visit=visit, rank=rank)

@@ -7,22 +7,18 @@ the devices are filled evenly, to about
 
 else up to their memory. O(edges x devices), times the tries for the cap.
 
-Departures from the released code, which ``as_released`` keeps: the cap is the smallest share of the
+Departures from the released code (in the room ``released``): the cap is the smallest share of the
 devices' memory that holds everything without going back, instead of a sum that is compared with
 another quantity and fails on graphs that fit; the memory of the devices counts with a cap, too; an
 op that fits none of the devices left goes to any that has room; and the order follows the data even
 where the numbers of the ops do not. Ops that fit nowhere are repaired (see ``fit``).
 """
 
-import numpy as np
-
 from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.errors import InfeasibleError
-from partita.planners.baechi.fill import fill_as_released, fill_devices
+from partita.planners.baechi.fill import fill_devices
 from partita.planners.baechi.fit import balanced_fill, fitted
-from partita.planners.baechi.instance import Instance, op_name
-from partita.planners.baechi.placement import Placed, best_solution, placed, read_instance
+from partita.planners.baechi.placement import best_solution, placed, read_instance
 from partita.planners.baechi.sequences import fastest_first
 
 PLANNER = "m-topo"
@@ -32,7 +28,6 @@ def plan_m_topo(
     problem: Problem,
     *,
     cap: bool = True,
-    as_released: bool = False,
     channels: str | None = None,
     memory: str | None = None,
 ) -> Solution:
@@ -41,42 +36,17 @@ def plan_m_topo(
     Args:
         problem: The problem.
         cap: Whether to fill all devices evenly; else each up to its memory.
-        as_released: Whether to place as the released code does, with its faults.
         channels: ``"parallel"`` or ``"sequential"``; ``None`` = as the metric has it.
         memory: Whose rule counts, ``"baechi"`` or ``"ours"``; ``None`` = the metric's.
 
     Raises:
-        InfeasibleError: Nothing fits, or the released code would fail.
+        InfeasibleError: Nothing fits.
     """
     g = read_instance(problem, channels, memory)
-    options = {
-        "cap": cap,
-        "as_released": as_released,
-        "channels": channels,
-        "memory": memory,
-    }
-    if as_released:
-        return best_solution(problem, [_released(problem, g, cap)], PLANNER, options)
+    options = {"cap": cap, "channels": channels, "memory": memory}
     if cap:
         found = balanced_fill(g, g.topological)
     else:
         found = fill_devices(g, g.topological, g.limit, visit=fastest_first(g))
     candidates = [placed(found)] if found.complete else fitted(problem, g, PLANNER)
     return best_solution(problem, candidates, PLANNER, options)
-
-
-def _released(problem: Problem, g: Instance, cap: bool) -> Placed:
-    most = float(np.sum(g.kept) // g.num_devices + np.max(g.kept)) if cap else None
-    found = fill_as_released(g, np.arange(g.num_ops), most)
-    if found.refused >= 0:
-        raise InfeasibleError(
-            f"{PLANNER} as released places ops in the order of their numbers, and op "
-            f"{op_name(problem, found.refused)} comes before one that it reads"
-        )
-    if not found.complete:
-        left = g.num_ops - len(found.order)
-        raise InfeasibleError(
-            f"{PLANNER} as released cannot place {left} of {g.num_ops} ops, the first of them "
-            f"{op_name(problem, len(found.order))}"
-        )
-    return placed(found)

@@ -22,13 +22,13 @@ Departures from the released optimizer (numbers of its known faults):
   charged; B5 cuts count live bytes; B6 devices may stay unused (``fewer``);
 * B7 stages may span servers and share them; B8 the all-reduce between servers is never divided by
   devices that do not take part; B9 memory counts all versions, gradients and optimizer state of a
-  stage, the last one too; B10 transfers are charged unless released behaviour is asked for;
+  stage, the last one too; B10 transfers are always charged;
 * B11 latency and bubbles stay outside this objective: ``simulate`` has them;
 * B12, B13, B16 what cannot be is one clear error; B14 nothing recurses; B15 no picture is drawn;
   B17 the order of sets reaches nothing: ties go to fewer devices, then to larger earlier stages;
   B18, B19 concern printing and dead code of the original.
 
-``as_released`` gives the values of the released optimizer, faults included (``released``).
+The room ``released`` has the released optimizer, faults included.
 """
 
 import math
@@ -41,8 +41,7 @@ from partita.core.solution import Proof, Solution
 from partita.errors import InfeasibleError
 from partita.planners.effort import Effort, SearchTrace
 from partita.planners.pipedream.bound import FACTOR
-from partita.planners.pipedream.build import check_positive, plan_on
-from partita.planners.pipedream.released import Options, released_plan
+from partita.planners.pipedream.build import check_positive
 from partita.planners.pipedream.repaired import Breadth, repaired_search
 from partita.planners.pipedream.state import Rules, Search
 from partita.planners.pipeline import solution_of
@@ -63,7 +62,6 @@ ONE_DEVICE_AN_OP = frozenset(
 def plan_pipedream(  # noqa: PLR0913 (the options of the released optimizer, and of our search)
     problem: Problem,
     *,
-    as_released: bool = False,
     straight: bool = False,
     fewer: bool | None = None,
     memory: bool | None = None,
@@ -81,13 +79,10 @@ def plan_pipedream(  # noqa: PLR0913 (the options of the released optimizer, and
 
     Args:
         problem: The problem.
-        as_released: Whether to search as the released optimizer does, faults included.
         straight: One device a stage.
-        fewer: Whether devices may stay unused; by default unless ``as_released``.
-        memory: Whether the search keeps within memory: by default unless ``as_released``, which
-            then takes the released rule.
-        compression: Activation compression ratio; by default transfers cost nothing
-            ``as_released``, and 1 otherwise.
+        fewer: Whether devices may stay unused; by default they may.
+        memory: Whether the search keeps within memory; by default it does.
+        compression: Activation compression ratio; by default 1.
         ideals: Ideals up to which all are looked at.
         orders: Linear orders to look at where there are more.
         iterations: Rounds of looking near the best pipeline where there are more.
@@ -101,13 +96,10 @@ def plan_pipedream(  # noqa: PLR0913 (the options of the released optimizer, and
     """
     for name, value in (("compression", compression), ("ideals", ideals), ("orders", orders)):
         check_positive(name, value)
-    options: dict[str, Any] = {"as_released": as_released, "straight": straight}
+    options: dict[str, Any] = {"straight": straight}
     given = {"fewer": fewer, "memory": memory, "compression": compression}
     options |= {name: value for name, value in given.items() if value is not None}
     straight = straight or problem.objective.metric in ONE_DEVICE_AN_OP
-    if as_released:
-        released = Options(straight, fewer is True, memory is True, compression)
-        return _released_solution(problem, released, ideals, options)
     rules = Rules(
         straight=straight,
         exact=fewer is False,
@@ -118,16 +110,6 @@ def plan_pipedream(  # noqa: PLR0913 (the options of the released optimizer, and
     effort = Effort(time_limit=None if math.isinf(time_limit) else time_limit, trace=trace)
     search = repaired_search(problem, rules, breadth, effort)
     return repaired_solution(search, "pipedream", options)
-
-
-def _released_solution(
-    problem: Problem, released: Options, ideals: int, options: dict[str, Any]
-) -> Solution:
-    """Return what the released optimizer finds; the stats have the period that it prints."""
-    found = released_plan(problem, released, ideals)
-    plan = plan_on(problem, found.stage_of[found.model.q.node_of], found.devices)
-    stats = {"predicted_s": found.period_s, "states": found.num_states}
-    return solution_of(problem, plan, "pipedream", options, stats=stats)
 
 
 def repaired_solution(search: Search, planner: str, options: dict[str, Any]) -> Solution:

@@ -20,20 +20,24 @@ states on two.
 
 import math
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from partita.core.columns import Array, Longs
 from partita.core.problem import Problem
+from partita.core.solution import Solution
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.kernels import run
 from partita.objectives.cuts import counted_ops, produced_bytes
 from partita.planners.lattice.ideals import Ideals, enumerate_ideals
 from partita.planners.lattice.quotient import Quotient, node_sums
+from partita.planners.pipedream.build import check_positive, plan_on
 from partita.planners.pipedream.model import Model, model_of
-from partita.planners.pipedream.released_kernel import released_cuts, released_level
+from partita.planners.pipedream.planner import ONE_DEVICE_AN_OP
 from partita.planners.pipedream.site import Site, site_of
+from partita.planners.pipeline import solution_of
+from partita.released.pipedream_kernel import released_cuts, released_level
 
 NEVER = 1e299
 
@@ -45,13 +49,6 @@ class Options(NamedTuple):
     fewer: bool
     memory: bool
     compression: float | None
-
-
-class ReleasedStage(NamedTuple):
-    """A stage: nodes, and the devices of the cluster."""
-
-    nodes: Array
-    devices: tuple[int, ...]
 
 
 class ReleasedPlan(NamedTuple):
@@ -88,6 +85,48 @@ class _Stage(NamedTuple):
     low: int
     high: int
     units: int
+
+
+def plan_pipedream_released(
+    problem: Problem,
+    *,
+    straight: bool = False,
+    fewer: bool | None = None,
+    memory: bool | None = None,
+    compression: float | None = None,
+    ideals: int = 3000,
+    orders: int = 32,
+    **_limits: object,
+) -> Solution:
+    """Return what the released optimizer finds; the stats have the period that it prints.
+
+    Limits of our search are accepted and change nothing: the released one always runs to its end.
+
+    Args:
+        problem: The problem.
+        straight: One device per stage.
+        fewer: Whether devices may stay unused; by default not.
+        memory: Whether the search keeps the released rule of memory; by default not.
+        compression: Activation compression ratio; by default transfers cost nothing.
+        ideals: States up to which it searches; more are refused.
+        orders: Linear orders, which only our search looks at.
+
+    Raises:
+        InfeasibleError: No plan keeps the memory or uses every device.
+        InvalidInputError: An option is out of range, the cluster is not equal servers of equal
+            devices, or there are too many states.
+    """
+    for name, value in (("compression", compression), ("ideals", ideals), ("orders", orders)):
+        check_positive(name, value)
+    options: dict[str, Any] = {"as_released": True, "straight": straight}
+    given = {"fewer": fewer, "memory": memory, "compression": compression}
+    options |= {name: value for name, value in given.items() if value is not None}
+    straight = straight or problem.objective.metric in ONE_DEVICE_AN_OP
+    asked = Options(straight, fewer is True, memory is True, compression)
+    found = released_plan(problem, asked, ideals)
+    plan = plan_on(problem, found.stage_of[found.model.q.node_of], found.devices)
+    stats = {"predicted_s": found.period_s, "states": found.num_states}
+    return solution_of(problem, plan, "pipedream", options, stats=stats)
 
 
 def released_plan(problem: Problem, options: Options, limit: int) -> ReleasedPlan:

@@ -1,4 +1,4 @@
-"""Loops of the released optimizer: bytes of its cuts, and its recurrence; see ``released``."""
+"""Loops of the released optimizer: bytes of its cuts, and its recurrence; see ``pipedream``."""
 
 from partita.kernels import Column, kernel
 
