@@ -37,6 +37,7 @@ from partita.released.baechi import (
     plan_m_etf_released,
     plan_m_sct_released,
     plan_m_topo_released,
+    released_schedule,
 )
 from partita.testing.builders import Figures, chain, flat_cluster, graph_of, host_cluster
 
@@ -217,7 +218,7 @@ def test_stranded_ops_are_placed_with_fewer_copies():
     figures = Figures(saved_bytes=1.0, tensor_bytes=sizes, forward_s=1.0)
     problem = problem_of(count, edges, figures, memory_bytes=20.0, bandwidth_bytes_per_s=1e9)
     g = instance(problem)
-    assert not event_schedule(g, released=True).complete
+    assert not released_schedule(g).complete
     assert plan_m_etf(problem).value <= count
 
 
