@@ -45,6 +45,8 @@ def test_recipes_of_plans_run(
     assert "does not fit" in out
 
 
+# Where a process has threads, ranks are started by torch's agent, which leaves their logs open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 def test_recipes_that_measure_and_run_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]

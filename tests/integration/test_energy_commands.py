@@ -116,10 +116,18 @@ def test_a_missing_blocking_power_is_assumed_and_said(run: Run, profile: str) ->
     ("arguments", "code", "words"),
     [
         (("frontier", "profile.csv", "--stages", "8"), 2, "has 3 stages"),
-        (("frontier", "profile.csv", "--picture", "f.png"), 2, "only .svg files"),
-        (("frontier", "profile.csv", "--at", "nan"), 2, "'nan' is not a finite number"),
-        (("frontier", "profile.csv", "--straggler", "inf"), 2, "'inf' is not a finite number"),
-        (("compare", "profile.csv", "--straggler", "nan"), 2, "'nan' is not a finite number"),
+        (("frontier", "profile.csv", "--picture", "f.gif"), 2, "ends with .gif"),
+        (("frontier", "profile.csv", "--at", "nan"), 2, "at is nan; expected a finite"),
+        (
+            ("frontier", "profile.csv", "--straggler", "inf"),
+            2,
+            "straggler is inf; expected a finite",
+        ),
+        (
+            ("compare", "profile.csv", "--straggler", "nan"),
+            2,
+            "straggler is nan; expected a finite",
+        ),
         (("frontier", "profile.csv", "--profile", "profile.csv"), 2, "is a profile itself"),
         (("frontier", "profile.csv", "-c", "4xa100"), 2, "--cluster does not apply"),
         (("profile", "profile.csv", "--clock", "900"), 2, "is for a folder of logs"),

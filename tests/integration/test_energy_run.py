@@ -198,7 +198,7 @@ def test_energy_that_is_unknown_is_not_written(make_job: MakeJob, tmp_path: Path
         (("--energy-wish", "least-energy"), "--energy-wish: it says what the energy server"),
         (
             ("--energy-server", "http://127.0.0.1:9", "--energy-wish", "slow=1"),
-            "wish 'slow=1'; expected slowdown=NUMBER",
+            "limit 'slow=1'; expected slowdown=NUMBER",
         ),
         (("--power-device", "nvml"), "would measure a machine that sleeps"),
         (("--power-device", "modelled:a100,slow=2"), "like 1.5@step20"),

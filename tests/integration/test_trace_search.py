@@ -31,8 +31,8 @@ def test_the_published_runs_are_traced(run, arguments):
     assert points[-1][1] == answer["solution"]["value"] == 2.0
     assert [value for _, value in points] == sorted((v for _, v in points), reverse=True)
     assert [time for time, _ in points] == sorted(time for time, _ in points)
-    heading = ElementTree.parse("best.svg").getroot()[0].text
-    assert heading == f"chain201 by {arguments[1]}: best value over time"
+    shown = [element.text for element in ElementTree.parse("best.svg").getroot().iter()]
+    assert f"chain201 by {arguments[1]}: best value over time" in shown
 
 
 def test_other_metrics_are_traced_and_an_ending_is_not_doubled(run):

@@ -11,7 +11,9 @@ import partita.capture.origin
 import partita.profiler.measure.model
 from partita.errors import InvalidInputError
 
-pytestmark = pytest.mark.slow
+# Where a process has threads, ranks are started by torch's agent, which leaves their logs open.
+AGENT = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.slow, AGENT]
 SMALL = {"scale": 0.05, "sequence_length": 8}
 STEP = {"microbatch_size": 2, "microbatches": 4, "steps": 2, "devices": 2, "planner": "uniform"}
 

@@ -405,7 +405,7 @@ def test_a_search_needs_an_effort_that_makes_sense():
     problem = problem_of(2, [(0, 1)], Figures())
     with pytest.raises(InvalidInputError, match="iterations or a time limit"):
         improve_placement(problem, np.zeros(2, dtype=int))
-    with pytest.raises(InvalidInputError, match="option 'iterations' is -1"):
+    with pytest.raises(InvalidInputError, match="iterations is -1; expected 0 or more"):
         best_placement(problem, iterations=-1)
 
 

@@ -8,7 +8,7 @@
 * ``reshare``: replicas take other shares of a round;
 * ``reschedule``: another schedule; interleaving deals each device several stages;
 * ``rebatch``: the same samples in another number of microbatches;
-* ``recompute``: a stage recomputes its activations, or no longer does.
+* ``recompute``: a stage, or a part of one, recomputes its activations, or no longer does.
 
 Nothing that the problem's objective gives is changed. Every function yields valid sketches as far
 as they can be told without simulating; the order is fixed.
@@ -395,6 +395,19 @@ def recompute(position: Position) -> Iterator[Sketch]:
         again = sketch.recompute.copy()
         again[inside] = not bool(again[inside].any())
         yield replace(sketch, recompute=again)
+        yield from _recompute_part(sketch, np.flatnonzero(inside))
+
+
+def _recompute_part(sketch: Sketch, units: Array) -> Iterator[Sketch]:
+    """Let one unit more or less, or half of a stage that recomputes, do so: a part may suffice."""
+    count = int(sketch.recompute[units].sum())
+    if count == 0:
+        return
+    for wanted in sorted({count - 1, count + 1, len(units) // 2} - {count}):
+        if 0 < wanted < len(units):
+            again = sketch.recompute.copy()
+            again[units] = np.arange(len(units)) < wanted
+            yield replace(sketch, recompute=again)
 
 
 Move: TypeAlias = Callable[[Position], Iterator[Sketch]]
