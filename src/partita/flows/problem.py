@@ -11,7 +11,6 @@ from partita.catalogue.examples import EXAMPLES
 from partita.catalogue.overrides import apply_overrides
 from partita.catalogue.parse import parse_cluster
 from partita.catalogue.shorthand import local_cluster
-from partita.catalogue.what_if import what_if
 from partita.core.cluster import Cluster
 from partita.core.graph import DeviceKind, Graph
 from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
@@ -229,7 +228,9 @@ def changed_cluster(
         known = base.cluster if isinstance(base, Problem) else None
         cluster = known or parse_cluster(DEFAULT_CLUSTER, read_text, catalogue_of(request))
         cluster = apply_overrides(cluster, bandwidth=request.bandwidth, latency=request.latency)
-    if isinstance(request, ChangeFields):
+    if isinstance(request, ChangeFields) and request.what_if:
+        from partita.catalogue.what_if import what_if  # noqa: PLC0415 (rarely asked for)
+
         for change in request.what_if:
             cluster = what_if(cluster, change, catalogue_of(request))
     return cluster

@@ -30,7 +30,6 @@ from partita.planners.auto.coarse import WorkingProblem, working_problem
 from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.evaluator import Evaluator, verdict_of
 from partita.planners.auto.frame import frame_of
-from partita.planners.auto.obstacle import obstacle
 from partita.planners.auto.portfolio import (
     OTHERS,
     PLAIN,
@@ -209,6 +208,8 @@ class _Auto:
             nearest = self.evaluator.nearest[2]
             reasons = [text for text in self.answers.tried.values() if isinstance(text, str)]
             whole = None if nearest is None else self.working.expanded(nearest)
+            from partita.planners.auto.obstacle import obstacle  # noqa: PLC0415 (where nothing fits)
+
             raise obstacle(problem, self.search.frame, whole, reasons)
         least = self._least()
         stats = {
