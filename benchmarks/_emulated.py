@@ -16,6 +16,7 @@ from partita.core.cluster import Cluster, Device, Host, Level
 from partita.core.graph import DeviceKind
 from partita.core.plan import Plan
 from partita.core.problem import Problem, Schedule
+from partita.processes import run_soon
 from partita.profiler.calibrate.calibrate import calibrate
 from partita.profiler.calibrate.ranks import Rank, measure
 from partita.profiler.calibrate.records import (
@@ -27,7 +28,6 @@ from partita.ranks.member import Member
 from partita.ranks.pool import RankPool
 from partita.runtime.emulation import Emulation, emulate_forked, emulated_workload, predicted
 from partita.runtime.link_emulator import Namespace, enter_namespace
-from partita.runtime.priority import run_soon
 from partita.testing.builders import Figures, Values, chain, pipeline
 
 Ends = tuple[Namespace, Namespace]

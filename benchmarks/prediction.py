@@ -41,8 +41,8 @@ from partita.ranks.pool import RankPool
 from partita.runtime.emulation import Emulation, emulate_forked, emulated_workload, predicted
 from partita.runtime.executor import make_task, run_forked
 from partita.runtime.link_emulator import emulated_link, why_unavailable
-from partita.runtime.optimizers import OPTIMIZERS
 from partita.runtime.rank import RankOptions
+from partita.runtime.recipe import Recipe
 from partita.runtime.workload import model_workload
 from partita.testing.builders import chain, diamond, pipeline
 
@@ -187,9 +187,7 @@ def real_rows() -> Iterator[Row]:
     origin = ModelOrigin(text=MODEL, options=MODEL_OPTIONS)
     cluster = calibrated(2, None, budget_s=2.0)
     objective = Objective(optimizer_bytes_per_element=0)
-    options = RankOptions(
-        steps=REAL_STEPS, make_optimizer=lambda: OPTIMIZERS["sgd"](0.01), keep_results=False
-    )
+    options = RankOptions(steps=REAL_STEPS, recipe=Recipe(learning_rate=0.01), keep_results=False)
     found: dict[str, list[tuple[float, float]]] = {}
     for _ in range(ROUNDS):
         graph = profiled_together()

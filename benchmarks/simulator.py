@@ -28,7 +28,7 @@ KINDS = ("lower", "first", "warm")
 
 
 def pipeline(stages: int, microbatches: int) -> tuple[Problem, Plan]:
-    """Return a chain of equal stages, one a device, with one link for each ordered pair."""
+    """Return a chain of equal stages, one per device, with one link for each ordered pair."""
     names = [f"op{s}" for s in range(stages)]
     graph = Graph(
         ops=OpTable(names=names),

@@ -39,8 +39,8 @@ from partita.ranks.member import Member
 from partita.ranks.pool import RankPool
 from partita.ranks.status import StatusBoard
 from partita.runtime.executor import make_task
-from partita.runtime.parameters import sgd
 from partita.runtime.rank import RankOptions, StepNews, run_rank
+from partita.runtime.recipe import Recipe
 from partita.runtime.task import Task
 from partita.runtime.workload import Workload
 
@@ -196,7 +196,7 @@ def run_case(what: Prepared, member: Member, board: StatusBoard) -> tuple[Timed,
         what.workload,
         options=RankOptions(
             steps=steps,
-            make_optimizer=lambda: sgd(LEARNING_RATE),
+            recipe=Recipe(learning_rate=LEARNING_RATE),
             stall_limit_s=LIMIT_S,
             keep_results=False,
         ),

@@ -1,6 +1,6 @@
 """A job whose loading work is metered to its CPU grant: EMULATED, it sleeps instead of loading.
 
-With c CPUs a GPU a step takes ``--iteration`` seconds over the speed that ``--curve`` has at c. The
+With c CPUs per GPU a step takes ``--iteration`` seconds over the speed of ``--curve`` at c. The
 grant is read back: from the CPUs that this process may run on (``--grant affinity``), or where more
 CPUs are declared than the machine has, from the lease (``--grant lease``).
 
@@ -43,7 +43,7 @@ def speed_at(curve: list[tuple[float, float]], cpus: float) -> float:
 
 
 def read_curve(text: str) -> list[tuple[float, float]]:
-    """Return the points of ``1:0.4,3:1``: CPUs a GPU and the speed there."""
+    """Return the points of ``1:0.4,3:1``: CPUs per GPU and the speed there."""
     points = [part.split(":") for part in text.split(",")]
     return sorted((float(cpus), float(speed)) for cpus, speed in points)
 
@@ -74,7 +74,7 @@ class Meter:
 
     Args:
         iteration_s: Seconds of a step at speed 1.
-        curve: Speed by CPUs a GPU.
+        curve: Speed by CPUs per GPU.
         by_affinity: Whether CPUs are read back from the process; else from the lease.
         part: How much of the next step is loaded.
     """
@@ -129,7 +129,7 @@ def main() -> None:
     """Run the job until it is done or its lease ends."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--iteration", type=float, default=0.02, help="seconds at speed 1")
-    parser.add_argument("--curve", type=read_curve, default="1:0.4,3:1", help="CPUs a GPU:speed")
+    parser.add_argument("--curve", type=read_curve, default="1:0.4,3:1", help="CPUs per GPU:speed")
     parser.add_argument("--grant", choices=("lease", "affinity"), default="lease")
     parser.add_argument("--start", type=float, default=0.0, help="seconds from round to first step")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")

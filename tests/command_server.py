@@ -1,8 +1,13 @@
-"""Runs commands of ``partita``, each in a process forked from this one, which is warm.
+"""Runs commands of ``partita``, or a text in Python, each in a process forked from this warm one.
 
 A process of its own imports torch and what captures models for seconds, the parts of partita for
 another half. Here a request is a line of JSON on standard input (arguments, folder, environment,
-files for what is printed), the answer a line with the exit code.
+text of Python if it is no command, files for what is printed and for the exit code), the answer a
+line with the number of the process. Several may run at a time.
+
+What such a process starts in Python (ranks, mostly) is forked from it as well, unless its
+environment has ``FRESH`` set: each would import the same again for seconds. It gets what a fresh
+interpreter gets: its arguments, files, environment and signals, and seeds of its own.
 """
 
 import atexit
@@ -11,8 +16,19 @@ import importlib
 import json
 import os
 import pkgutil
+import random
+import runpy
+import select
+import signal
+import subprocess
 import sys
 import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import context, popen_fork
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import partita
 import partita.cli.main
@@ -32,8 +48,140 @@ def warm_up() -> None:
     gc.freeze()
 
 
+START = subprocess.Popen._execute_child
+MOST_FILES = 4096
+
+
+def start_warm() -> None:
+    """Let Python that this process starts be forked from it."""
+    subprocess.Popen._execute_child = start_process
+    context.SpawnProcess._Popen = staticmethod(WarmSpawn)
+
+
+class WarmSpawn(popen_fork.Popen):
+    """A process of ``multiprocessing`` that would begin as a fresh interpreter."""
+
+    method = "spawn"
+
+
+def start_process(self: Any, args: Any, executable: Any, *rest: Any) -> None:
+    """Start what ``subprocess.Popen`` is to start: in a fork if that is Python."""
+    names = ("preexec_fn", "close_fds", "pass_fds", "cwd", "env", "startupinfo", "flags", "shell")
+    files = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+    given = dict(zip((*names, *files), rest[:14], strict=True))
+    start_new_session = rest[-2]
+    what = None if given["shell"] or given["preexec_fn"] else python_of(args)
+    if what is None:
+        START(self, args, executable, *rest)
+        return
+    ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+    self.pid = os.fork()
+    if self.pid == 0:
+        code = 1
+        try:
+            if start_new_session:
+                os.setsid()
+            code = be_fresh(what, ends, given["pass_fds"], given["cwd"], given["env"])
+        finally:
+            os._exit(code)
+    self._child_created = True
+    self._close_pipe_fds(*rest[8:14])
+
+
+def python_of(args: Any) -> Callable[[], None] | None:
+    """Return what an interpreter would run, if arguments start one in a way that is known here."""
+    if isinstance(args, (str, bytes, os.PathLike)):
+        return None
+    words = [os.fsdecode(word) for word in args]
+    if words[:1] != [sys.executable]:
+        return None
+    rest = [word for index, word in enumerate(words[1:]) if not (index == 0 and word == "-u")]
+    if rest[:1] == ["-m"] and len(rest) > 1:
+        return lambda: run_module(rest[1], rest[2:])
+    if rest and not rest[0].startswith("-"):
+        return lambda: run_script(rest[0], rest[1:])
+    return None
+
+
+def run_module(name: str, arguments: Sequence[str]) -> None:
+    """Run a module as ``python -m`` does."""
+    sys.argv = [name, *arguments]
+    sys.path.insert(0, str(Path.cwd()))
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def run_script(path: str, arguments: Sequence[str]) -> None:
+    """Run a script as ``python`` does."""
+    sys.argv = [path, *arguments]
+    text = Path(path).read_bytes()
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    module.__file__ = path
+    exec(compile(text, path, "exec"), module.__dict__)
+
+
+def be_fresh(
+    what: Callable[[], None],
+    ends: Sequence[int],
+    kept: Sequence[int],
+    folder: Any,
+    environment: dict[str, str] | None,
+) -> int:
+    """Run something in this process as if it had begun with that; return the exit code."""
+    gc.freeze()  # nothing of the parent's is to be closed later, when its number is another file's
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, end in enumerate(ends):
+        if end not in (-1, number):
+            os.dup2(end, number)
+        os.set_inheritable(number, True)
+    for number in range(3, MOST_FILES):
+        if number not in kept:
+            with suppress(OSError):
+                os.close(number)
+    if folder is not None:
+        os.chdir(folder)
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
+    buffering = 1 if os.environ.get("PYTHONUNBUFFERED") else -1
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", buffering, closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, closefd=False)
+    random.seed()
+    sys.modules["torch"].seed()
+    return code_of(what)
+
+
+def code_of(what: Callable[[], None]) -> int:
+    """Run something that ends this process; return the exit code."""
+    code: object = 0
+    try:
+        what()
+    except SystemExit as stop:
+        code = stop.code
+        if isinstance(code, str):
+            sys.stderr.write(f"{code}\n")
+    except KeyboardInterrupt:  # ends as an interpreter does: by the signal itself
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001 (a process border)
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    with suppress(OSError):  # said by the command, if its output cannot be written
+        sys.stdout.flush()
+    sys.stderr.flush()
+    return code if isinstance(code, int) else int(code is not None)
+
+
 def run(request: dict) -> int:
-    """Run a command in this process, which ends with it; return the exit code."""
+    """Run a request in this process, which ends with it; return the exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
     os.setsid()
     os.chdir(request["folder"])
     os.environ.clear()
@@ -43,34 +191,55 @@ def run(request: dict) -> int:
         opened = os.open(name, flags)
         os.dup2(opened, number)
         os.close(opened)
-    sys.argv = ["partita", *request["arguments"]]
-    code: object = 0
-    try:
-        partita.cli.main.main(request["arguments"])
-    except SystemExit as stop:
-        code = stop.code
-    except BaseException:  # noqa: BLE001 (a process border)
-        traceback.print_exc()
-        code = 1
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code if isinstance(code, int) else int(code is not None)
+    if os.environ.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(write_through=True)
+    if not os.environ.get("FRESH"):
+        start_warm()
+    text, arguments = request["python"], request["arguments"]
+    sys.argv = ["partita" if text is None else "-c", *arguments]
+    if text is None:
+        return code_of(lambda: partita.cli.main.main(arguments))
+    sys.path.insert(0, request["folder"])
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    return code_of(lambda: exec(compile(text, "<string>", "exec"), module.__dict__))
+
+
+def write_codes(running: dict[int, Path]) -> None:
+    """Write the exit codes of the processes that have ended, each to its file."""
+    for child, file in list(running.items()):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            whole = file.with_suffix(".part")
+            whole.write_text(str(os.waitstatus_to_exitcode(status)))
+            whole.rename(file)
+            del running[child]
 
 
 def main() -> None:
     """Serve requests until there are no more."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     warm_up()
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            os._exit(run(json.loads(line)))
-        answers.write(f"{child}\n")
-        answers.flush()
-        _, status = os.waitpid(child, 0)
-        answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
-        answers.flush()
+    wakes, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    running: dict[int, Path] = {}
+    while True:
+        ready, _, _ = select.select([0, wakes], [], [])
+        if wakes in ready:
+            os.read(wakes, 4096)
+            write_codes(running)
+        if 0 in ready:
+            line = sys.stdin.readline()  # one at a time: the next comes after the answer
+            if not line:
+                break
+            request = json.loads(line)
+            child = os.fork()
+            if child == 0:
+                os._exit(run(request))
+            running[child] = Path(request["code"])
+            answers.write(f"{child}\n")
+            answers.flush()
 
 
 if __name__ == "__main__":

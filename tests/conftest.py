@@ -1,5 +1,6 @@
 """What several parts' tests share."""
 
+import gc
 import json
 import os
 import re
@@ -8,9 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from hypothesis import settings
@@ -18,6 +21,16 @@ from hypothesis import settings
 # The same examples in every run, and no time limits: machines are shared.
 settings.register_profile("partita", derandomize=True, deadline=None)
 settings.load_profile("partita")
+
+THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
+"""Whether every property is tried on as many examples as its test asks for."""
+SHARE, FEWEST = 0.3, 8
+"""Part of those examples that other runs try, and how many at least, where a test asks for them."""
+
+# Hundreds of processes import the same modules, and tests are rewritten to explain themselves:
+# images that forbid to keep the bytecode of either would double the time of the suite.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Several test processes share few cores; torch's own threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,6 +50,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put modules with slow tests first: workers that share the rest end at about the same time."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+    if not THOROUGH:
+        try_fewer_examples(items)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is there before the first test from being looked through for garbage again."""
+    gc.collect()
+    gc.freeze()
+
+
+def try_fewer_examples(items: list[pytest.Item]) -> None:
+    """Let each property be tried on the first examples of those that its test asks for."""
+    for test in {getattr(item.obj, "__func__", item.obj) for item in items}:  # type: ignore[attr-defined]
+        # Hypothesis has no public way to change what a test asks for.
+        asked = getattr(test, "_hypothesis_internal_use_settings", None)
+        if getattr(test, "is_hypothesis_test", False) and asked is not None:
+            fewer = min(asked.max_examples, max(FEWEST, round(SHARE * asked.max_examples)))
+            test._hypothesis_internal_use_settings = settings(asked, max_examples=fewer)
 
 
 @pytest.fixture(scope="session")
@@ -49,38 +80,108 @@ def shared_data() -> Path:
     return root / "data"
 
 
+class WarmProcess:
+    """A process that was forked from a warm one; what tests use of ``subprocess.Popen``."""
+
+    def __init__(self, pid: int, place: Path) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._place = place
+
+    def poll(self) -> int | None:
+        """Return the exit code, or that of a signal below 0; nothing while it runs."""
+        if self.returncode is None:
+            with suppress(FileNotFoundError):
+                self.returncode = int((self._place / "code").read_text())
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Wait until it has ended and return the exit code."""
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a warm process", timeout)
+            time.sleep(0.01)
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Wait until it has ended and return what it printed."""
+        self.wait(timeout)
+        files = (self._place / "out", self._place / "err")
+        out, err = (file.read_text(encoding="utf-8") if file.exists() else "" for file in files)
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+
 class Commands:
-    """Runs ``partita`` in processes of their own, forked from one that is warm."""
+    """Runs ``partita``, or Python, in processes of their own, forked from one that is warm."""
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[str] | None = None
+        self._files = tempfile.TemporaryDirectory()
 
-    def run(
-        self, *arguments: str, folder: Path, timeout_s: float = 240.0, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end and return what it printed; one that takes longer is killed."""
+    def start(
+        self,
+        *arguments: str,
+        folder: Path,
+        python: str | None = None,
+        out: str | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> WarmProcess:
+        """Start a command.
+
+        Args:
+            *arguments: What stands after ``partita``, or after ``python -c``.
+            folder: Where it runs.
+            python: A text to run instead of the command.
+            out: Where it prints to, if not to what ``communicate`` returns.
+            environment: Set besides that of the tests.
+        """
         server = self._server = self._server or self._start()
         assert server.stdin is not None
         assert server.stdout is not None
-        with tempfile.TemporaryDirectory() as place:
-            out, err = Path(place) / "out", Path(place) / "err"
-            request = {
-                "arguments": arguments,
-                "folder": str(folder),
-                "environment": {**os.environ, **environment},
-                "out": str(out),
-                "err": str(err),
-            }
-            server.stdin.write(json.dumps(request) + "\n")
-            server.stdin.flush()
-            child = int(server.stdout.readline())
-            watch = threading.Timer(timeout_s, os.killpg, (child, signal.SIGKILL))
-            watch.start()
-            code = int(server.stdout.readline())
-            watch.cancel()
-            return subprocess.CompletedProcess(
-                arguments, code, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
-            )
+        place = Path(tempfile.mkdtemp(dir=self._files.name))
+        files = {name: str(place / name) for name in ("out", "err", "code")}
+        request = {
+            "arguments": arguments,
+            "folder": str(folder),
+            "environment": {**os.environ, **environment},
+            "python": python,
+            **files,
+            **({} if out is None else {"out": out}),
+        }
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        return WarmProcess(int(server.stdout.readline()), place)
+
+    def run(
+        self,
+        *arguments: str,
+        folder: Path,
+        timeout_s: float = 240.0,
+        python: str | None = None,
+        out: str | None = None,
+        **environment: str,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end and return what it printed; one that takes longer is killed."""
+        process = self.start(
+            *arguments, folder=folder, python=python, out=out, environment=environment
+        )
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        printed = process.communicate(timeout_s)
+        return subprocess.CompletedProcess(arguments, process.wait(0), *printed)
 
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -99,6 +200,7 @@ class Commands:
             self._server.stdin.close()
             self._server.stdout.close()
             self._server.wait()
+        self._files.cleanup()
 
 
 @pytest.fixture(scope="session")

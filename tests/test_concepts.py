@@ -28,6 +28,19 @@ class Concept(NamedTuple):
 
 
 CONCEPTS: Mapping[str, Concept] = {
+    "seconds of collectives": Concept(r"\bPASSES\b.* = {|PEERS_AT_A_TIME = ", ("cost/links.py",)),
+    "text of nccl-tests": Concept(
+        r"Collective test starting", ("profiler/calibrate/nccl_tests.py",)
+    ),
+    "samples of a step": Concept(
+        r"class SampleOrder\b|def split_batch\b|torch\.randperm\(", ("runtime/batches.py",)
+    ),
+    "files of safetensors": Concept(r"\bdata_offsets\b", ("runtime/safetensors_file.py",)),
+    "metrics of a step": Concept(r"\bMETRICS = ", ("runtime/metric_rows.py",)),
+    "what differs on a GPU": Concept(
+        r"cuda\.synchronize\(|max_memory_allocated\(|cuda\.manual_seed\(",
+        ("ranks/device.py", "profiler/", "capture/stages.py"),
+    ),
     "effort of a search": Concept(r"def left_s\b", ("planners/effort.py",)),
     "rounds of annealing": Concept(r"def anneal_rounds\b", ("planners/annealing.py",)),
     "a name and a cluster make a Problem": Concept(
@@ -39,12 +52,21 @@ CONCEPTS: Mapping[str, Concept] = {
     "the least change that makes it fit": Concept(
         r"with_recomputation\(graph\) is not graph|def least_number\b", ("flows/least_change.py",)
     ),
+    "dividing a tensor among a tensor-parallel group": Concept(
+        r"block \* \(rank \+ 1\) // count", ("capture/splits.py",)
+    ),
     "near names": Concept(r"get_close_matches\(", ("names.py",)),
     "SQLite files that survive kills": Concept(r"sqlite3\.connect\(", ("store.py",)),
     "speaking HTTP to a server": Concept(
         r"import_module\(.httpx.\)|\b(import|from) (httpx|urllib\.request|http\.client)\b",
         ("http.py",),
     ),
+    "quantities as people write them": Concept(
+        r"def parse_(money|tokens|duration)\b", ("units.py",)
+    ),
+    "machines that can be had": Concept(r"def catalogue_offers\b", ("flows/offers.py",)),
+    "seconds of a transformer block": Concept(r"def block_s\(case\b", ("transformer/kernels.py",)),
+    "activation bytes of a block": Concept(r"def layer_bytes\b", ("transformer/memory.py",)),
     "loading plug-ins": Concept(r"\bentry_points\(", ("plugins.py",)),
     "reading YAML": Concept(r"\b(import|from) yaml\b", ("yaml_nodes.py",)),
     "formats": Concept(r": Mapping\[str, Format\] = {", ("formats/table.py",)),
@@ -55,6 +77,14 @@ CONCEPTS: Mapping[str, Concept] = {
     "bytes held by a parameter": Concept(
         r"\.optimizer_bytes_per_element\b", ("core/problem.py", "cost/tables.py")
     ),
+    "state that moves between plans": Concept(
+        r"\blasting_bytes\(", ("cost/tables.py", "cost/moves.py")
+    ),
+    "costs as a step has shown them": Concept(r"def calibrate\(problem", ("cost/measured.py",)),
+    "bytes on the wire": Concept(r"def wire_bytes\b", ("core/precision.py",)),
+    "memory that no plan can use": Concept(
+        r"\b(GPU_RESERVE|CONTEXT_BYTES) = ", ("cost/tables.py",)
+    ),
     "devices that are alike": Concept(r"peaks = tuple\(sorted\(", ("cost/tables.py",)),
     "ops that must stay together": Concept(
         r"np\.where\((label|colou?r|colocation) >= 0, \1", ("cost/tables.py",)
@@ -64,6 +94,13 @@ CONCEPTS: Mapping[str, Concept] = {
     "pipeline schedules": Concept(r"= ScheduleRow\(|: ScheduleRow\(", ("core/schedules.py",)),
     "what a schedule does": Concept(r"def stashes_weights|stashes_weights=True", ("core/",)),
     "a plan judged": Concept(r"def judge\(problem", ("cost/judge.py",)),
+    "why nothing fits": Concept(
+        r"no device may run op|the largest device that",
+        ("planners/obstacle.py",),
+    ),
+    "the schedule that was asked for, else another": Concept(
+        r"def _schedule_or\b|\.schedule or \(|default_schedule", ("core/problem.py",)
+    ),
     "why a plan does not fit": Concept(r"more than its limit of", ("cost/judge.py",)),
     "forking ranks": Concept(r"\bos\.fork\(", ("ranks/pool.py",)),
     "why ranks fail": Concept(r"\bdef first_cause\b", ("ranks/failures.py",)),
@@ -82,6 +119,12 @@ CONCEPTS: Mapping[str, Concept] = {
             "flows/planner_choice.py",
             "flows/fleet/simulate.py",
         ),
+    ),
+    "instructions that several devices do together": Concept(
+        r"def joints\b|class Joints\b|group \* span \+ turn", ("program/matching.py",)
+    ),
+    "the energy profile of a folder of logs": Concept(
+        r"def read_logs\b|instructions-\(", ("flows/energy/logs.py",)
     ),
     "proving a Program": Concept(r"def prove\b", ("program/check/",)),
 }

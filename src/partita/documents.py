@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from partita.catalogue.catalogue import load_catalogue
+from partita.catalogue.catalogue import Catalogue, load_catalogue
 from partita.core.codec import write_json
 from partita.core.problem import Problem
 from partita.errors import FormatError, InvalidInputError
@@ -197,6 +197,20 @@ def _read_stream(file: BinaryIO, name: str) -> bytes:
         if size > MAX_FILE_BYTES:
             raise FormatError(f"is larger than {MAX_FILE_BYTES} bytes", path=name)
     return b"".join(parts)
+
+
+def open_catalogue(path: str | None) -> Catalogue:
+    """Return the catalogue, with a user's own file if there is one.
+
+    Raises:
+        FormatError: The file cannot be read or is wrong; knows path and line.
+    """
+    if path is None:
+        return load_catalogue()
+    try:
+        return load_catalogue(read_text(path))
+    except FormatError as exc:
+        raise (exc if exc.path else exc.at(path)) from exc
 
 
 def read_text(name: str) -> str:

@@ -61,6 +61,11 @@ class UnsupportedError(PartitaError):
 
 
 class WorkerError(PartitaError):
-    """A worker process died or hung."""
+    """A worker process died or hung.
+
+    Attributes:
+        rank: The rank to blame; -1 = not known.
+    """
 
     exit_code = 5
+    rank = -1

@@ -8,11 +8,12 @@ import importlib
 import os
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from partita.errors import InvalidInputError, PartitaError, UnsupportedError
+from partita.processes import TOKEN_VARIABLE
 
-TOKEN_VARIABLE = "PARTITA_TOKEN"
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 NO_SENSE = 502
@@ -78,7 +79,7 @@ class ServerLink:
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 (JSON)
         """Send something, and return the answer."""
-        return self._request("POST", path, json=dict(body))
+        return self._request("POST", path, body=body)
 
     def delete(self, path: str) -> Any:  # noqa: ANN401 (JSON)
         """Delete something, and return the answer."""
@@ -86,17 +87,30 @@ class ServerLink:
 
     def get(self, path: str, query: Mapping[str, Any] | None = None, wait_s: float = 0.0) -> Any:  # noqa: ANN401 (JSON)
         """Ask for something that the server may take a while for."""
-        params = dict(query or {})
-        return self._request("GET", path, params=params, timeout=self._timeout_s + wait_s)
+        return self._request("GET", path, query=query or {}, wait_s=wait_s)
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
-    def _request(self, method: str, path: str, **rest: Any) -> Any:  # noqa: ANN401 (of httpx)
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, Any] | None = None,
+        wait_s: float = 0.0,
+    ) -> Any:  # noqa: ANN401 (JSON)
         where = f"{self._noun} {self.url}"
         try:
-            answer = self._client.request(method, f"{self.url}{path}", **rest)
+            answer = self._client.request(
+                method,
+                f"{self.url}{path}",
+                json=None if body is None else dict(body),
+                params=None if query is None else dict(query),
+                timeout=self._timeout_s + wait_s,
+            )
         except self._httpx.HTTPError as exc:
             why = str(exc) or type(exc).__name__
             raise ServerError(f"{where} does not answer: {why}", detail=why) from exc
@@ -113,6 +127,23 @@ class ServerLink:
                 f"{where} refuses {path}: {answer.status_code} {detail}", answer.status_code, detail
             )
         return found
+
+
+def read_token(file: str | None) -> str:
+    """Return the token that a server asks for: that of a file, else that of the environment.
+
+    Raises:
+        InvalidInputError: The file has none, or cannot be read.
+    """
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE, "").strip()
+    try:
+        token = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InvalidInputError(f"--token-file {file} cannot be read: {exc}") from exc
+    if not token:
+        raise InvalidInputError(f"--token-file {file} is empty")
+    return token
 
 
 def check_address(url: str, *, noun: str) -> None:

@@ -13,13 +13,20 @@ Numba's cache on disk notices a change in the file of the function that is calle
 the files of the functions it calls, although their machine code is part of the entry. So the name
 under which an entry is kept carries a digest of everything that goes into it: the sources of all
 kernels reached, the constants that they read, and the fields of the named tuples they know.
+
+Processes that need the same kernel at the same time take turns: the first compiles it, and the
+others load what it has kept.
 """
 
 import dis
+import fcntl
 import hashlib
 import math
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
@@ -52,7 +59,7 @@ class Threshold(NamedTuple):
     loaded: bool = False
 
 
-ROWS = Threshold(size=30_000, total=3_000_000)
+ROWS = Threshold(size=30_000, total=100_000, loaded=True)
 """For kernels that make one pass over rows."""
 
 
@@ -68,6 +75,38 @@ _entries: dict[Callable[..., Any], Any] = {}
 _callees: dict[Callable[..., Any], Any] = {}
 _interpreted: defaultdict[Callable[..., Any], float] = defaultdict(float)
 """Sizes that each kernel was interpreted on, which decides how it runs and not what it returns."""
+
+
+@dataclass(slots=True)
+class _Stopwatch:
+    """Seconds that this process has spent on making machine code, or waiting for another to."""
+
+    total_s: float = 0.0
+    is_running: bool = False
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time until the end of the block; blocks inside it count once."""
+        if self.is_running:
+            yield
+            return
+        self.is_running, begin = True, time.monotonic()
+        try:
+            yield
+        finally:
+            self.is_running = False
+            self.total_s += time.monotonic() - begin
+
+
+_stopwatch = _Stopwatch()
+
+
+def compiling_s() -> float:
+    """Return the seconds that went into loading Numba and compiling kernels so far.
+
+    They are spent once per machine; a search that counts them would do nothing else the first time.
+    """
+    return _stopwatch.total_s
 
 
 @overload
@@ -164,7 +203,8 @@ def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return the compiled twin of a kernel, which takes arrays in place of lists."""
     twin = _entries.get(function)
     if twin is None:
-        twin = _entries[function] = _compile(function, is_entry=True)
+        with _stopwatch.running():
+            twin = _entries[function] = _compile(function, is_entry=True)
     result: Callable[_P, _R] = twin
     return result
 
@@ -193,12 +233,53 @@ def _compile(function: Callable[..., Any], *, is_entry: bool) -> Callable[..., A
         "no_cfunc_wrapper": True,
     }
     if not is_entry:
-        return njit(**settings)(twin)  # type: ignore[no-any-return]
+        callee = njit(**settings)(twin)
+        callee.get_call_template = _without_literals(callee.get_call_template)
+        return callee  # type: ignore[no-any-return]
     try:
         twin.__qualname__ += f"_{_digest(function)}"
-        return njit(cache=True, **settings)(twin)  # type: ignore[no-any-return]
+        dispatcher = njit(cache=True, **settings)(twin)
+        lock = Path(dispatcher.stats.cache_path, f"{twin.__qualname__}.lock")
+        dispatcher.compile = _in_turn(dispatcher.compile, lock)
+        return dispatcher  # type: ignore[no-any-return]
     except (OSError, RuntimeError):  # no source to be read, or no directory for a cache
         return njit(**settings)(twin)  # type: ignore[no-any-return]
+
+
+def _without_literals(resolve: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what compiles a kernel for the types of its arguments, whatever their values.
+
+    Types are inferred in passes: where a variable begins as -1 the first knows it as that number,
+    and Numba would compile all that is called with it, for that number and then for any.
+    """
+    from numba.core import types  # noqa: PLC0415 (loaded only where it pays)
+
+    unliteral: Callable[[Any], Any] = types.unliteral
+
+    def call(args: Sequence[Any], kws: Mapping[str, Any]) -> object:
+        named = {name: unliteral(value) for name, value in kws.items()}
+        return resolve(tuple(map(unliteral, args)), named)
+
+    return call
+
+
+def _in_turn(compile_or_load: Callable[..., Any], lock: Path) -> Callable[..., Any]:
+    """Return what compiles a kernel, or loads it, while no other process does so.
+
+    A lock is that of a process and not of what it forks, and ends with the process.
+    """
+
+    def call(signature: object) -> object:
+        with ExitStack() as stack:
+            stack.enter_context(_stopwatch.running())
+            # Without a folder that can be written to, or with one that has no locks, all compile.
+            with suppress(OSError):
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(lock.open("w"))
+                fcntl.lockf(file, fcntl.LOCK_EX)
+            return compile_or_load(signature)
+
+    return call
 
 
 def _called(function: FunctionType) -> Iterator[tuple[str, FunctionType]]:

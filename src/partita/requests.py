@@ -26,7 +26,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from partita.errors import InvalidInputError
@@ -60,7 +60,10 @@ class Option:
         usual: The default in words, where it depends on something else.
         is_argument: Whether it is given by position on the command line.
         metavar: The name of its value in help texts; empty = the usual one.
+        path: Kind of path that its value names: ``file``, ``existing file`` or ``folder``.
+        environment: Variables that give its value where nothing else does; the first that is set.
         is_required: Whether an option, or one value of several, must be given.
+        bare: Value of an option that is given without one; empty = it needs one.
     """
 
     help: str
@@ -74,7 +77,10 @@ class Option:
     usual: str = ""
     is_argument: bool = False
     metavar: str = ""
+    path: str = ""
+    environment: tuple[str, ...] = ()
     is_required: bool = False
+    bare: str = ""
 
     def is_added(self, value: str) -> bool:
         """Return whether a plug-in adds a value to the choices."""
@@ -118,6 +124,11 @@ class Field:
         """The option on the command line, such as ``--batch-size``."""
         return f"--{self.name.replace('_', '-')}"
 
+    @property
+    def off(self) -> str:
+        """The option that ends what a flag begins, such as ``--no-groups``."""
+        return f"--no-{self.name.replace('_', '-')}"
+
     def check(self, value: Any) -> None:  # noqa: ANN401 (a value of the field's type)
         """Check a value against the declaration.
 
@@ -148,7 +159,7 @@ class Request:
 
 
 def make(request: type[_R], /, **values: Any) -> _R:  # noqa: ANN401 (values of its fields)
-    """Return a request of keyword arguments.
+    """Return a request of keyword arguments; variables give options as on the command line.
 
     Raises:
         InvalidInputError: There is no such option, or a value that it does not take.
@@ -157,12 +168,31 @@ def make(request: type[_R], /, **values: Any) -> _R:  # noqa: ANN401 (values of 
     for name in values:
         if name not in known:
             raise InvalidInputError(f"there is no option {name!r}{suggest(name, known)}")
-    return request(**{name: _plain(value) for name, value in values.items()})
+    asked = {**_from_environment(request), **values}
+    for field in fields_of(request):
+        if field.option.bare and isinstance(asked.get(field.name), bool):
+            asked[field.name] = field.option.bare if asked[field.name] else field.default
+    return request(**{name: _plain(value) for name, value in asked.items()})
+
+
+def _from_environment(request: type[Request]) -> dict[str, Any]:
+    """Return the values of the fields that variables give; an empty one gives nothing."""
+    found: dict[str, Any] = {}
+    for field in fields_of(request):
+        for variable in reversed(field.option.environment):
+            if text := os.environ.get(variable):
+                try:
+                    found[field.name] = field.kind(text)
+                except ValueError:
+                    raise InvalidInputError(
+                        f"{variable} is {text!r}; expected a value of type {field.kind.__name__}"
+                    ) from None
+    return found
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 (a value of a field)
     """Return lists as tuples and paths as text, as the command line gives them."""
-    if isinstance(value, list):
+    if type(value) in (list, tuple):  # a named tuple is a value of its own
         return tuple(map(_plain, value))
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
@@ -180,8 +210,10 @@ def arguments_of(request: Request, *, without: Sequence[str] = ()) -> list[str]:
         if field.name in without or value == field.default:
             continue
         for each in value if field.is_multiple else (value,):
-            words += [] if field.option.is_argument else [field.flag]
-            words += [] if each is True else [_text(each)]
+            words += (
+                [] if field.option.is_argument else [field.off if each is False else field.flag]
+            )
+            words += [] if isinstance(each, bool) else [_text(each)]
     return words
 
 
@@ -259,8 +291,3 @@ def _check_number(field: Field, value: float) -> None:
     if not all(kept for kept, _ in limits):
         words = ", ".join(text for _, text in limits)
         raise InvalidInputError(f"{field.name} is {value:g}; expected {words}")
-
-
-def values_of(request: Request) -> Mapping[str, Any]:
-    """Return all fields of a request by name."""
-    return {field.name: getattr(request, field.name) for field in fields_of(type(request))}

@@ -16,32 +16,54 @@ _RATE_UNITS = (
     | {f"{p}bps": f / 8 for p, f in _DECIMAL.items()}
     | {"": 1.0}
 )
+_COUNT_UNITS = {**_DECIMAL, "b": 1e9}
 _MICRO = ("us", "\N{MICRO SIGN}s", "\N{GREEK SMALL LETTER MU}s")
 _TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "ns": 1e-9, "min": 60.0} | dict.fromkeys(_MICRO, 1e-6)
+_LONG_TIMES = {
+    spelling: seconds
+    for seconds, spellings in (
+        (60.0, ("min", "minute", "minutes")),
+        (3600.0, ("h", "hour", "hours")),
+        (86400.0, ("d", "day", "days")),
+        (604800.0, ("week", "weeks")),
+    )
+    for spelling in spellings
+}
+_TOKENS = re.compile(
+    r"\s*(?:tokens?|tok)?\s*(?:/\s*s(?:ec(?:ond)?)?|per\s+second)?\s*$", re.IGNORECASE
+)
+_DOLLARS = re.compile(r"^\s*(?:US)?\$\s*|\s*(?:\$|USD|dollars?)\s*$", re.IGNORECASE)
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)")
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|inf)\s*([^\d\s]*)\s*")
 _BITS_OR_BYTES = re.compile(r".*(?:b/[sS]|B[pP][sS])")
 
 
-def _parse(text: object, units: dict[str, float], what: str, example: str) -> float:
+def _parse(
+    text: object, units: dict[str, float], what: str, example: str, written: object = None
+) -> float:
+    """Return the value of a text; ``written`` is what messages show of it, where it was more."""
+    shown = text if written is None else written
     if isinstance(text, bool) or not isinstance(text, str | int | float):
-        raise InvalidInputError(f"{what} {text!r} is not a number; write it like {example}")
+        raise InvalidInputError(f"{what} {shown!r} is not a number; write it like {example}")
     if isinstance(text, int) and abs(text) > sys.float_info.max:
         raise InvalidInputError(f"{what} of 309 digits or more is beyond the range of numbers")
     match = _QUANTITY.fullmatch(str(text))
     factor = units.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
-        raise InvalidInputError(f"{what} {_short(text)} is not understood; write it like {example}")
+        raise InvalidInputError(
+            f"{what} {_short(shown)} is not understood; write it like {example}"
+        )
     if _BITS_OR_BYTES.fullmatch(match.group(2)):
         raise InvalidInputError(
-            f"{what} {_short(text)} may mean bits or bytes; write it like {example}"
+            f"{what} {_short(shown)} may mean bits or bytes; write it like {example}"
         )
     if match.group(1) == "inf":
         return math.inf
     value = _product(match.group(1), factor)
     if not math.isfinite(value):
-        raise InvalidInputError(f"{what} {_short(text)} is beyond the range of numbers")
+        raise InvalidInputError(f"{what} {_short(shown)} is beyond the range of numbers")
     if value < 0:
-        raise InvalidInputError(f"{what} {_short(text)} is negative; expected 0 or more")
+        raise InvalidInputError(f"{what} {_short(shown)} is negative; expected 0 or more")
     return value
 
 
@@ -85,6 +107,49 @@ def parse_seconds(text: object, what: str = "time") -> float:
     return _parse(text, _TIME_UNITS, what, "0.5, 20us or 3ms")
 
 
+def parse_count(text: object, what: str = "count") -> float:
+    """Return a large number for ``15e12``, ``"15T"`` or ``"500k"``.
+
+    >>> parse_count("15T")
+    15000000000000.0
+    """
+    return _parse(text, _COUNT_UNITS, what, "15e12, 15T or 500k")
+
+
+def parse_tokens(text: object, what: str = "tokens") -> float:
+    """Return tokens, or tokens per second, for ``"2T"``, ``"2T tokens"`` or ``"500k tokens/s"``.
+
+    >>> parse_tokens("500k tokens/s")
+    500000.0
+    """
+    number = _TOKENS.sub("", text) if isinstance(text, str) else text
+    return _parse(number, _COUNT_UNITS, what, "2T or 500k tokens/s", text)
+
+
+def parse_money(text: object, what: str = "money") -> float:
+    """Return US dollars for ``50000``, ``"$50k"``, ``"$50,000"`` or ``"1.5M USD"``.
+
+    >>> parse_money("$50k")
+    50000.0
+    """
+    number = text
+    if isinstance(text, str):
+        number = _DOLLARS.sub("", text)
+        number = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), number)
+    return _parse(number, _COUNT_UNITS, what, "50000, $50k or $1.5M", text)
+
+
+def parse_duration(text: object, what: str = "time") -> float:
+    """Return seconds for a time that people wait: ``"30 days"``, ``"12 h"`` or ``"2 weeks"``.
+
+    A bare number is refused: it could be hours as well as days.
+
+    >>> parse_duration("12 h")
+    43200.0
+    """
+    return _parse(text, _LONG_TIMES, what, "12 h, 30 days or 2 weeks")
+
+
 def format_bytes(value: float) -> str:
     """Return bytes for people, in powers of ten.
 
@@ -101,6 +166,34 @@ def format_count(value: float) -> str:
     '42.8 k'
     """
     return _scaled(value, ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")), "").strip()
+
+
+def format_money(value: float) -> str:
+    """Return US dollars for people.
+
+    >>> format_money(48_213), format_money(2.5), format_money(1.27e6)
+    ('$48,213', '$2.50', '$1.27 M')
+    """
+    if not math.isfinite(value):
+        return "-"
+    if abs(value) >= 1e6:
+        return f"${format_count(value).replace(' G', ' B')}"
+    return f"${value:,.0f}" if abs(value) >= 100 else f"${value:.2f}"
+
+
+def format_duration(value: float) -> str:
+    """Return a time that people wait for.
+
+    >>> format_duration(30 * 86400), format_duration(7200), format_duration(90)
+    ('30.0 days', '2.0 h', '90.0 s')
+    """
+    if not math.isfinite(value):
+        return "-"
+    for factor, unit in ((2 * 86_400.0, "days"), (7200.0, "h")):
+        if abs(value) >= factor:
+            each = 86_400.0 if unit == "days" else 3600.0
+            return f"{value / each:,.1f} {unit}"
+    return format_seconds(value)
 
 
 def format_rate(value: float) -> str:

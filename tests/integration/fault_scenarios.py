@@ -53,6 +53,9 @@ class FaultyCode:
             self._fault()
         return self._code.run(stage, inputs, parameters, call)  # type: ignore[no-any-return]
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._code, name)
+
 
 def send(number: int, *ranks: int) -> Callable[[int, Any], None]:
     """Return what sends a signal to ranks once step 1 is done."""

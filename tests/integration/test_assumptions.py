@@ -13,7 +13,7 @@ from partita.documents import load
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ("gpt3-small", "--scale", "0.1", "--sequence-length", "64")
-BASIS = "float32 weights, bfloat16 arithmetic, 64 tokens a sample"
+BASIS = "float32 weights, bfloat16 arithmetic, 64 tokens per sample"
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -63,18 +63,18 @@ def test_a_configuration_is_estimated_at_its_own_dtype_and_length(run: Run, tmp_
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     code, out, err = run("profile", "config.json", "--estimate", "a100", "-o", "g.json")
     assert code == 0, err
-    assert "bfloat16 weights, bfloat16 arithmetic, 4,096 tokens a sample, 4 samples" in out
+    assert "bfloat16 weights, bfloat16 arithmetic, 4,096 tokens per sample, 4 samples" in out
     graph = load(tmp_path / "g.json")
     assert isinstance(graph, Graph)
     options = graph.annotations["model"]["options"]
     assert (options["dtype"], options["sequence_length"]) == ("bfloat16", 4096)
     code, out, err = run("plan", "config.json", "-c", "2xa100", "-p", "uniform", "-q")
     assert code == 0, err
-    assert "4,096 tokens a sample" in out
+    assert "4,096 tokens per sample" in out
     given = ("--sequence-length", "256", "--dtype", "float32")
     code, out, err = run("profile", "config.json", "--estimate", "a100", *given, "-o", "h.json")
     assert code == 0, err
-    assert "float32 weights, float32 arithmetic, 256 tokens a sample" in out
+    assert "float32 weights, float32 arithmetic, 256 tokens per sample" in out
 
 
 def test_what_is_measured_stays_short_and_says_so(run: Run, tmp_path: Path) -> None:

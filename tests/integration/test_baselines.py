@@ -22,16 +22,16 @@ from partita.planners.table import solve
 from partita.runtime.baseline_names import BASELINES
 from partita.runtime.baselines import (
     TORCH_BASELINES,
+    Subject,
     baseline_of,
     make_subject,
     run_baseline,
     verify_baseline,
 )
-from partita.runtime.baselines_rank import Subject
 from partita.runtime.executor import make_task, run_forked
 from partita.runtime.interpreter import RunOptions, interpret
-from partita.runtime.optimizers import adam
 from partita.runtime.rank import RankOptions, StepNews
+from partita.runtime.recipe import Recipe
 from partita.runtime.verify import verify
 from partita.runtime.workload import model_workload
 
@@ -163,7 +163,7 @@ def subject_of(
     return make_subject(problem, plan, Captures(source, origin), workload)
 
 
-OPTIONS = RankOptions(steps=2, make_optimizer=adam, seed=5, stall_limit_s=60)
+OPTIONS = RankOptions(steps=2, recipe=Recipe(optimizer="adam"), seed=5, stall_limit_s=60)
 
 
 def interpreted(subject: Subject, steps: int):
@@ -174,7 +174,7 @@ def interpreted(subject: Subject, steps: int):
         task.code,
         state=subject.workload.state,
         load=subject.workload.load,
-        options=RunOptions(steps=steps, seed=OPTIONS.seed, make_optimizer=adam),
+        options=RunOptions(steps=steps, seed=OPTIONS.seed, recipe=Recipe(optimizer="adam")),
     )
 
 

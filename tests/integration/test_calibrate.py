@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,24 +38,28 @@ def needs_root() -> None:
         pytest.skip(reason)
 
 
-def command_line(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", CALIBRATE, *arguments]
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command_line(*arguments),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        env={**os.environ, **environment},
-    )
+@pytest.fixture
+def run(commands: Any, tmp_path: Path) -> Run:
+    """Return what calibrates in a process of its own."""
+
+    def call(
+        *arguments: str, python: str = CALIBRATE, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        done: subprocess.CompletedProcess[str] = commands.run(
+            *arguments, python=python, folder=tmp_path, timeout_s=LIMIT_S, **environment
+        )
+        return done
+
+    return call
 
 
-def rank_environment(rank: int, num_ranks: int, *, port: int, address: str = "127.0.0.1") -> dict:
+def rank_environment(
+    rank: int, num_ranks: int, *, port: int, address: str = "127.0.0.1"
+) -> dict[str, str]:
     return {
-        **os.environ,
         "RANK": str(rank),
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_RANK": str(rank % 2),
@@ -64,7 +70,7 @@ def rank_environment(rank: int, num_ranks: int, *, port: int, address: str = "12
     }
 
 
-def test_this_machine_becomes_a_cluster(tmp_path: Path) -> None:
+def test_this_machine_becomes_a_cluster(run: Run, tmp_path: Path) -> None:
     yaml, npy, samples = (tmp_path / name for name in ("c.yaml", "s.npy", "s.json"))
     result = run(
         *("--devices", "2", "-o", str(yaml), "--npy", str(npy), "--samples", str(samples)), *QUICK
@@ -85,7 +91,7 @@ def test_this_machine_becomes_a_cluster(tmp_path: Path) -> None:
     assert values["written"] == {}
 
 
-def test_json_alone_is_printed_for_one_device() -> None:
+def test_json_alone_is_printed_for_one_device(run: Run) -> None:
     result = run("--devices", "1", "--json", *QUICK)
     assert result.returncode == 0, result.stderr
     values = json.loads(result.stdout)
@@ -93,44 +99,29 @@ def test_json_alone_is_printed_for_one_device() -> None:
     assert result.stderr == ""
 
 
-def test_torchrun_ranks_are_measured_and_rank_0_writes(tmp_path: Path) -> None:
+def test_torchrun_ranks_are_measured_and_rank_0_writes(run: Run, tmp_path: Path) -> None:
     script = tmp_path / "calibrate.py"
     script.write_text(CALIBRATE)
     yaml = tmp_path / "c.yaml"
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", str(script), "-o", str(yaml), "--interface", "lo"),
-            *QUICK,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        env={key: value for key, value in os.environ.items() if key != "RANK"},
+    result = run(
+        *("--standalone", "--nproc-per-node", "2", str(script), "-o", str(yaml)),
+        *("--interface", "lo", *QUICK),
+        python="from torch.distributed.run import main; main()",
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("cluster written") == 1
     assert len(read_cluster_yaml(yaml.read_text(), load_catalogue())) == 2
 
 
-def test_a_rank_that_never_comes_is_named() -> None:
-    environment = rank_environment(0, 2, port=0)
+def test_a_rank_that_never_comes_is_named(run: Run) -> None:
     begin = time.monotonic()
-    result = subprocess.run(
-        command_line("--limit", "2", *QUICK),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        env=environment,
-    )
+    result = run("--limit", "2", *QUICK, **rank_environment(0, 2, port=0))
     assert result.returncode == 5
     assert "rank 0, meeting the other ranks: nothing from rank 1 within 2 s" in result.stderr
     assert time.monotonic() - begin < 60
 
 
-def test_a_rank_that_dies_is_named() -> None:
+def test_a_rank_that_dies_is_named(run: Run) -> None:
     code = (
         "import os\n"
         "from partita.profiler.calibrate import local, ranks\n"
@@ -142,15 +133,13 @@ def test_a_rank_that_dies_is_named() -> None:
         "ranks._measure_links = links\n"
         "local.measure_local(2, MeasureOptions(limit_s=5), fork=True)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    result = run(python=code)
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
     assert "rank 1" in last, last
 
 
-def test_a_rank_that_hangs_is_named() -> None:
+def test_a_rank_that_hangs_is_named(run: Run) -> None:
     code = (
         "import time\n"
         "from partita.profiler.calibrate import local, ranks\n"
@@ -163,9 +152,7 @@ def test_a_rank_that_hangs_is_named() -> None:
         "local.measure_local(2, MeasureOptions(limit_s=3), fork=True)\n"
     )
     begin = time.monotonic()
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    result = run(python=code)
     last = result.stderr.strip().splitlines()[-1]
     assert "rank 0, sending to rank 1" in last, last
     assert time.monotonic() - begin < 60
@@ -269,30 +256,35 @@ def test_a_namespace_that_is_not_there_cannot_be_entered() -> None:
 
 @pytest.mark.root
 @pytest.mark.usefixtures("needs_root")
-def test_a_calibration_over_an_emulated_link_draws_two_levels(tmp_path: Path) -> None:
+def test_a_calibration_over_an_emulated_link_draws_two_levels(
+    commands: Any, tmp_path: Path
+) -> None:
     yaml, samples = tmp_path / "c.yaml", tmp_path / "s.json"
     ranks = []
     with emulated_link(rate_bytes_per_s=100e6, delay_s=0.005) as ends:
         try:
             for rank in range(4):
                 end = ends[rank // 2]
-                options = ("--interface", end.interface, "--limit", "60", "--budget", "15")
+                options = ("--interface", end.interface, "--limit", "60", "--budget", "5")
                 files = ("-o", str(yaml), "--samples", str(samples))
+                # Other tests may run meanwhile: waiting for a core is not the link's delay.
+                inside = (
+                    "import os; from partita.runtime.link_emulator import enter_namespace\n"
+                    f"enter_namespace({end.name!r}); os.nice(-10)\n"
+                )
                 ranks.append(
-                    subprocess.Popen(
-                        # Other tests may run meanwhile: waiting for a core is not the link's delay.
-                        end.command("nice", "-n", "-10", *command_line(*options, *files)),
-                        env=rank_environment(rank, 4, port=29_511, address=ends[0].address),
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.STDOUT,
-                        text=True,
+                    commands.start(
+                        *options,
+                        *files,
+                        python=inside + CALIBRATE,
+                        folder=tmp_path,
+                        environment=rank_environment(rank, 4, port=29_511, address=ends[0].address),
                     )
                 )
-            texts = [process.communicate(timeout=LIMIT_S)[0] for process in ranks]
+            texts = [process.communicate(timeout=LIMIT_S) for process in ranks]
         finally:
             for process in ranks:
                 process.kill()
-                process.wait()
     assert [process.returncode for process in ranks] == [0, 0, 0, 0], texts
     cluster = read_cluster_yaml(yaml.read_text(), load_catalogue())
     host, rack = cluster.levels

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-import partita
 from partita.capture.origin import Captures, load_origin
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.shorthand import read_shorthand
@@ -27,7 +26,7 @@ from partita.core.solution import Solution
 from partita.cost.durations import instruction_seconds
 from partita.documents import save
 from partita.energy.frontier.modelled import modelled_profile
-from partita.flows.energy_plan import modelled
+from partita.energy.policies.solving import warm_up
 from partita.flows.run_energy import energy_figures, energy_lines, export_timing
 from partita.formats.perseus import (
     is_modelled_log,
@@ -85,9 +84,9 @@ def test_a_run_profiles_itself_saves_energy_and_answers_a_straggler(
 ) -> None:
     for package in ("fastapi", "httpx", "uvicorn"):
         pytest.importorskip(package, reason=f"the server and its client need {package}")
-    # The server must solve within a few steps: what it runs is compiled here, into the same cache.
-    profile = modelled(small_plan(tmp_path, [0.04, 0.06]))
-    partita.frontier(profile, microbatches=4)
+    small_plan(tmp_path, [0.04, 0.06])
+    # Its solver gets ready while the ranks profile, which takes longer where nothing is compiled.
+    warm_up()
     server = ("--profile-steps", "2", "-O", "minimum_clock=800")
     with EnergyService(tmp_path, *server) as service:
         found = emulate(
@@ -98,7 +97,13 @@ def test_a_run_profiles_itself_saves_energy_and_answers_a_straggler(
     energy = found["energy"]
     assert energy["origin"] == "modelled"
     assert [rank["remarks"] for rank in energy["ranks"]] == [[], []]
-    plans = [plan for plan in energy["plans"] if plan["version"] is not None]
+    # Where a plan reached one rank a step before the other, that step has a row of its own.
+    found_of: dict[int, Any] = {}
+    for plan in energy["plans"]:
+        if plan["version"] is not None:
+            first = found_of.get(plan["version"], plan)["first_step"]
+            found_of[plan["version"]] = {**plan, "first_step": first}
+    plans = list(found_of.values())
     assert [plan["state"] for plan in plans][:4] == ["profiling"] * 3 + ["deployed"]
 
     all_max, deployed, after = plans[0], plans[3], plans[-1]
@@ -107,7 +112,10 @@ def test_a_run_profiles_itself_saves_energy_and_answers_a_straggler(
     joules = np.sum([rank["step_j"] for rank in energy["ranks"]], axis=0)
     seconds = np.max([rank["step_s"] for rank in energy["ranks"]], axis=0)
     assert statistics.median(joules[well]) < 0.95 * all_max["step_j"]
-    assert statistics.median(seconds[well]) < 1.01 * all_max["step_s"]
+    # Other work on the machine only adds to a step, and steps of one plan are alike: the least of
+    # each plan are compared, so that a busy machine neither fails this nor hides slow clocks.
+    at_max = slice(all_max["first_step"], plans[1]["first_step"])
+    assert min(seconds[well]) < 1.01 * min(seconds[at_max])
 
     # The slow step is seen while it runs; the very next step has other clocks.
     slowdowns = [rank["slowdown"][SLOW_STEP] for rank in energy["ranks"]]

@@ -181,7 +181,7 @@ def test_the_ancestors_variables_are_honoured(start: Start, tmp_path: Path) -> N
         (("-O", "points=x"), "expected a value of type int"),
         (("-O", "points=-3"), "points is -3; expected a number above 0"),
         (("-O", "warmup_step_ratio=5"), "warmup_step_ratio is 5; expected 0 up to below 1"),
-        (("--poll-limit", "nan"), "'nan' is not a finite number"),
+        (("--poll-limit", "nan"), "poll_limit is nan; expected a finite number"),
         (("--solve-limit", "inf"), "'--solve-limit'"),
         (("--scheduler", "point-solution"), "needs the option 'solution_path'"),
         (("--scheduler", "point-solution", "-O", "solution_path=evil.py"), "code in a plan"),

@@ -87,6 +87,27 @@ def test_sharding_of_all_plans_and_inference(run: Run) -> None:
     assert all(d["gradients_bytes"] == 0 for d in json.loads(out)["best"]["devices"])
 
 
+def test_a_policy_of_dtypes_says_what_memory_holds(run: Run) -> None:
+    policy = ("--precision", "bf16-fp32-grads", "--shard", "optimizer")
+    code, out, err = run("estimate", *MODEL, "-c", "4xa100", *policy, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    trial = next(t for t in found["trials"] if t["shard"] == "optimizer" and t["stages"] == 1)
+    held = trial["devices"][0]
+    weights = held["weights_bytes"]
+    assert held["gradients_bytes"] == 2 * weights
+    assert held["master_bytes"] == pytest.approx(2 * weights / 4)
+    assert held["state_bytes"] == pytest.approx(4 * weights / 4)
+    parts = ("weights", "gradients", "master", "state", "activations", "buffers", "workspace")
+    whole = sum(held[f"{part}_bytes"] for part in (*parts, "fixed", "free"))
+    assert whole == pytest.approx(80e9)
+    code, out, err = run("estimate", *MODEL, "-c", "4xa100", *policy)
+    assert "bfloat16 weights, float32 gradients, float32 master copy; reduced in float32" in (
+        " ".join(out.split())
+    )
+    assert "buffers" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -94,6 +115,10 @@ def test_sharding_of_all_plans_and_inference(run: Run) -> None:
         ((*MODEL, "-c", "2xa100", "--batch-size", "7", "--microbatch-size", "2"), "cannot be"),
         ((*MODEL, "-c", "2xa100", "--batch-size", "9", "--microbatches", "2"), "cannot be"),
         ((*MODEL, "-c", "2xv100", "--arithmetic", "bfloat16"), "no peak rate for bfloat16"),
+        ((*MODEL, "-c", "2xa100+2xv100", "--precision", "bf16"), "--precision fp32 or fp16"),
+        ((*MODEL, "-c", "2xa100", "--precision", "bf61"), "did you mean 'bf16'"),
+        ((*MODEL, "-c", "2xa100", "--precision", "bf16", "--dtype", "float32"), "contradicts"),
+        ((*MODEL, "-c", "2xa100", "--precision", "tf32", "--arithmetic", "float32"), "contradicts"),
     ],
 )
 def test_bad_input_is_one_line(run: Run, arguments: tuple[str, ...], said: str) -> None:

@@ -1,8 +1,6 @@
 """Whatever goes wrong in a run ends it in time, names who and where, and leaves no process."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +9,15 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-SCENARIOS = Path(__file__).with_name("fault_scenarios.py")
+SCENARIOS = Path(__file__).with_name("fault_scenarios.py").read_text(encoding="utf-8")
 STALL_LIMIT_S = 2.0
 LIMIT_S = 300.0
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory, make_job: Callable[..., Any]) -> Any:
+def outcomes(
+    tmp_path_factory: pytest.TempPathFactory, make_job: Callable[..., Any], commands: Any
+) -> Any:
     """Return what came of each fault, in a run of three stages on three ranks."""
     files = make_job(
         tmp_path_factory.mktemp("faults") / "job",
@@ -26,12 +26,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, make_job: Callable[..., A
         stall_limit_s=STALL_LIMIT_S,
         keep_results=False,
     )
-    result = subprocess.run(
-        [sys.executable, str(SCENARIOS), str(files.path)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
+    result = commands.run(
+        str(files.path), python=SCENARIOS, folder=files.path.parent, timeout_s=LIMIT_S
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)

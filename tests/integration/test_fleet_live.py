@@ -26,14 +26,16 @@ from _fleet_live import (
     wait_for_all,
 )
 
+import partita
 from partita.core.fleet import HistoryOrigin, Sensitivity
+from partita.errors import InvalidInputError
 from partita.fleet.engines.local import LocalEngine, machine_for
 from partita.fleet.engines.proc import processes_of
 from partita.fleet.engines.protocol import Attempt, Order, Place, Status
 from partita.fleet.live.files import write_json
 from partita.fleet.live.fleet import Fleet
 from partita.fleet.live.jobspec import GpuChoice, JobSpec, Progress
-from partita.fleet.live.settings import FleetSettings
+from partita.fleet.live.scheduler import FleetSettings
 from partita.fleet.policies.resources import Servers
 from partita.fleet.profiler.isolation import IsolationRequest, Way, choose_isolation
 
@@ -287,6 +289,18 @@ def test_the_command_line_from_end_to_end(
         call("drain", "--wait", "30")
         assert json.loads(call("queue", "--json"))[0]["state"] == "waiting"
         call("drain", "--resume")
+        # The same in Python, which is given the address and finds the token itself.
+        here = {"server": f"http://127.0.0.1:{server.port}"}
+        assert partita.submit_jobs("short.yaml", check=True, **here).numbers == (None,)
+        listed = partita.list_jobs(**here)
+        assert [(job["id"], job["name"]) for job in listed.jobs] == [(2, "long")]
+        assert listed.info["running"] + listed.info["waiting"] == 1
+        assert "".join(partita.job_log(1, **here)) == "hello from 1\n"
+        assert partita.job_status(1, **here).to_json()["state"] == "finished"
+        assert repr(partita.drain_fleet(wait=30, **here)).startswith("the fleet drains: 0 running")
+        assert repr(partita.drain_fleet(resume=True, **here)).startswith("the fleet goes on")
+        with pytest.raises(InvalidInputError, match="there is no job 7"):
+            partita.cancel_jobs(7, **here)
         call("cancel", "2")
         wait_for_all(server.client, 2, 30)
         assert "has ended already" in call("cancel", "2", code=2)

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -216,8 +215,14 @@ def test_a_list_goes_on_after_a_failure_and_resumes_where_it_stopped(run):
     ("text", "message"),
     [
         ("jobs: [{args: x}]", "jobs.yaml:1: a job has no script"),
-        ("jobs:\n - script: x\n   cpus: 3", "jobs.yaml:3: unknown key 'cpus'"),
-        ("jobs:\n - script: x\n   cpu: many", "jobs.yaml:2: Invalid value for '--cpu'"),
+        (
+            "jobs:\n - script: x\n   cpus: 3",
+            "jobs.yaml:3: there is no option 'cpus'; did you mean 'cpu'",
+        ),
+        (
+            "jobs:\n - script: x\n   cpu: many",
+            "jobs.yaml:3: option 'cpu' is 'many'; expected a number",
+        ),
         ("jobs:\n - script: x\n - script: d/x.py", "jobs.yaml:3: job 'x' stands twice"),
         ('jobs:\n - {script: x, args: "\'"}', "jobs.yaml:2: args: no closing quotation"),
         ("defaults: {}", "jobs.yaml:1: the key jobs is missing"),
@@ -263,18 +268,12 @@ def test_nodes_run_the_same_points_and_node_0_has_the_result(run):
 
 
 @pytest.mark.slow
-def test_the_sample_script_shows_its_sensitivity(tmp_path):
+def test_the_sample_script_shows_its_sensitivity(commands, tmp_path):
     line = "-b 8 --max-iterations 8 --cpu-step 1 --str-bw 1MB/s --json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "partita", "fleet", "profile", *line.split()),
-            *(str(EXAMPLE), "--data", "images", "--images", "64", "--size", "128"),
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+    done = commands.run(
+        *("fleet", "profile", *line.split()),
+        *(str(EXAMPLE), "--data", "images", "--images", "64", "--size", "128"),
+        folder=tmp_path,
     )
     assert not done.returncode, done.stderr
     values = json.loads(done.stdout)

@@ -23,7 +23,7 @@ from partita.core.program import Kind
 from partita.errors import InvalidInputError
 from partita.program.lower import lower
 from partita.runtime.interpreter import RunOptions, interpret
-from partita.runtime.parameters import sgd
+from partita.runtime.recipe import Recipe
 from partita.runtime.results import RunResult
 from partita.runtime.stage_code import ModuleGraph, OpCode
 from partita.testing.builders import flat_cluster
@@ -161,7 +161,7 @@ class Trial:
             state=self.state,
             load=lambda step, microbatch, name: self.data[step][microbatch][name],
             options=RunOptions(
-                steps=self.steps, make_optimizer=lambda: sgd(LEARNING_RATE), **options
+                steps=self.steps, recipe=Recipe(learning_rate=LEARNING_RATE), **options
             ),
         )
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from partita.runtime.executor import Run, make_task
 from partita.runtime.job import JobDirectory
 from partita.runtime.launch import Host, collect, launch
 from partita.runtime.link_emulator import Namespace, emulated_link, why_unavailable
+from partita.runtime.recipe import Recipe
 from partita.runtime.verify import Verdict, verify
 from partita.runtime.workload import model_workload
 
@@ -34,6 +36,7 @@ LIMIT_S = 300.0
 LAUNCHER = """
 import os, sys
 from pathlib import Path
+from typing import Any
 from partita.errors import PartitaError
 from partita.runtime.launch import Host, launch
 try:
@@ -42,8 +45,13 @@ except PartitaError as exc:
     sys.stderr.write(str(exc))
     sys.exit(exc.exit_code)
 """
+ENTER = """
+from partita.runtime.link_emulator import enter_namespace
+enter_namespace({name!r})
+"""
 
 MakeJob = Callable[..., JobDirectory]
+Start = Callable[..., Any]
 
 
 def verdict_of(files: JobDirectory, run: Run) -> Verdict:
@@ -58,24 +66,27 @@ def verdict_of(files: JobDirectory, run: Run) -> Verdict:
     return verify(task, workload, run.result, job.rank_options())
 
 
-def start(
-    files: JobDirectory, end: Namespace | None = None, **environment: object
-) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", LAUNCHER, str(files.path)]
-    return subprocess.Popen(
-        command if end is None else end.command(*command),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **{name: str(value) for name, value in environment.items()}},
-    )
+@pytest.fixture
+def start(commands: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Return what starts a launcher; it starts fresh ranks, and is itself forked."""
+
+    def call(files: JobDirectory, end: Namespace | None = None, **environment: object) -> Any:
+        inside = "" if end is None else ENTER.format(name=end.name)
+        return commands.start(
+            str(files.path),
+            python=inside + LAUNCHER,
+            folder=tmp_path,
+            environment={name: str(value) for name, value in environment.items()},
+        )
+
+    return call
 
 
-def await_steps(files: JobDirectory, rank: int, launcher: subprocess.Popen[str]) -> None:
+def await_steps(files: JobDirectory, rank: int, launcher: Any) -> None:
     """Wait until a rank has done a step."""
     deadline = time.monotonic() + LIMIT_S
     while not files.read_news(rank, 0)[0]:
-        assert launcher.poll() is None, launcher.communicate()[1]
+        assert launcher.poll() is None, launcher.communicate(LIMIT_S)[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -92,7 +103,7 @@ def left(pids: list[int]) -> list[int]:
 def test_torchrun_runs_a_job_whose_reports_equal_one_process(
     tmp_path: Path, make_job: MakeJob
 ) -> None:
-    files = make_job(tmp_path / "job", [[0, 1], 2], steps=2, optimizer="adam")
+    files = make_job(tmp_path / "job", [[0, 1], 2], steps=2, recipe=Recipe(optimizer="adam"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     result = subprocess.run(
         [*torchrun, "--nproc-per-node", "3", "-m", "partita.runtime", str(files.path)],
@@ -108,25 +119,19 @@ def test_torchrun_runs_a_job_whose_reports_equal_one_process(
 
 
 def test_too_few_processes_are_refused_with_the_right_number(
-    tmp_path: Path, make_job: MakeJob
+    tmp_path: Path, make_job: MakeJob, commands: Any
 ) -> None:
     files = make_job(tmp_path / "job", [0, 1])
     environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    result = subprocess.run(
-        [sys.executable, "-m", "partita.runtime", str(files.path)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    module = "import runpy; runpy.run_module('partita.runtime', run_name='__main__')"
+    result = commands.run(str(files.path), python=module, folder=tmp_path, **environment)
     assert result.returncode == 2
     assert "the plan has 2 ranks on host 0, 1 were started; use --nproc-per-node 2" in result.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_launcher_ends_all_ranks(
-    tmp_path: Path, make_job: MakeJob, number: signal.Signals
+    tmp_path: Path, make_job: MakeJob, start: Start, number: signal.Signals
 ) -> None:
     files = make_job(tmp_path / "job", [0], steps=100_000, keep_results=False)
     launcher = start(files)
@@ -141,7 +146,9 @@ def test_a_signal_to_the_launcher_ends_all_ranks(
     assert files.read_news(0, 0)[0]
 
 
-def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path: Path, make_job: MakeJob) -> None:
+def test_a_launcher_that_is_killed_takes_its_ranks_along(
+    tmp_path: Path, make_job: MakeJob, start: Start
+) -> None:
     files = make_job(tmp_path / "job", [0], steps=100_000, keep_results=False)
     launcher = start(files)
     await_steps(files, 0, launcher)
@@ -155,7 +162,9 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path: Path, make_jo
     assert not left(pids)
 
 
-def test_a_frozen_rank_ends_the_launcher_with_its_name(tmp_path: Path, make_job: MakeJob) -> None:
+def test_a_frozen_rank_ends_the_launcher_with_its_name(
+    tmp_path: Path, make_job: MakeJob, start: Start
+) -> None:
     files = make_job(
         tmp_path / "job", [0, 1], steps=100_000, keep_results=False, stall_limit_s=5.0
     )  # fmt: skip
@@ -246,7 +255,7 @@ def test_hosts_that_do_not_belong_together_are_refused(tmp_path: Path, make_job:
     files = make_job(tmp_path / "job", [0, 2], start_limit_s=5.0)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     host = Host(index=1, num_hosts=2, address="127.0.0.1", port=store.port)
-    store.set("host/0", json.dumps({"torch": "1.0.0", "plan": "another"}))
+    store.set("0/host/0", json.dumps({"torch": "1.0.0", "plan": "another"}))
     with pytest.raises(InvalidInputError, match=r"torch .* host 0 has 1\.0\.0; all need the same"):
         launch(files.path, host)
     with pytest.raises(InvalidInputError, match="two hosts have NODE_RANK 1"):
@@ -292,8 +301,8 @@ def needs_root() -> None:
 
 
 def start_hosts(
-    files: list[JobDirectory], ends: tuple[Namespace, Namespace]
-) -> list[subprocess.Popen[str]]:
+    start: Start, files: list[JobDirectory], ends: tuple[Namespace, Namespace]
+) -> list[Any]:
     meeting = {"NNODES": 2, "MASTER_ADDR": ends[0].address, "MASTER_PORT": 29500}
     return [start(files[k], ends[k], NODE_RANK=k, **meeting) for k in range(2)]
 
@@ -301,11 +310,11 @@ def start_hosts(
 @pytest.mark.root
 @pytest.mark.usefixtures("needs_root")
 def test_two_and_one_ranks_on_two_hosts_equal_one_process(
-    tmp_path: Path, make_job: MakeJob
+    tmp_path: Path, make_job: MakeJob, start: Start
 ) -> None:
     files = [make_job(tmp_path / f"job{k}", [[0, 1], 2], steps=2) for k in range(2)]
     with emulated_link(rate_bytes_per_s=1e8) as ends:
-        launchers = start_hosts(files, ends)
+        launchers = start_hosts(start, files, ends)
         for launcher in launchers:
             _, said = launcher.communicate(timeout=LIMIT_S)
             assert launcher.returncode == 0, said
@@ -318,11 +327,13 @@ def test_two_and_one_ranks_on_two_hosts_equal_one_process(
 
 @pytest.mark.root
 @pytest.mark.usefixtures("needs_root")
-def test_a_cut_link_ends_both_hosts_and_is_named(tmp_path: Path, make_job: MakeJob) -> None:
+def test_a_cut_link_ends_both_hosts_and_is_named(
+    tmp_path: Path, make_job: MakeJob, start: Start
+) -> None:
     settings = {"steps": 100_000, "keep_results": False, "stall_limit_s": 4.0}
     files = [make_job(tmp_path / f"job{k}", [0, 1, 2], **settings) for k in range(2)]
     with emulated_link(rate_bytes_per_s=1e8) as ends:
-        launchers = start_hosts(files, ends)
+        launchers = start_hosts(start, files, ends)
         await_steps(files[1], 2, launchers[1])
         pids = pids_of(files[0]) + pids_of(files[1], hosts=2)
         assert len(left(pids)) == 3

@@ -104,6 +104,86 @@ def test_export(run: Run, saved: str) -> None:
     assert plain(result) == found
 
 
+def test_energy_profile(run: Run, saved: str) -> None:
+    options = {"modelled": True, "blocking_power": ["a100=83.6"], "name": "mine"}
+    found = said(run, "energy", "profile", saved, *words(options))
+    result = partita.profile_energy(saved, **options)
+    assert {**plain(result), "written": None} == found
+    assert len(result.rows()) == 8  # forward and backward of four stages
+    again = partita.profile_energy(result, name="again").energy_profile
+    assert again.name == "again"
+    planned = partita.plan("gpt-small", cluster="4xa100", planner="uniform", microbatches=8)
+    assert partita.profile_energy(planned, **options).rows() == result.rows()
+    with pytest.raises(InvalidInputError, match="a plan has no measured energy; say --modelled"):
+        partita.profile_energy(planned)
+    with pytest.raises(InvalidInputError, match="holds a frontier; expected an energy profile"):
+        partita.profile_energy(partita.frontier(saved, points=2), modelled=True)
+
+
+def test_frontier_choose_replay_and_compare(run: Run, saved: str) -> None:
+    options = {"points": 5, "tries": 100}
+    found = said(run, "energy", "frontier", saved, "-o", "frontier.json", *words(options))
+    frontier = partita.frontier(saved, **options)
+    assert {**plain(frontier), "written": ["frontier.json"]} == found
+
+    limits = {"slowdown": 0.02, "straggler": 100.0, "tries": 100}
+    found = said(run, "energy", "choose", "frontier.json", "-o", "clocks.py", *words(limits))
+    chosen = partita.choose_clocks(frontier, **limits)
+    assert {**plain(chosen), "written": ["clocks.py"]} == found
+    assert chosen.waiting_j is not None
+    assert len(chosen.lines()) == 2
+    assert chosen.clock_plan() == Path("clocks.py").read_text(encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=r"holds a solution, not a frontier; make one with"):
+        partita.choose_clocks(saved)
+
+    found = said(run, "energy", "replay", saved, "clocks.py")
+    replayed = partita.replay_clocks(frontier, "clocks.py")
+    assert {**plain(replayed), "written": []} == found
+    assert replayed.energy_j == pytest.approx(replayed.told_j)
+    assert [row["clocks"] for row in replayed.rows()] == ["simulated", "claimed", "all-max"]
+
+    found = said(run, "energy", "compare", saved, "frontier.json", "clocks.py", *words(options))
+    compared = partita.compare_energy(saved, "frontier.json", Path("clocks.py"), **options)
+    assert plain(compared) == found
+    assert [item.what for item in compared.items][1:] == [
+        "solved, modelled",
+        "clock plan, modelled",
+    ]
+    assert partita.compare_energy(frontier).items[0].savings == compared.items[1].savings
+    with pytest.raises(InvalidInputError, match="there is nothing to compare"):
+        partita.compare_energy()
+
+
+def test_a_profile_that_python_holds_is_that_of_a_plan(saved: str) -> None:
+    profile = partita.profile_energy(saved, modelled=True)
+    partita.save(profile.energy_profile, "profile.json")
+    options = {"points": 3, "tries": 0}
+    one = partita.frontier(saved, profile=profile, **options)
+    assert one.to_json() == partita.frontier(saved, profile="profile.json", **options).to_json()
+    assert one.to_json() == partita.frontier(
+        partita.load(saved), profile=profile.energy_profile, **options
+    ).to_json() | {"source": "gpt"}
+
+
+def test_profiles_are_merged(run: Run, tmp_path: Path) -> None:
+    options = {"scale": 0.05, "sequence_length": 16, "batch_size": 1, "granularity": "block"}
+    graphs = [
+        partita.profile("gpt3-small", estimate=kind, **options).graph for kind in ("a100", "v100")
+    ]
+    for graph in graphs:
+        partita.save(graph, tmp_path / f"{graph.costs[0].device_type}.json")
+    found = said(run, "profile", "merge", "a100.json", "v100.json")
+    result = partita.merge_profiles(*graphs)
+    assert {**plain(result), "written": None} == found
+    assert [costs.device_type for costs in result.graph.costs] == ["a100", "v100"]
+    assert result.rows() == partita.merge_profiles("a100.json", Path("v100.json")).rows()
+    with pytest.raises(InvalidInputError, match="both have costs for 'a100'"):
+        partita.merge_profiles("a100.json", graphs[0])
+    partita.save(partita.plan(graphs[0], cluster="2xa100", planner="uniform").solution, "p.json")
+    with pytest.raises(InvalidInputError, match=r"p.json holds a Solution; expected a graph"):
+        partita.merge_profiles("a100.json", "p.json")
+
+
 def test_models(run: Run) -> None:
     assert plain(partita.list_models("alexnet")) == said(run, "models", "alexnet")
 
@@ -159,7 +239,13 @@ def test_results_are_plans_for_the_next_question() -> None:
     assert len(partita.robustness(found, found, samples=1, replans=0).contenders) >= 2
 
 
-@pytest.mark.parametrize("name", ["compare", "estimate", "explain", "export", "plan", "simulate"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("compare", "compare_energy", "estimate", "explain", "export", "plan"),
+        *("profile_energy", "simulate"),
+    ],
+)
 def test_an_unknown_option_is_refused_with_the_near_one(name: str) -> None:
     with pytest.raises(InvalidInputError, match="there is no option 'clustr'; did you mean"):
         getattr(partita, name)("gpt-small", clustr="4xa100")

@@ -2,10 +2,10 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -172,7 +172,7 @@ def test_every_order_and_kind_of_transfer_gives_the_same_losses(place: Place) ->
 
 def test_fresh_processes_give_what_forked_ones_give(place: Place) -> None:
     forked = train(place, "--devices", "2", "--launcher", "fork")
-    fresh = train(place, "--devices", "2", "--launcher", "torchrun", "--check")
+    fresh = train(place, "--devices", "2", "--launcher", "torchrun", "--check", FRESH="1")
     assert fresh["check"]["equal"]
     assert fresh["losses"] == forked["losses"]
 
@@ -199,11 +199,19 @@ def test_a_plan_for_machines_that_are_not_here_is_emulated(place: Place) -> None
     assert len(found["devices"]) == 4
 
 
+def test_tensor_parallel_ranks_equal_one_process_and_say_what_they_divide(place: Place) -> None:
+    found = train(place, "--devices", "2", "--tp", "2", "--check")
+    assert found["check"]["equal"]
+    assert found["check"]["module"]["equal"]
+    assert any("24 by rows" in remark for remark in found["remarks"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["--devices", "4", "--pp", "3"], 2, "pp x dp could be 1 x 4, 2 x 2, 4 x 1"),
-        (["--tp", "2"], 4, "not run yet"),
+        (["--tp", "3"], 2, "--tp 3 does not divide 2 devices"),
+        (["--tp", "2", "--planner", "autopipe"], 2, "--tp says nothing to planner 'autopipe'"),
         (["--cluster", "4xa100"], 2, "add --emulate"),
         (["--emulate", "--check"], 2, "computes nothing"),
         (["--recompute"], 2, "add --cluster"),
@@ -281,18 +289,13 @@ def test_ranks_with_different_batches_are_refused_by_name(place: Place, own_plan
 
 def test_a_script_of_the_users_own_trains_by_a_plan(place: Place, own_plan: str) -> None:
     by_plan = partita(place, "run", own_plan, "--", "own.py", "plan").stdout
-    by_hand = subprocess.run(
-        [sys.executable, "own.py", "hand"],
-        cwd=place.folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    alone = "import runpy; runpy.run_path('own.py', run_name='__main__')"
+    by_hand = place.commands.run("hand", python=alone, folder=place.folder).stdout
     assert by_hand.splitlines() == [
         line for line in by_plan.splitlines() if line[:1] in "-0123456789"
     ]
-    alone = partita(place, "run", own_plan, "--", "missing.py", code=2).stderr
-    assert "no script 'missing.py'" in alone
+    missing = partita(place, "run", own_plan, "--", "missing.py", code=2).stderr
+    assert "no script 'missing.py'" in missing
 
 
 def test_past_runs_are_listed_and_compared(place: Place) -> None:
@@ -305,3 +308,68 @@ def test_past_runs_are_listed_and_compared(place: Place) -> None:
     assert "vs first" in shown
     assert "not found" not in shown
     assert "no results" in partita(place, "results", "nothing", code=2).stderr
+
+
+def test_a_run_on_tokens_is_evaluated_scheduled_and_compared(place: Place) -> None:
+    tokens = np.random.default_rng(0).integers(0, 40, 4000).astype(np.uint16)
+    (place.folder / "text").mkdir()
+    tokens.tofile(place.folder / "text" / "train.bin")
+    tokens[:500].tofile(place.folder / "text" / "val.bin")
+    (place.folder / "recipe.yaml").write_text(
+        "data: text\nsteps: 20\nlr: 0.01\noptimizer: adamw\nweight-decay: 0.1\n"
+        "lr-schedule: cosine\nwarmup: 4\nlr-floor: 0.1\nclip: 1.0\neval-every: 8\n"
+        "eval-batches: 2\n"
+    )
+    small = (*SMALL[:-2], "--rounds", "2", "--devices", "2", "--pp", "2")
+    command = ("train", "gpt3-small", *small, "--config", "recipe.yaml")
+    found = json.loads(partita(place, *command, "--json").stdout)
+    assert found["steps"] == 20
+    assert list(found["held_out_losses"]) == ["8", "16", "20"]
+    assert found["losses"][-1] < found["losses"][0] - 1
+    assert found["held_out_losses"]["20"] < found["held_out_losses"]["8"]
+    lines = (place.folder / found["directory"] / "metrics.jsonl").read_text().splitlines()
+    rates = [json.loads(line)["learning_rate"] for line in lines]
+    assert rates[:4] == pytest.approx([0.0025, 0.005, 0.0075, 0.01])
+    assert rates[-1] < 0.0012
+    assert json.loads(lines[-1])["tokens"] == 20 * 8 * 8
+    again = partita(place, *command, "--eval-every", "20")
+    assert "held out" in again.stderr
+    assert "• loss" in again.stdout or "* loss" in again.stdout
+    newest = max((place.folder / "runs").iterdir(), key=lambda path: path.stat().st_ctime_ns)
+    names = (Path(found["directory"]), newest)
+    compared = json.loads(partita(place, "results", *map(str, names), "--curves", "--json").stdout)
+    # The same seed and data: the same losses, however often they are evaluated.
+    assert compared["points"][names[0].name] == compared["points"][names[1].name]
+
+
+def test_a_run_is_as_long_as_its_epochs_or_tokens(place: Place) -> None:
+    (place.folder / "short").mkdir()
+    np.arange(33 * 8 + 1, dtype=np.uint16).clip(0, 30).tofile(place.folder / "short" / "train.bin")
+    small = (*SMALL[:-2], "--data", "short", "--devices", "2", "--pp", "2")
+    assert len(train_with(place, *small, "--epochs", "0.5", "--sampling", "shuffled")) == 2
+    assert len(train_with(place, *small, "--tokens", "150")) == 3
+    refused = partita(place, "train", "gpt3-small", *small, "--eval-every", "1", code=2)
+    assert "no data to evaluate on" in refused.stderr
+    both = partita(place, "train", "gpt3-small", *small, "--epochs", "1", "--tokens", "9", code=2)
+    assert "--epochs and --tokens" in both.stderr
+
+
+def train_with(place: Place, *options: str) -> Any:
+    """Return the losses of a run."""
+    done = partita(place, "train", "gpt3-small", *options, "--rounds", "2", "--json")
+    return json.loads(done.stdout)["losses"]
+
+
+def test_a_run_on_tokens_goes_on_where_it_was_saved(place: Place) -> None:
+    folder = place.folder / "resumed"
+    folder.mkdir()
+    drawn = np.random.default_rng(1).integers(0, 40, 2000).astype(np.uint16)
+    drawn.tofile(folder / "train.bin")
+    small = (*SMALL[:-2], "--data", "resumed", "--devices", "2", "--pp", "2", "--sampling")
+    recipe = ("shuffled", "--schedule", "linear", "--warmup", "2", "--checkpoints", "saved")
+    whole = train_with(place, *small, *recipe[:-2], "--steps", "6")
+    first = train_with(place, *small, *recipe, "--steps", "6", "--save-every", "3")
+    earliest = str(min(path for path in (place.folder / "saved").iterdir() if path.is_dir()))
+    again = train_with(place, *small, *recipe[:-2], "--steps", "6", "--resume", earliest)
+    assert first == whole
+    assert again[-3:] == whole[-3:]

@@ -6,14 +6,11 @@ server are real. What the GPUs were told is compared with the schedule that the 
 """
 
 import json
-import os
 import runpy
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -26,7 +23,9 @@ pytestmark = pytest.mark.slow
 EnergyService = runpy.run_path(str(Path(__file__).with_name("energy_service.py")))["EnergyService"]
 
 FAKES = Path(__file__).with_name("fake_pynvml")
-RANK = Path(__file__).with_name("zeus_rank.py")
+RANK = Path(__file__).with_name("zeus_rank.py").read_text(encoding="utf-8")
+FAKED = "import sys; sys.modules.pop('pynvml', None)\n"
+"""Before the rank: the process that it is forked from may know the real one."""
 LIMIT_S = 120.0
 TOP_MHZ = 1410
 STEP_MHZ = 15
@@ -66,7 +65,13 @@ class Trained(NamedTuple):
 
 
 def train(
-    folder: Path, url: str, ranks: Sequence[Rank], *, start_method: str, schedules: int
+    commands: Any,
+    folder: Path,
+    url: str,
+    ranks: Sequence[Rank],
+    *,
+    start_method: str,
+    schedules: int,
 ) -> Trained:
     """Run a rank a process, each with zeus's optimizer, to their end."""
     degrees = {
@@ -76,7 +81,6 @@ def train(
         "world_size": len(ranks),
     }
     environment = {
-        **os.environ,
         "PYTHONPATH": str(FAKES),
         "FAKE_NVML_LOG": str(folder / "nvml.log"),
         "GLOO_SOCKET_IFNAME": "lo",
@@ -98,11 +102,8 @@ def train(
                 "answer": str(folder / f"{number}.json"),
             }
             processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(RANK), json.dumps(config)],
-                    env=environment,
-                    stderr=subprocess.PIPE,
-                    text=True,
+                commands.start(
+                    json.dumps(config), python=FAKED + RANK, folder=FAKES, environment=environment
                 )
             )
         for process in processes:
@@ -111,7 +112,6 @@ def train(
     finally:
         for process in processes:
             process.kill()
-            process.wait()
     return read(folder, len(ranks))
 
 
@@ -153,13 +153,15 @@ def told(schedules: Sequence[Schedule]) -> list[tuple[str, list[int]]]:
     ],
 )
 def test_clocks_of_a_plan_reach_the_gpus(
-    tmp_path: Path, ranks: list[Rank], plan: list[Schedule], start_method: str
+    commands: Any, tmp_path: Path, ranks: list[Rank], plan: list[Schedule], start_method: str
 ) -> None:
     file = tmp_path / "freqs_pipeline_00001.py"
     file.write_text(repr(plan), encoding="utf-8")
     options = ("--scheduler", "point-solution", "--scheduler-option", f"solution_path={file}")
     with EnergyService(tmp_path, *options) as service:
-        trained = train(tmp_path, service.url, ranks, start_method=start_method, schedules=1)
+        trained = train(
+            commands, tmp_path, service.url, ranks, start_method=start_method, schedules=1
+        )
         known = httpx.get(f"{service.url}/jobs/{trained.job}").raise_for_status().json()
     for rank, (schedules, calls) in enumerate(zip(trained.schedules, trained.calls, strict=True)):
         assert schedules == [plan[ranks[rank].pp_rank]]
@@ -167,10 +169,10 @@ def test_clocks_of_a_plan_reach_the_gpus(
     assert (known["state"], known["registered"], known["missing"]) == ("deployed", 2, [])
 
 
-def test_reports_in_zeus_form_move_the_profiler_on(tmp_path: Path) -> None:
+def test_reports_in_zeus_form_move_the_profiler_on(commands: Any, tmp_path: Path) -> None:
     options = ("--scheduler", "instruction-profiler", "--microbatches", "3")
     with EnergyService(tmp_path, *options) as service:
-        trained = train(tmp_path, service.url, PIPELINE, start_method="fork", schedules=3)
+        trained = train(commands, tmp_path, service.url, PIPELINE, start_method="fork", schedules=3)
     for rank, (schedules, calls) in enumerate(zip(trained.schedules, trained.calls, strict=True)):
         names = [[name for name, _ in schedule] for schedule in schedules]
         assert names == [PIPELINE[rank].instructions] * 3

@@ -60,6 +60,31 @@ def test_a_kernel_fills_named_tuples_interpreted_and_compiled(size):
     assert filled.total.tolist() == [1.0 + 3.0 * 0.1, 1.0 + 3.0 * 0.2]
 
 
+@kernel
+def _at(column, row):
+    return column[row] if row >= 0 else 0.0
+
+
+@kernel
+def _last_above(column, least):
+    found = -1
+    for row in range(len(column)):
+        if _at(column, row) > least:
+            found = row
+    return _at(column, found)
+
+
+def test_a_kernel_that_is_called_is_compiled_once_whatever_its_arguments_begin_as():
+    assert compiled(_last_above)(np.array([1.0, 3.0, 2.0]), 1.5) == 2.0
+    assert compiled(_last_above)(np.array([1.0]), 1.5) == 0.0
+    # Again, since what was called may have come from the cache.
+    numba = pytest.importorskip("numba")
+    caller = kernels._compile(_last_above, is_entry=False)
+    caller.compile((numba.float64[::1], numba.float64))
+    (signature,) = kernels._callees[_at].signatures
+    assert str(signature[1]) == "int64"
+
+
 def test_arrays_become_lists_wherever_they_are():
     class Outer(NamedTuple):
         table: Table
@@ -211,3 +236,32 @@ def test_small_inputs_do_not_import_numba():
         "sys.exit('numba' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ))
+
+
+PROBE = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+
+def test_only_one_process_compiles_a_kernel_at_a_time(tmp_path):
+    lock = tmp_path / "cache" / "kernel.lock"
+
+    def is_taken(_: object = None) -> bool:
+        probe = [sys.executable, "-S", "-c", PROBE, str(lock)]
+        return subprocess.run(probe, capture_output=True, check=False).returncode != 0
+
+    assert kernels._in_turn(is_taken, lock)("a signature")
+    assert not is_taken()
+
+
+def test_a_kernel_is_compiled_where_there_can_be_no_lock():
+    assert kernels._in_turn(str, Path("/proc/nowhere/kernel.lock"))(7) == "7"
+
+
+def test_seconds_of_compilation_are_counted_once(tmp_path, monkeypatch):
+    clock = iter((10.0, 13.0, 20.0, 24.0))
+    monkeypatch.setattr(kernels, "_stopwatch", kernels._Stopwatch())
+    monkeypatch.setattr(kernels.time, "monotonic", lambda: next(clock))
+    inner = kernels._in_turn(str, tmp_path / "inner.lock")
+    kernels._in_turn(inner, tmp_path / "outer.lock")(7)
+    assert kernels.compiling_s() == 3.0
+    inner(7)
+    assert kernels.compiling_s() == 7.0

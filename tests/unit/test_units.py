@@ -11,7 +11,10 @@ from partita.units import (
     format_seconds,
     parse_bandwidth,
     parse_bytes,
+    parse_duration,
+    parse_money,
     parse_seconds,
+    parse_tokens,
 )
 
 
@@ -199,3 +202,44 @@ def test_every_finite_number_is_read_back(value):
 def test_any_number_is_shown(value):
     for show in (format_bytes, format_count, format_seconds):
         assert show(value)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (parse_tokens, "500k tokens/s", 5e5),
+        (parse_tokens, "2T", 2e12),
+        (parse_tokens, "300B tokens", 3e11),
+        (parse_tokens, "1.5M tok/s", 1.5e6),
+        (parse_tokens, "12 tokens per second", 12.0),
+        (parse_money, "$50k", 5e4),
+        (parse_money, "$50,000", 5e4),
+        (parse_money, "1.5M USD", 1.5e6),
+        (parse_money, 24, 24.0),
+        (parse_duration, "30 days", 30 * 86400.0),
+        (parse_duration, "12 h", 43200.0),
+        (parse_duration, "2weeks", 1209600.0),
+    ],
+)
+def test_targets_are_read(parse, text, value):
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_tokens, "fast"),
+        (parse_tokens, "5 tokens/h"),
+        (parse_tokens, ""),
+        (parse_money, "$"),
+        (parse_money, "$5,00"),
+        (parse_money, "50 EUR"),
+        (parse_duration, "30"),
+        (parse_duration, "1 month"),
+        (parse_duration, "soon"),
+    ],
+)
+def test_targets_that_are_none_are_refused_as_they_were_written(parse, text):
+    with pytest.raises(InvalidInputError, match="is not understood; write it like") as caught:
+        parse(text)
+    assert repr(text) in str(caught.value)

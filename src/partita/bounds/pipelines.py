@@ -67,7 +67,7 @@ def _servers(problem: Problem) -> _Servers | None:
     sizes = np.bincount(inner.group_of)
     between = math.inf
     if len(cluster.levels) == 2:
-        between = float(cluster.levels[1].bandwidth_bytes_per_s.min())
+        between = cluster.levels[1].slowest_bytes_per_s
     inside = float(inner.bandwidth_bytes_per_s.max())
     return _Servers(int(sizes.max()), int((sizes > 0).sum()), inside, between)
 
@@ -242,7 +242,7 @@ def piper_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
 def _choices(problem: Problem) -> _Choices:
     """Return the variants that some device group can hold."""
     variants = problem.graph.variants
-    rates = [float(level.bandwidth_bytes_per_s.min()) for level in problem.cluster.levels]
+    rates = [level.slowest_bytes_per_s for level in problem.cluster.levels]
     rate = min(rates, default=math.inf)
     turns = batch_of(problem).most_turns
     memory = variants.saved_bytes + variants.fixed_memory_bytes

@@ -29,8 +29,9 @@ from partita.bounds.paths import steps
 from partita.core.cluster import Cluster
 from partita.core.columns import Array
 from partita.core.graph import Graph
+from partita.core.precision import wire_bytes
 from partita.core.problem import Problem
-from partita.cost.tables import Units, at_first_user, device_classes, held_bytes, units
+from partita.cost.tables import Units, at_first_user, device_classes, units
 from partita.kernels import Column, kernel, run
 
 QUANTILES = (0.5, 0.2, 0.0)
@@ -106,7 +107,7 @@ class Groups(NamedTuple):
 
     Attributes:
         of: The group of each device.
-        leaving_bytes_per_s: Bandwidth of all ports out of a group, by group.
+        leaving_bytes_per_s: Most that all ports out of a group carry in a collective, by group.
         fastest_bytes_per_s: Largest bandwidth of a link between groups.
         latency_s: Least latency of a link between groups.
         num_ports: Ports out that links between groups use.
@@ -150,7 +151,9 @@ def _groups(cluster: Cluster, owner: Array, inner: int) -> Groups:
         # A group may leave through its ports at every level above it, and the bound must allow for
         # all of them together.
         rate = level.bandwidth_bytes_per_s[level.group_of[first]]
-        leaving = leaving + rate * (sizes if level.port_per_device else 1)
+        # Collectives may be faster than transfers: in switches, or over several links at once.
+        most = level.fastest_collective_bytes_per_s[level.group_of[first]]
+        leaving = leaving + most * (sizes if level.port_per_device else 1)
         ports += len(cluster) if level.port_per_device else len(np.unique(child))
         fastest = max(fastest, float(rate.max()))
         wait = min(wait, float(level.latency_s[level.group_of[first]].min()))
@@ -167,8 +170,9 @@ def traffic_bounds(problem: Problem, total: Array) -> Iterator[Bound]:
     """
     if not trains(problem) or len(problem.graph.variants):
         return
-    held = held_bytes(problem.graph.parameters, problem.objective)
-    trained = at_first_user(problem.graph, held.gradients)
+    table = problem.graph.parameters
+    moved = wire_bytes(table, problem.objective.precision).reduced
+    trained = at_first_user(problem.graph, np.where(table.trainable, moved, 0.0))
     weights = speed_weights(total)
     for groups in groups_of(problem.cluster):
         if not np.isfinite(groups.fastest_bytes_per_s) and not _timed(problem):

@@ -34,6 +34,7 @@ from partita.capture.setting import (
     make_setting,
     unchanged_inputs,
     undisturbed,
+    with_metrics,
 )
 from partita.capture.trace import ChangedConstantError, Trace
 from partita.capture.tree import Ref, Value, leaves_of, map_leaves, tensors_of
@@ -50,6 +51,7 @@ class Recording:
         loss: The loss.
         output_refs: The output with references in the place of tensors.
         loss_ref: Reference to the loss.
+        metric_refs: References to what else the loss function returned, by name.
     """
 
     trace: Trace
@@ -57,6 +59,7 @@ class Recording:
     loss: Tensor | None
     output_refs: Any
     loss_ref: Ref | None
+    metric_refs: Any = None
 
 
 def record(setting: Setting, opaque: frozenset[str]) -> Recording:
@@ -75,10 +78,11 @@ def _record_once(setting: Setting, opaque: frozenset[str], *, snapshots: bool) -
     with unchanged_inputs(setting):
         with trace.active():
             output = setting.model(*setting.example.args, **setting.example.kwargs)
-            loss = _loss_of(output)
+            loss = loss_of(output)
+            metrics: Mapping[str, Tensor] = {}
             if loss is None and setting.loss is not None:
                 with trace.scope("loss"):
-                    loss = setting.loss(output, setting.example.labels)
+                    loss, metrics = with_metrics(setting.loss(output, setting.example.labels))
         _record_assignments(setting, trace, objects)
         trace.finish()
         return Recording(
@@ -87,6 +91,7 @@ def _record_once(setting: Setting, opaque: frozenset[str], *, snapshots: bool) -
             loss=loss,
             output_refs=trace.refs(output),
             loss_ref=None if loss is None else trace.ref(loss),
+            metric_refs=trace.refs(metrics),
         )
 
 
@@ -99,7 +104,7 @@ def _record_assignments(setting: Setting, trace: Trace, objects: Mapping[str, Te
             trace.assign_buffer(name, after)
 
 
-def _loss_of(output: object) -> Tensor | None:
+def loss_of(output: object) -> Tensor | None:
     """Return the loss among what a model returns: called so, or its only tensor, one number."""
     loss: object = getattr(output, "loss", None)
     if isinstance(output, Mapping):
@@ -210,7 +215,8 @@ def assembled(
 ) -> CapturedModel:
     """Return the captured model: dead ops gone, what belongs together merged, all named."""
     trace, (name, prefixes) = recording.trace, labels
-    output_refs = [ref for _, ref in leaves_of(recording.output_refs) if isinstance(ref, Value)]
+    results = (recording.output_refs, recording.metric_refs)
+    output_refs = [ref for _, ref in leaves_of(results) if isinstance(ref, Value)]
     wanted = [ref.index for ref in output_refs]
     if isinstance(recording.loss_ref, Value):
         wanted.append(recording.loss_ref.index)
@@ -250,6 +256,7 @@ def assembled(
         values=tuple(values),
         constants=tuple(trace.constants),
         output=_moved(recording.output_refs, row_of),
+        metrics=_moved(recording.metric_refs or {}, row_of),
         model=setting.model,
         parameters=setting.parameters,
         granularity=granularity,

@@ -1,7 +1,7 @@
 """A captured model: a graph whose ops can be run again, one by one or stage by stage."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from partita.capture.blocks import Block, call_signature
 from partita.capture.op import CapturedOp, ValueInfo
-from partita.capture.stages import CapturedStages
+from partita.capture.tensor_code import SplitStages
+from partita.capture.tensor_costs import degree_table
+from partita.capture.tensor_parallel import TensorSplits, split_tensors
 from partita.capture.tree import Value, map_leaves
-from partita.core.graph import Graph
+from partita.core.graph import DegreeTable, Graph
 from partita.core.plan import Plan
 from partita.errors import InvalidInputError
 
@@ -57,6 +59,7 @@ class CapturedModel:
             ops that are several calls.
         constants: Tensors that depend on neither inputs nor parameters.
         output: Result of the model, with a ``Ref`` for each tensor.
+        metrics: What the loss function returned beside the loss, by name, with a ``Ref`` each.
         model: The live model.
         parameters: Live parameters and buffers by name, unused ones too.
         granularity: Size of an op that was asked for.
@@ -74,6 +77,7 @@ class CapturedModel:
     output: Any
     model: nn.Module
     parameters: Mapping[str, Tensor]
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     granularity: Granularity = Granularity.OP
     mode: CaptureMode = CaptureMode.TRAINING
     runs_eval: bool = True
@@ -126,13 +130,33 @@ class CapturedModel:
                 "with the flags off; capture it in eval mode"
             )
 
-    def stages(self, plan: Plan) -> CapturedStages:
-        """Return the code of a plan's stages.
+    def stages(self, plan: Plan) -> SplitStages:
+        """Return the code of a plan's stages, whole and for tensor-parallel groups.
 
         Raises:
             InvalidInputError: The plan is for another graph.
         """
-        return CapturedStages(self, plan)
+        return SplitStages(self, plan)
+
+    @cached_property
+    def _splits(self) -> dict[int, TensorSplits]:
+        return {}
+
+    def splits(self, degree: int) -> TensorSplits:
+        """Return how a tensor-parallel group of some ranks divides the model."""
+        if degree not in self._splits:
+            self._splits[degree] = split_tensors(self, degree)
+        return self._splits[degree]
+
+    def degrees_at(self, degree: int, graph: Graph, types: Sequence[str]) -> DegreeTable:
+        """Return the costs of the ops on one device and on a rank of a tensor-parallel group.
+
+        Args:
+            degree: Ranks of the group.
+            graph: The graph with costs on one device.
+            types: Types of the devices.
+        """
+        return degree_table(self, self.splits(degree), graph, types)
 
     def rebuild_output(self, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401  # the model's
         """Return what the model would return, given the outputs of the graph by name."""

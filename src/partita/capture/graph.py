@@ -125,7 +125,7 @@ def make_graph(source: GraphSource) -> Graph:
         loss=source.loss,
         batch_size=source.batch_size,
         tokens_per_sample=_tokens(source),
-        dtype=_arithmetic(source.parameters.values()),
+        dtype=arithmetic_of(source.parameters.values()),
     )
 
 
@@ -251,7 +251,8 @@ def _tokens(source: GraphSource) -> int:
     return 0
 
 
-def _arithmetic(parameters: Iterable[Tensor]) -> str:
+def arithmetic_of(parameters: Iterable[Tensor]) -> str:
+    """Return the dtype that most elements have among parameters that are floats."""
     sizes: Counter[str] = Counter()
     for value in parameters:
         if value.is_floating_point():

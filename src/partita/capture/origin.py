@@ -3,19 +3,24 @@
 A model that returns no loss gets one by name.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from partita.capture.capture import capture
 from partita.capture.captured import CapturedModel, CaptureMode, Granularity
+from partita.capture.partial import build_partly
 from partita.capture.setting import LossFunction
 from partita.capture.sources import ModelSource, SourceOptions, find_callable, load_source
 from partita.core.graph import Graph
 from partita.errors import InvalidInputError
+
+logger = logging.getLogger(__name__)
 
 
 def _cross_entropy(output: Any, labels: Any) -> Tensor:  # noqa: ANN401  # the model's
@@ -122,6 +127,28 @@ def load_origin(origin: ModelOrigin) -> ModelSource:
     return replace(source, loss=named_loss(origin.loss)) if origin.loss else source
 
 
+def load_origin_partly(origin: ModelOrigin, wanted: Collection[str]) -> ModelSource:
+    """Return the model of an origin with memory for some parameters, the whole where that fails.
+
+    Args:
+        origin: The origin.
+        wanted: The parameters, with the values of a whole build; the others are stand-ins.
+    """
+    made: list[ModelSource] = []
+
+    def build(device: str) -> nn.Module:
+        options = replace(origin.options, device=device)
+        made.append(load_origin(replace(origin, options=options)))
+        return made[-1].model
+
+    try:
+        build_partly(build, wanted, origin.options.device)
+    except Exception as exc:  # noqa: BLE001  # a user's code may not know the meta device
+        logger.info("%s is built whole: %s", origin.text, exc)
+        return load_origin(origin)
+    return made[-1]
+
+
 class Captures:
     """A model captured once for each size of microbatch, when it is first asked for.
 
@@ -133,21 +160,28 @@ class Captures:
         origin: Way in which it is captured.
     """
 
-    def __init__(self, source: ModelSource, origin: ModelOrigin) -> None:
-        self.source, self.origin = source, origin
+    def __init__(
+        self,
+        source: ModelSource,
+        origin: ModelOrigin,
+        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """Take a model; ``context`` is what it is captured under, such as autocast."""
+        self.source, self.origin, self._context = source, origin, context
         self._made: dict[int, CapturedModel] = {}
 
     def at(self, size: int = 0) -> CapturedModel:
         """Return the model captured on a microbatch of some samples; 0 = the usual number."""
         if size not in self._made:
-            captured = capture(
-                self.source.model,
-                self.source.example(size),
-                granularity=self.origin.granularity,
-                loss=self.source.loss,
-                mode=self.origin.mode,
-                name=self.source.name,
-            )
+            with self._context():
+                captured = capture(
+                    self.source.model,
+                    self.source.example(size),
+                    granularity=self.origin.granularity,
+                    loss=self.source.loss,
+                    mode=self.origin.mode,
+                    name=self.source.name,
+                )
             self._made[size] = captured
             self._made.setdefault(captured.graph.batch_size, captured)
         return self._made[size]

@@ -14,8 +14,9 @@ from partita.capture.op import is_fake
 from partita.capture.tree import leaves_of
 from partita.errors import InvalidInputError
 
-LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
-"""Returns the loss, given what the model returned and the labels."""
+LossFunction: TypeAlias = Callable[[Any, Any], Any]
+"""Returns the loss, given what the model returned and the labels; or a pair of the loss and other
+single numbers by name."""
 
 CONTAINERS = (nn.ModuleList, nn.Sequential)
 
@@ -35,6 +36,24 @@ class Example:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     labels: Any = None
     batch_size: int = 0
+
+
+def with_metrics(found: Any) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ANN401  # the user's
+    """Return what a loss function returned as the loss and other numbers by name.
+
+    Raises:
+        InvalidInputError: It is something else.
+    """
+    if isinstance(found, Tensor):
+        return found, {}
+    if isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[0], Tensor):
+        loss, metrics = found
+        if isinstance(metrics, Mapping):
+            return loss, metrics
+    raise InvalidInputError(
+        f"the loss function returned a {type(found).__name__}; expected a tensor, or a pair of it "
+        "and a mapping of single numbers by name"
+    )
 
 
 @dataclass(slots=True)

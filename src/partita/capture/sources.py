@@ -24,6 +24,7 @@ from partita.models.huggingface import (
 )
 from partita.models.huggingface_config import (
     changed_configuration,
+    configuration_with_defaults,
     configured_dtype,
     named_configuration,
     read_configuration,
@@ -190,13 +191,7 @@ def is_configuration(text: str) -> bool:
 def _from_configuration(text: str, options: SourceOptions, device: torch.device) -> ModelSource:
     if options.scale != 1.0:
         raise InvalidInputError(f"{text}: --scale is for built-in models")
-    place, _, changes = text.removeprefix(_HUGGING_FACE).partition("?")
-    if not place:
-        raise InvalidInputError(
-            f"{text!r} names no Hugging Face configuration; write hf:tiny-llama"
-        )
-    name, configuration = _read_configuration(place)
-    configuration = changed_configuration(configuration, changes)
+    name, configuration = _named(text)
     # Estimates are of the model as it is trained; what computes here stays quick, and bfloat16
     # stops the process on some virtual machines.
     is_estimate = device.type == "meta"
@@ -224,6 +219,28 @@ def _from_configuration(text: str, options: SourceOptions, device: torch.device)
         return _cast(made, options, device)
 
     return ModelSource(name=name, model=model, example=example, loss=hugging_face_loss)
+
+
+def _named(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the configuration that a text means, with its changes."""
+    place, _, changes = text.removeprefix(_HUGGING_FACE).partition("?")
+    if not place:
+        raise InvalidInputError(
+            f"{text!r} names no Hugging Face configuration; write hf:tiny-llama"
+        )
+    name, configuration = _read_configuration(place)
+    return name, changed_configuration(configuration, changes)
+
+
+def whole_configuration(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the configuration that a text means, with its class's defaults.
+
+    Raises:
+        InvalidInputError: There is none.
+        UnsupportedError: transformers is not installed.
+    """
+    name, configuration = _named(text)
+    return name, configuration_with_defaults(configuration)
 
 
 def _read_configuration(place: str) -> tuple[str, dict[str, Any]]:
@@ -343,6 +360,10 @@ class _Kept:
         self._items, self._seen = items, list[Any]()
 
     def item(self, number: int) -> Any:  # noqa: ANN401  # the user's
+        if number < 0:
+            raise InvalidInputError(
+                "an iterator of examples has none that are held out; name them by --eval-data"
+            )
         while len(self._seen) <= number:
             self._seen.append(next(self._items))
         return self._seen[number]

@@ -204,6 +204,54 @@ class CapturedStages:
             for row, value in zip(what.leaving, made, strict=True)
         }
 
+    def first_not_finite(
+        self,
+        stage: int,
+        inputs: Mapping[str, Tensor],
+        parameters: Mapping[str, Tensor],
+        call: StageCall,
+    ) -> str:
+        """Return the first op of a stage that makes a NaN, run op by op; empty = none makes one.
+
+        Where none does, the first that makes +Inf, then -Inf, is returned: masks are full of -Inf,
+        and sound. Buffers may be changed.
+        """
+        what, code = self._stages[stage], self._code
+        held = {row: self._checked(stage, row, inputs) for row in what.inputs}
+        protected = self._protected(what, inputs, parameters)
+        infinite: dict[float, str] = {}
+        for place, (index, trained, other) in enumerate(what.ops):
+            op = trained if call.training or other is None else other
+            function = compile_stage(
+                [(index, op)],
+                in_place=frozenset({0} if place in what.in_place else ()),
+                inputs=tuple(op.reads),
+                leaving=tuple(op.makes),
+                branches={},
+                drops=((),),
+                constants=code.constants,
+            )
+            entering = [held[row] for row in op.reads]
+
+            def run_op(
+                seed: Callable[[int], None],
+                function: StageFunction = function,
+                entering: Sequence[Tensor] = entering,
+            ) -> tuple[Tensor, ...]:
+                return function(entering, parameters, protected, seed)
+
+            made = _with_own_draws(run_op, call) if op.draws else run_op(_never_seeded)
+            held.update(zip(op.makes, made, strict=True))
+            name = code.graph.ops.names[index]
+            for value in made:
+                if not value.is_floating_point() or bool(value.isfinite().all()):
+                    continue
+                if bool(value.isnan().any()):
+                    return name
+                sign = 1.0 if bool(value.isposinf().any()) else -1.0
+                infinite.setdefault(sign, name)
+        return infinite.get(1.0, infinite.get(-1.0, ""))
+
     def _function(self, stage: int, *, training: bool) -> StageFunction:
         """Return the ops of a stage as a function, compiled when it is first asked for."""
         function = self._functions.get((stage, training))

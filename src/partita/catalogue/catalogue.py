@@ -1,21 +1,23 @@
 """The catalogue: what is known of device types and of links between them.
 
-The package's own figures stand in ``devices.yaml`` and ``links.yaml``, each with its source. A user
-may add a file of the same format (``devices:`` and ``links:`` in one); its entries replace those of
-the same name as a whole.
+The package's own figures stand in ``devices.yaml``, ``links.yaml`` and ``hosts.yaml``, each with
+its source. A user may add a file of the same format (``devices:``, ``links:`` and ``hosts:`` in
+one); its entries replace those of the same name as a whole.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
 from itertools import pairwise
 from types import MappingProxyType
+from typing import Any
 
-from partita.core.cluster import Device
+from partita.core.cluster import Collectives, Device, MeasuredCollective
 from partita.core.dvfs import Dvfs
 from partita.core.graph import DeviceKind
+from partita.core.precision import PRECISIONS
 from partita.errors import FormatError, InvalidInputError
 from partita.names import short, suggest
 from partita.units import parse_bandwidth, parse_bytes, parse_seconds
@@ -26,6 +28,7 @@ from partita.yaml_nodes import (
     at_line,
     parse_yaml,
     read_count,
+    read_items,
     read_number,
     read_quantity,
     read_table,
@@ -38,9 +41,13 @@ MAX_COUNT = 2**31
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789._-")
 _DEVICE_FIGURES = (
     *("memory_bytes", "peak_flop_per_s", "memory_bytes_per_s", "clocks_mhz", "power_w", "dvfs"),
-    *("price_per_hour", "link", "host"),
+    *("price_per_hour", "link", "network", "host"),
 )
-_LINK_FIGURES = ("bandwidth_bytes_per_s", "latency_s")
+_LINK_FIGURES = ("bandwidth_bytes_per_s", "latency_s", "collectives")
+_HOST_FIGURES = (
+    *("device", "num_devices", "num_hosts", "network", "num_ports", "cpus", "memory_bytes"),
+    "price_per_hour",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +59,7 @@ class LinkType:
         title: Name for people.
         bandwidth_bytes_per_s: Payload rate in one direction.
         latency_s: Seconds before the first byte arrives.
+        collectives: Rates of collectives over it; None = not known.
         sources: Origin of each figure.
     """
 
@@ -59,6 +67,7 @@ class LinkType:
     title: str = ""
     bandwidth_bytes_per_s: float
     latency_s: float
+    collectives: Collectives | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -79,6 +88,8 @@ class DeviceType:
         dvfs: Dependence of time and power on the clock.
         price_per_hour: Money for an hour; NaN = not known.
         link: Name of the link between two devices of one host.
+        network: Name of the link between hosts of which each device usually has a port of its own;
+            empty = it has none.
         host_cpus: Cores of a usual host; 0 = not known.
         host_memory_bytes: Main memory of a usual host; 0 = not known.
         host_max_devices: Devices that a usual host holds; 0 = not known.
@@ -97,23 +108,79 @@ class DeviceType:
     dvfs: Dvfs = field(default_factory=Dvfs)
     price_per_hour: float = math.nan
     link: str
+    network: str = ""
     host_cpus: int = 0
     host_memory_bytes: float = 0.0
     host_max_devices: int = 0
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
+def check_rates(types: Sequence[DeviceType], dtype: str) -> None:
+    """Check that every type of device computes in a dtype.
+
+    Raises:
+        InvalidInputError: One does not; says in which it does, and in which all do.
+    """
+    lacking = next((device for device in types if not device.peak_flop_per_s.get(dtype)), None)
+    if lacking is None:
+        return
+    known = ", ".join(sorted(lacking.peak_flop_per_s)) or "none"
+    words = f"device type {lacking.name!r} has no peak rate for {dtype}; there are {known}"
+    common = set.intersection(*(set(device.peak_flop_per_s) for device in types))
+    fitting = [name for name, policy in PRECISIONS.items() if policy.compute in common]
+    if len(types) > 1:
+        names = ", ".join(device.name for device in types)
+        words += f"; all of {names} have {', '.join(sorted(common)) or 'none'}"
+    if fitting:
+        words += f"; what would do is --precision {' or '.join(fitting)}"
+    raise InvalidInputError(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostType:
+    """A machine as it is sold or rented, such as a DGX or an instance of a cloud.
+
+    Attributes:
+        name: Such as ``"dgx-h100"``.
+        title: Name for people.
+        device: Name of the type of its devices.
+        num_devices: Devices of one host.
+        num_hosts: Hosts whose devices the innermost links join (an NVLink domain): 1, or more in a
+            rack such as NVL72, which is one unit.
+        network: Name of the link between hosts.
+        num_ports: Ports of that link that one host has; its devices share them evenly.
+        cpus: Cores of one host; 0 = not known.
+        memory_bytes: Main memory of one host; 0 = not known.
+        price_per_hour: Money for an hour of one host; NaN = not known.
+        sources: Origin of each figure.
+    """
+
+    name: str
+    title: str = ""
+    device: str
+    num_devices: int
+    num_hosts: int = 1
+    network: str
+    num_ports: int
+    cpus: int = 0
+    memory_bytes: float = 0.0
+    price_per_hour: float = math.nan
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
-    """Device types and links by name.
+    """Device types, links and hosts by name.
 
     Attributes:
         devices: Device types by name, in lower case.
         links: Link types by name, in lower case.
+        hosts: Host types by name, in lower case.
     """
 
     devices: Mapping[str, DeviceType] = field(default_factory=dict)
     links: Mapping[str, LinkType] = field(default_factory=dict)
+    hosts: Mapping[str, HostType] = field(default_factory=dict)
 
     def device_type(self, name: str) -> DeviceType:
         """Return a device type by its name, upper or lower case.
@@ -124,7 +191,8 @@ class Catalogue:
         found = self.devices.get(name.lower())
         if found is None:
             raise InvalidInputError(
-                f"device type {short(name)} is not in the catalogue{suggest(name, self.devices)}"
+                f"device type {short(name)} is not in the catalogue"
+                f"{suggest(name, [*self.devices, *self.hosts])}"
             )
         return found
 
@@ -201,21 +269,34 @@ def _package_catalogue() -> Catalogue:
     """Return the figures that come with the package, read when first asked for."""
     catalogue = Catalogue()
     folder = resources.files("partita.catalogue")
-    for file in ("links.yaml", "devices.yaml"):
+    for file in ("links.yaml", "devices.yaml", "hosts.yaml"):
         catalogue = _merge(catalogue, folder.joinpath(file).read_text(encoding="utf-8"))
     return catalogue
 
 
 def _merge(base: Catalogue, text: str) -> Catalogue:
-    root = read_table(parse_yaml(text), "the catalogue", ("devices", "links"))
-    links, devices = dict(base.links), dict(base.devices)
+    root = read_table(parse_yaml(text), "the catalogue", ("devices", "links", "hosts"))
+    links, devices, hosts = dict(base.links), dict(base.devices), dict(base.hosts)
     for name, table in _entries(root, "links"):
         links[name] = _read_link_type(name, table)
     for name, table in _entries(root, "devices"):
         devices[name] = _read_device_type(name, table)
         with at_line(table.entries["link"].line):
             Catalogue(links=links).link_type(devices[name].link)
-    return Catalogue(devices=MappingProxyType(devices), links=MappingProxyType(links))
+        if "network" in table.entries:
+            with at_line(table.entries["network"].line):
+                Catalogue(links=links).link_type(devices[name].network)
+    merged = Catalogue(
+        devices=MappingProxyType(devices),
+        links=MappingProxyType(links),
+        hosts=MappingProxyType(hosts),
+    )
+    for name, table in _entries(root, "hosts"):
+        hosts[name] = _read_host_type(name, table)
+        with at_line(table.line):
+            merged.device_type(hosts[name].device)
+            merged.link_type(hosts[name].network)
+    return merged
 
 
 def _entries(root: Table, section: str) -> Iterable[tuple[str, Table]]:
@@ -242,7 +323,7 @@ def _check_present(table: Table, what: str, keys: Collection[str]) -> None:
 def _read_link_type(name: str, table: Table) -> LinkType:
     what = f"link {name}"
     read_table(table, what, ("title", *_LINK_FIGURES, "sources"))
-    _check_present(table, what, _LINK_FIGURES)
+    _check_present(table, what, ("bandwidth_bytes_per_s", "latency_s"))
     entries = table.entries
     bandwidth = read_quantity(
         entries["bandwidth_bytes_per_s"], f"{what}: bandwidth", parse_bandwidth
@@ -256,8 +337,89 @@ def _read_link_type(name: str, table: Table) -> LinkType:
         latency_s=read_quantity(
             entries["latency_s"], f"{what}: latency", parse_seconds, limit=1e15
         ),
+        collectives=read_collectives(entries["collectives"], f"{what}: collectives")
+        if "collectives" in entries
+        else None,
         sources=_read_sources(table, what, _LINK_FIGURES),
     )
+
+
+def read_collectives(node: Node, what: str) -> Collectives:
+    """Return the rates of collectives of a table; what is not given keeps its default."""
+    names = tuple(part.name for part in fields(Collectives))
+    table = read_table(node, what, names)
+    given: dict[str, Any] = {}
+    for key, value in table.entries.items():
+        if key in ("ring", "switch"):
+            given[key] = tuple(
+                read_number(share, f"{what}.{key}", positive=True)
+                for share in read_items(value, f"{what}.{key}")
+            )
+        elif key == "switch_ranks":
+            given[key] = read_count(value, f"{what}.{key}", low=2, high=MAX_COUNT)
+        elif key == "measured":
+            rows = read_items(value, f"{what}.{key}")
+            given[key] = tuple(_read_measured(row, f"{what}.{key}") for row in rows)
+        elif key.endswith("_s"):
+            given[key] = read_quantity(value, f"{what}.{key}", parse_seconds, limit=1e15)
+        else:
+            given[key] = read_number(value, f"{what}.{key}")
+    with at_line(node.line):
+        return Collectives(**given)
+
+
+def _read_measured(node: Node, what: str) -> MeasuredCollective:
+    names = tuple(part.name for part in fields(MeasuredCollective))
+    table = read_table(node, what, names)
+    _check_present(table, what, [name for name in names if name != "ramp"])
+    found = table.entries
+    with at_line(node.line):
+        return MeasuredCollective(
+            kind=read_text(found["kind"], f"{what}.kind"),
+            ranks=read_count(found["ranks"], f"{what}.ranks", low=2, high=MAX_COUNT),
+            ranks_per_host=read_count(
+                found["ranks_per_host"], f"{what}.ranks_per_host", low=1, high=MAX_COUNT
+            ),
+            start_s=read_quantity(found["start_s"], f"{what}.start_s", parse_seconds, limit=1e15),
+            share=read_number(found["share"], f"{what}.share", positive=True),
+            ramp=read_number(found["ramp"], f"{what}.ramp") if "ramp" in found else 0.0,
+        )
+
+
+def _read_host_type(name: str, table: Table) -> HostType:
+    what = f"host {name}"
+    read_table(table, what, ("title", *_HOST_FIGURES, "sources"))
+    _check_present(table, what, ("device", "num_devices", "network", "num_ports"))
+    found = table.entries
+
+    def count(key: str, default: int, low: int = 1) -> int:
+        if key not in found:
+            return default
+        return read_count(found[key], f"{what}: {key}", low=low, high=MAX_COUNT)
+
+    price, memory = found.get("price_per_hour"), found.get("memory_bytes")
+    return HostType(
+        name=name,
+        title=read_text(found["title"], f"{what}: title") if "title" in found else "",
+        device=read_text(found["device"], f"{what}: device").lower(),
+        num_devices=count("num_devices", 1),
+        num_hosts=count("num_hosts", 1),
+        network=read_text(found["network"], f"{what}: network").lower(),
+        num_ports=count("num_ports", 1),
+        cpus=count("cpus", 0, low=0),
+        memory_bytes=read_size(memory, f"{what}: memory_bytes") if memory else 0.0,
+        price_per_hour=read_number(price, f"{what}: price_per_hour") if price else math.nan,
+        sources=_read_host_sources(table, what),
+    )
+
+
+def _read_host_sources(table: Table, what: str) -> Mapping[str, str]:
+    """Return the source of a machine and that of its price, both of which must be there."""
+    needed = ("machine", *(("price_per_hour",) if "price_per_hour" in table.entries else ()))
+    _check_present(table, what, ("sources",))
+    found = read_table(table.entries["sources"], f"{what}: sources", needed)
+    _check_present(found, f"{what}: sources", needed)
+    return {key: read_text(text, f"{what}: {key}") for key, text in found.entries.items()}
 
 
 def _read_device_type(name: str, table: Table) -> DeviceType:
@@ -282,6 +444,9 @@ def _read_device_type(name: str, table: Table) -> DeviceType:
         dvfs=read_dvfs(found["dvfs"], f"{what}: dvfs") if "dvfs" in found else Dvfs(),
         price_per_hour=read_number(price, f"{what}: price_per_hour") if price else math.nan,
         link=read_text(found["link"], f"{what}: link").lower(),
+        network=read_text(found["network"], f"{what}: network").lower()
+        if "network" in found
+        else "",
         host_cpus=cpus,
         host_memory_bytes=host_memory,
         host_max_devices=max_devices,

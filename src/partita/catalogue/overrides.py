@@ -49,6 +49,8 @@ def apply_overrides(
     """Return the cluster with other bandwidths and latencies.
 
     A level that is named takes its own value, the others that of the bare number, if there is one.
+    Where a bandwidth is given, all ports of the level have it, and collectives reach it: what the
+    catalogue knew of them counts no more.
 
     Args:
         cluster: The cluster.
@@ -91,10 +93,14 @@ def _check_level(cluster: Cluster, name: str) -> None:
 
 
 def _override(level: Level, rates: Mapping[str, float], times: Mapping[str, float]) -> Level:
+    level = replace(level, latency_s=_filled(level.latency_s, times, level.name))
+    if not {level.name, ALL_LEVELS} & rates.keys():
+        return level
     return replace(
         level,
         bandwidth_bytes_per_s=_filled(level.bandwidth_bytes_per_s, rates, level.name),
-        latency_s=_filled(level.latency_s, times, level.name),
+        port_share=np.ones(len(level.group_of)),
+        collectives=(),
     )
 
 

@@ -1,14 +1,25 @@
-"""Clusters in one word: ``2x4xa100+1x2xv100`` is two hosts of four A100 and one of two V100."""
+"""Clusters in one word: ``2x4xa100+1x2xv100`` is two hosts of four A100 and one of two V100.
+
+``4xdgx-h100`` is four machines as they are sold or rented, each with its devices, links and ports.
+"""
 
 import logging
+import math
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from partita.catalogue.catalogue import Catalogue, LinkType, load_catalogue, make_device
+from partita.catalogue.catalogue import (
+    Catalogue,
+    HostType,
+    LinkType,
+    load_catalogue,
+    make_device,
+)
 from partita.core.cluster import MAX_DEVICES, Cluster, Device, Host, Level
 from partita.core.graph import DeviceKind
 from partita.errors import InvalidInputError
@@ -20,6 +31,7 @@ GRAMMAR = (
     'cluster = group { "+" group }',
     'group = [ [ hosts "x" ] devices-a-host "x" ] type',
     "type = a device type of the catalogue, such as a100, upper or lower case",
+    'or group = [ count "x" ] machine, such as dgx-h100',
 )
 GPU_NETWORK = "infiniband-hdr"
 CPU_NETWORK = "ethernet-10g"
@@ -32,9 +44,9 @@ class HostGroup:
     """Equal hosts with equal devices.
 
     Attributes:
-        type: Type of the devices, in lower case.
+        type: Type of the devices, or of the machine, in lower case.
         num_hosts: Number of hosts.
-        num_devices: Number of devices of each host.
+        num_devices: Number of devices of each host; of a machine the number of machines.
     """
 
     type: str
@@ -93,12 +105,27 @@ def write_shorthand(groups: Sequence[HostGroup]) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPorts:
+    """Ports of one host to other hosts.
+
+    Attributes:
+        link: The link that they are of.
+        per_device: Ports of each device, which may be a part of one; 0 = the host has one port.
+    """
+
+    link: LinkType
+    per_device: float = 0.0
+
+
 def read_shorthand(text: str, catalogue: Catalogue) -> Cluster:
     """Return the cluster of a shorthand.
 
     Devices are ``host0/gpu0``, ``host0/gpu1``, ... Those of one host talk over the usual link of
-    their type (level ``host``); several hosts are joined by level ``rack``: InfiniBand HDR, or
-    10 Gb/s Ethernet where any of the hosts has CPUs only.
+    their type (level ``host``; level ``nvlink`` where machines of several hosts are one domain).
+    Several hosts are joined by level ``rack``: each device of a datacentre type has a port of the
+    rate that is usual for its generation, machines have what they are sold with, other hosts one
+    port of InfiniBand HDR; 10 Gb/s Ethernet where any of the hosts has CPUs only.
 
     Raises:
         InvalidInputError: The shorthand is wrong, or names a type that is not in the catalogue.
@@ -106,60 +133,151 @@ def read_shorthand(text: str, catalogue: Catalogue) -> Cluster:
     groups = parse_shorthand(text)
     hosts: list[Host] = []
     devices: list[Device] = []
+    domain_of_host: list[int] = []
     links: list[LinkType] = []
+    ports: list[HostPorts] = []
     for group in groups:
-        kind = catalogue.device_type(group.type)
-        for _ in range(group.num_hosts):
+        machine = _machine(group, text, catalogue)
+        kind = catalogue.device_type(machine.device)
+        units = group.num_hosts * (group.num_devices if group.type in catalogue.hosts else 1)
+        if len(devices) + units * machine.num_hosts * machine.num_devices > MAX_DEVICES:
+            _refuse_count(text)
+        price = machine.price_per_hour / machine.num_devices
+        for unit in range(units * machine.num_hosts):
             host = Host(
-                name=f"host{len(hosts)}", cpus=kind.host_cpus, memory_bytes=kind.host_memory_bytes
+                name=f"host{len(hosts)}", cpus=machine.cpus, memory_bytes=machine.memory_bytes
             )
             devices += [
-                make_device(kind, f"{host.name}/{kind.kind}{index}", host=len(hosts))
-                for index in range(group.num_devices)
+                make_device(
+                    kind,
+                    f"{host.name}/{kind.kind}{index}",
+                    host=len(hosts),
+                    price_per_hour=None if math.isnan(price) else price,
+                )
+                for index in range(machine.num_devices)
             ]
             hosts.append(host)
-            links.append(catalogue.link_of(kind))
+            if unit % machine.num_hosts == 0:
+                links.append(catalogue.link_of(kind))
+            domain_of_host.append(len(links) - 1)
+            per_device = machine.num_ports / machine.num_devices if machine.network else 0.0
+            network = catalogue.link_type(machine.network or GPU_NETWORK)
+            ports.append(HostPorts(link=network, per_device=per_device))
     return Cluster(
         name=write_shorthand(groups),
         hosts=tuple(hosts),
         devices=tuple(devices),
-        levels=usual_levels(devices, links, catalogue),
+        levels=usual_levels(
+            devices, links, catalogue, domain_of_host=domain_of_host, ports_of_host=ports
+        ),
     )
 
 
+def _machine(group: HostGroup, text: str, catalogue: Catalogue) -> HostType:
+    """Return the machine that a group is made of: one of the catalogue, or the type's usual."""
+    found = catalogue.hosts.get(group.type)
+    if found is None:
+        kind = catalogue.device_type(group.type)
+        return HostType(
+            name=kind.name,
+            device=kind.name,
+            num_devices=group.num_devices,
+            network=kind.network,
+            num_ports=group.num_devices,
+            cpus=kind.host_cpus,
+            memory_bytes=kind.host_memory_bytes,
+        )
+    if group.num_hosts > 1:
+        total = group.num_hosts * group.num_devices
+        raise InvalidInputError(
+            f"cluster {short(text)}: {group.type} is a machine with {found.num_devices} devices; "
+            f"expected one count before it, such as {total}x{group.type}"
+        )
+    return found
+
+
 def usual_levels(
-    devices: Sequence[Device], link_of_host: Sequence[LinkType], catalogue: Catalogue
+    devices: Sequence[Device],
+    link_of_domain: Sequence[LinkType],
+    catalogue: Catalogue,
+    *,
+    domain_of_host: Sequence[int] | None = None,
+    ports_of_host: Sequence[HostPorts] | None = None,
 ) -> tuple[Level, ...]:
     """Return the levels of hosts of which only the link inside each is known.
 
     Args:
         devices: All devices, with the indices of their hosts.
-        link_of_host: The link inside each host, up to the last one with a device.
+        link_of_domain: The link inside each domain (host), up to the last one with a device.
         catalogue: Has the link between hosts, which there is only where devices are on several.
+        domain_of_host: Domain of each host, where several hosts may be one; each is one if not
+            given.
+        ports_of_host: Ports of each host, instead of those usual for its devices.
     """
     host_of = [device.host for device in devices]
+    domain_of = host_of if domain_of_host is None else [domain_of_host[host] for host in host_of]
     inner = Level(
-        name="host",
-        group_of=np.array(host_of, dtype=np.int32),
-        bandwidth_bytes_per_s=np.array([link.bandwidth_bytes_per_s for link in link_of_host]),
-        latency_s=np.array([link.latency_s for link in link_of_host]),
+        name="host" if domain_of == host_of else "nvlink",
+        group_of=np.array(domain_of, dtype=np.int32),
+        bandwidth_bytes_per_s=np.array([link.bandwidth_bytes_per_s for link in link_of_domain]),
+        latency_s=np.array([link.latency_s for link in link_of_domain]),
+        collectives=tuple(link.collectives for link in link_of_domain),
     )
-    if len(set(host_of)) == 1:
+    if len(set(domain_of)) == 1:
         return (inner,)
-    return (inner, rack_level(devices, catalogue))
+    return (inner, rack_level(devices, catalogue, ports_of_host))
 
 
-def rack_level(devices: Sequence[Device], catalogue: Catalogue) -> Level:
+def rack_level(
+    devices: Sequence[Device],
+    catalogue: Catalogue,
+    ports_of_host: Sequence[HostPorts] | None = None,
+) -> Level:
     """Return a level that joins all devices by the usual network between their hosts."""
+    host_of = [device.host for device in devices]
     with_gpus = {device.host for device in devices if device.kind is DeviceKind.GPU}
-    all_have_gpus = with_gpus == {device.host for device in devices}
-    network = catalogue.link_type(GPU_NETWORK if all_have_gpus else CPU_NETWORK)
+    if with_gpus != set(host_of):
+        ports = dict.fromkeys(host_of, HostPorts(link=catalogue.link_type(CPU_NETWORK)))
+    elif ports_of_host is not None:
+        ports = {host: ports_of_host[host] for host in host_of}
+    else:
+        ports = _usual_ports(devices, catalogue)
+    count = Counter(host_of)
+    port_per_device = any(port.per_device for port in ports.values())
+
+    def rate(host: int) -> float:
+        port = ports[host]
+        # A host with one port among hosts with many: its devices share it evenly.
+        parts = port.per_device or (1 / count[host] if port_per_device else 1.0)
+        return port.link.bandwidth_bytes_per_s * parts
+
+    slowest = min(ports, key=rate)
+    fastest = max(map(rate, ports))
+    share_of = {host: rate(host) / fastest for host in ports}
     return Level(
         name="rack",
         group_of=np.zeros(len(devices), dtype=np.int32),
-        bandwidth_bytes_per_s=np.array([network.bandwidth_bytes_per_s]),
-        latency_s=np.array([network.latency_s]),
+        bandwidth_bytes_per_s=np.array([fastest]),
+        latency_s=np.array([max(port.link.latency_s for port in ports.values())]),
+        port_per_device=port_per_device,
+        port_share=np.array([share_of[host] for host in host_of]),
+        collectives=(ports[slowest].link.collectives,),
     )
+
+
+def _usual_ports(devices: Sequence[Device], catalogue: Catalogue) -> dict[int, HostPorts]:
+    """Return the ports of each host: one for each device where that is usual for all its types."""
+    types: dict[int, set[str]] = {}
+    for device in devices:
+        types.setdefault(device.host, set()).add(device.type)
+    result = {}
+    for host, names in types.items():
+        known = [catalogue.devices.get(name) for name in names]
+        networks = [kind.network if kind is not None else "" for kind in known]
+        links = [catalogue.link_type(network or GPU_NETWORK) for network in networks]
+        slowest = min(links, key=lambda link: link.bandwidth_bytes_per_s)
+        result[host] = HostPorts(link=slowest, per_device=1.0 if all(networks) else 0.0)
+    return result
 
 
 def local_cluster(

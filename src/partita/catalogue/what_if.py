@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from itertools import chain, count, islice, repeat
 from typing import Any
 
@@ -28,7 +29,8 @@ def what_if(cluster: Cluster, change: str, catalogue: Catalogue) -> Cluster:
         cluster: The cluster.
         change: ``bandwidth=2x`` (or ``latency``, ``memory``, ``speed``): all times a factor;
             ``+1xa100``: one more device, on a host that has such devices and room for more, else
-            on a new one; ``+1x4xa100``: one more host with four.
+            on a new one; ``+1x4xa100``: one more host with four; ``-host0/gpu3``: without the
+            devices of that name, or whose names match a pattern such as ``host1/*``.
         catalogue: Has the types that the cluster has none of yet.
 
     Raises:
@@ -38,12 +40,14 @@ def what_if(cluster: Cluster, change: str, catalogue: Catalogue) -> Cluster:
     match = _FACTOR.fullmatch(text)
     if text.startswith("+"):
         result = _add(cluster, text[1:], catalogue)
+    elif text.startswith("-"):
+        result = _without(cluster, change.strip()[1:])
     elif match is not None and match.group(1) in SCALES:
         result = SCALES[match.group(1)](cluster, float(match.group(2)))
     else:
         raise InvalidInputError(
             f"what if {short(change)} is not understood; expected +COUNTxTYPE, +HOSTSxCOUNTxTYPE, "
-            f"or {', '.join(f'{name}=2x' for name in SCALES)}"
+            f"-DEVICE, or {', '.join(f'{name}=2x' for name in SCALES)}"
         )
     return replace(result, name=f"{cluster.name} {text}")
 
@@ -108,6 +112,44 @@ def _scaled_links(cluster: Cluster, *, bandwidth: float = 1.0, latency: float = 
     return replace(cluster, levels=levels, matrix=matrix)
 
 
+def _without(cluster: Cluster, pattern: str) -> Cluster:
+    """Return the cluster without the devices whose names match a pattern."""
+    names = cluster.device_names
+    keep = [i for i, name in enumerate(names) if not fnmatchcase(name, pattern)]
+    if len(keep) in (0, len(names)):
+        which = "no device" if keep else "every device"
+        known = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+        raise InvalidInputError(
+            f"what if {short('-' + pattern)}: {which} of the cluster has such a name; it has "
+            f"{known}"
+        )
+    return part_of(cluster, keep)
+
+
+def part_of(cluster: Cluster, keep: Sequence[int]) -> Cluster:
+    """Return a cluster with some of its devices, the links between them as they were.
+
+    Args:
+        cluster: The whole.
+        keep: Indices of the devices that stay, ascending.
+    """
+    rows = np.array(keep, dtype=np.int64)
+    matrix = cluster.matrix
+    if matrix is not None:
+        pairs = (rows[:, None] * len(cluster) + rows[None, :]).ravel()
+        matrix = LinkMatrix(
+            bandwidth_bytes_per_s=matrix.bandwidth_bytes_per_s[pairs],
+            latency_s=matrix.latency_s[pairs],
+        )
+    return replace(
+        cluster,
+        name=f"{len(keep)} devices of {cluster.name}",
+        devices=tuple(cluster.devices[index] for index in keep),
+        levels=tuple(level.taken(rows) for level in cluster.levels),
+        matrix=matrix,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Addition:
     """Devices to add.
@@ -132,11 +174,16 @@ def _add(cluster: Cluster, text: str, catalogue: Catalogue) -> Cluster:
     groups = parse_shorthand(text)
     if len(groups) > 1:
         raise InvalidInputError(f"what if {short('+' + text)}: expected one type of device")
-    if len(cluster) + groups[0].num_hosts * groups[0].num_devices > MAX_DEVICES:
+    group, on_new_hosts = groups[0], _WHOLE_HOSTS.match(text) is not None
+    machine = catalogue.hosts.get(group.type)
+    if machine is not None:
+        count = group.num_hosts * group.num_devices * machine.num_hosts
+        group = HostGroup(type=machine.device, num_hosts=count, num_devices=machine.num_devices)
+        on_new_hosts = True
+    if len(cluster) + group.num_hosts * group.num_devices > MAX_DEVICES:
         raise InvalidInputError(f"what if {short('+' + text)}: more than {MAX_DEVICES} devices")
-    addition = _addition(cluster, groups[0].type, catalogue)
-    on_new_hosts = _WHOLE_HOSTS.match(text) is not None
-    host_of = _placed(cluster, groups[0], addition, on_new_hosts=on_new_hosts)
+    addition = _addition(cluster, group.type, catalogue)
+    host_of = _placed(cluster, group, addition, on_new_hosts=on_new_hosts)
     hosts = _more_hosts(cluster, max(host_of) + 1, addition.host)
     devices = _more_devices(cluster, hosts, host_of, addition.device)
     if cluster.matrix is not None:
@@ -290,6 +337,7 @@ def _wider_level(
     if addition.like >= 0:
         group_of_host[addition.device.host] = groups[addition.like]
     bandwidth, latency = level.bandwidth_bytes_per_s.tolist(), level.latency_s.tolist()
+    rates = list(level.collectives) or [None] * len(bandwidth)
     for device in devices[len(groups) :]:
         if device.host not in group_of_host:
             group = groups[addition.like]
@@ -297,12 +345,16 @@ def _wider_level(
                 link = addition.link if addition.like < 0 else None
                 bandwidth.append(link.bandwidth_bytes_per_s if link else bandwidth[group])
                 latency.append(link.latency_s if link else latency[group])
+                rates.append(link.collectives if link else rates[group])
                 group = len(bandwidth) - 1
             group_of_host[device.host] = group
     new = [group_of_host[device.host] for device in devices[len(groups) :]]
+    share = level.port_share[addition.like] if addition.like >= 0 else 1.0
     return replace(
         level,
         group_of=np.array([*groups, *new], dtype=np.int32),
         bandwidth_bytes_per_s=np.array(bandwidth),
         latency_s=np.array(latency),
+        port_share=np.append(level.port_share, np.full(len(new), share)),
+        collectives=tuple(rates),
     )

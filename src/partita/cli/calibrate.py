@@ -11,7 +11,7 @@ from partita.cli.options import output_options
 from partita.documents import unused_path, write_bytes, write_text
 from partita.flows.calibrate import CalibrateRequest, CalibrationResult, calibrate_request
 from partita.formats.dynamicml import write_speed_matrix
-from partita.profiler.calibrate.calibrate import speed_cluster
+from partita.profiler.calibrate.calibrate import ReduceFit, speed_cluster
 from partita.profiler.calibrate.hierarchy import describe_levels
 from partita.profiler.calibrate.records import write_measurement
 from partita.units import format_bytes, format_seconds
@@ -21,6 +21,7 @@ _MAX_ROWS = 64
 
 @click.command(
     epilog="Example: partita calibrate --devices 2 -o here.yaml\n\n"
+    "partita calibrate --nccl-tests all_reduce.txt --cluster 4xdgx-h100 -o mine.yaml\n\n"
     "torchrun --nnodes 2 --nproc-per-node 4 ... -m partita calibrate -o cluster.yaml"
 )
 @takes(CalibrateRequest)
@@ -41,8 +42,9 @@ def command(
     """Measure devices and links, and write them as a cluster.
 
     Measured are matrix products and copies on each device while all compute, messages of several
-    sizes for each ordered pair, and all-reduces. Under torchrun the ranks of the job are measured,
-    and rank 0 writes.
+    sizes for each ordered pair, and all-reduces; on GPUs other collectives too. Under torchrun the
+    ranks of the job are measured, and rank 0 writes. With --nccl-tests nothing is measured: rates
+    of collectives are read from what all_reduce_perf and its kin printed.
     """
     from partita.cli.console import print_json, progress  # noqa: PLC0415 (rich only here)
 
@@ -80,7 +82,8 @@ def _show(result: CalibrationResult) -> None:
         [f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()]
         for row in result.rows()
     ]
-    console.print(table([*columns, ("speed", "right")], rows))
+    if rows:
+        console.print(table([*columns, ("speed", "right")], rows))
     if found.pairs:
         shown = found.pairs[:_MAX_ROWS]
         console.print(
@@ -94,10 +97,10 @@ def _show(result: CalibrationResult) -> None:
     if found.reductions:
         console.print(
             table(
-                [("all-reduce over", "left"), *_FIT_COLUMNS, ("bus", "right")],
+                [("collective", "left"), *_FIT_COLUMNS, ("bus", "right")],
                 [
                     [
-                        f"{row.num_devices} devices",
+                        _collective_name(row),
                         *_fit_cells(row.fit),
                         f"{format_bytes(row.bus_bytes_per_s)}/s",
                     ]
@@ -117,6 +120,13 @@ _FIT_COLUMNS = (
     ("worst residual", "right"),
     ("off the line", "left"),
 )
+
+
+def _collective_name(row: ReduceFit) -> str:
+    name = f"{row.kind.replace('_', '-')} of {row.num_devices} devices"
+    if row.num_devices == row.ranks_per_host:
+        return name
+    return f"{name}, {row.ranks_per_host} in a host"
 
 
 def _fit_cells(fit: Any) -> list[str]:

@@ -16,14 +16,16 @@ from rich.text import Text
 
 from partita.core.graph import CostOrigin, Graph
 from partita.core.plan import Plan
-from partita.core.problem import Problem
+from partita.core.problem import Mode, Problem
 from partita.core.solution import Proof
 from partita.flows.answer import Answer
 from partita.flows.summary import Summary, estimate_basis
 from partita.units import format_bytes, format_count, format_rate, format_seconds, format_share
 
 if TYPE_CHECKING:
+    from partita.cost.memory import MemoryBreakdown
     from partita.cost.proof import CheckReport
+    from partita.flows.moves import Replacement
 
 
 def terminal_width() -> int:
@@ -43,9 +45,9 @@ def print_json(value: object) -> None:
 
 @contextmanager
 def progress(what: str, *, quiet: bool) -> Iterator[Any]:
-    """Show what is going on: a spinner on a terminal, a plain line a step elsewhere.
+    """Show what is going on: a spinner on a terminal, a plain line per step elsewhere.
 
-    Yields a function to be told each step.
+    Yields a function that is called with each step.
     """
     if quiet:
         yield lambda _: None
@@ -225,11 +227,23 @@ def basis_line(graph: Graph) -> str:
     types = ", ".join(costs.device_type for costs in graph.costs if costs.device_type)
     weights = [f"{basis['dtype']} weights"] if basis["dtype"] else []
     tokens = basis["tokens_per_sample"]
-    length = [f"{tokens:,} tokens a sample"] if tokens else []
+    length = [f"{tokens:,} tokens per sample"] if tokens else []
     size = basis["microbatch_size"]
-    samples = f"{size:,} sample{'s' * (size != 1)} a microbatch"
+    samples = f"{size:,} sample{'s' * (size != 1)} per microbatch"
     words = ", ".join([*weights, f"{basis['arithmetic']} arithmetic", *length, samples])
     return f"{origin} profile{f' for {types}' * bool(types)}: {words}; nothing was measured"
+
+
+def precision_line(problem: Problem) -> str:
+    """Return the dtypes of training state and collectives; empty without a policy."""
+    policy = problem.objective.precision
+    if policy is None or problem.objective.mode is Mode.INFERENCE:
+        return ""
+    master = f"{policy.master} master copy" if policy.master else "no master copy"
+    return (
+        f"precision {policy.name}: {policy.weights} weights, {policy.gradients} gradients, "
+        f"{master}; reduced in {policy.reduction}, gathered in {policy.gather}"
+    )
 
 
 def reserve_line(problem: Problem) -> str:
@@ -268,7 +282,7 @@ def unused_line(summary: Summary) -> str:
 
 
 def effort_line(answer: Answer) -> str:
-    """Return what the search spent; empty where a planner does not say."""
+    """Return what the search spent; empty where a planner does not report it."""
     effort = answer.effort
     limit = [f"time limit {effort.pop('time_limit'):g} s"] if "time_limit" in effort else []
     parts = [_figure(name.replace("_", " "), value) for name, value in effort.items()]
@@ -332,6 +346,40 @@ def memory_table(summary: Summary) -> Table:
     return table(_MEMORY_COLUMNS, [row for _, row in rows])
 
 
+_BREAKDOWN_COLUMNS = (
+    ("where memory goes", "left"),
+    *((title, "right") for title in ("weights", "gradients", "master", "state", "activations")),
+    *((title, "right") for title in ("buffers", "fixed", "free")),
+)
+
+
+def breakdown_table(names: Sequence[str], memory: "MemoryBreakdown") -> Table:
+    """Return where the memory of each device goes at its peak, devices with the same in one row.
+
+    Buffers are received tensors, gathered copies and the workspace of ops; fixed is the reserve.
+    """
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for index, name in enumerate(names):
+        alike.setdefault(breakdown_cells(memory, index), []).append(name)
+    rows = [
+        [f"{found[0]} +{len(found) - 1}" if len(found) > 1 else found[0], *cells]
+        for cells, found in alike.items()
+    ]
+    if len(rows) > MOST_DEVICES:
+        rows = [*rows[: MOST_DEVICES - 1], [f"{len(rows) - MOST_DEVICES + 1} more", *[""] * 8]]
+    return table(_BREAKDOWN_COLUMNS, rows)
+
+
+def breakdown_cells(memory: "MemoryBreakdown", device: int) -> tuple[str, ...]:
+    """Return weights, gradients, master, state, activations, buffers, fixed and free as text."""
+    held = (*memory[:5], memory.buffers + memory.workspace, memory.fixed, memory.free)
+    sizes = [float(part[device]) for part in held]
+    return tuple(
+        ("-" * (size < 0) + format_bytes(abs(size))) if size and math.isfinite(size) else "-"
+        for size in sizes
+    )
+
+
 def _ranges(numbers: Sequence[int]) -> str:
     """Return ascending numbers for people, neighbours as a range; of very many the first."""
     parts: list[list[int]] = []
@@ -362,6 +410,33 @@ def alternatives_table(answer: Answer) -> Table:
             for rank, each in enumerate(answer.alternatives, 2)
         ],
     )
+
+
+_MOVE_COLUMNS = (
+    *(("plan by moves", "left"), ("value", "right"), ("vs best", "right"), ("step", "right")),
+    *(("copied", "right"), ("over links", "right"), ("from checkpoint", "right")),
+)
+
+
+def replacement_table(replacement: "Replacement", unit: str) -> Table:
+    """Return plans that may take the place of another: their values against what moves."""
+    best = replacement.candidates[0].value
+    rows = []
+    for each in replacement.candidates:
+        mark = " (chosen)" if each is replacement.chosen else ""
+        moves, step = each.moves, format_seconds(each.step_s)
+        rows.append(
+            [
+                each.words + mark,
+                format_value(each.value, unit),
+                percent(each.value / best - 1, sign=True) if best > 0 else "-",
+                "-" if step == format_value(each.value, unit) else step,
+                format_bytes(moves.copied_bytes),
+                format_seconds(moves.copy_s),
+                format_bytes(moves.read_bytes) if moves.read_bytes else "-",
+            ]
+        )
+    return table(_MOVE_COLUMNS, rows)
 
 
 def check_line(report: "CheckReport") -> str:

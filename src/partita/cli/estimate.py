@@ -4,7 +4,9 @@ import click
 
 from partita.cli.console import (
     basis_line,
+    breakdown_cells,
     model_line,
+    precision_line,
     print_json,
     print_remarks,
     progress,
@@ -38,13 +40,20 @@ def command(
 
     MODEL is a built-in name (see 'partita models'), package.module:callable or a Hugging Face
     configuration, all priced by shapes alone; or a graph: a document, a file that 'partita convert'
-    reads, or a built-in example. Nothing is launched. Plans that are tried are pipelines of equal
-    numbers of layers with replicas, and data parallelism at each level of sharding. Exits with 3
-    where none fits; the smallest changes that make it fit are printed as commands.
+    reads, or a built-in example. A large transformer (llama3-70b, 'partita models large') or its
+    config.json gets the search of 'partita plan'. Nothing is launched. Plans that are tried are
+    pipelines of equal numbers of layers with replicas, and data parallelism at each level of
+    sharding. Exits with 3 where none fits; the smallest changes that make it fit are printed as
+    commands.
     """
     del debug  # read by main
     with progress("estimating", quiet=quiet or as_json) as on_progress:
         found = estimate_request(request, on_progress)
+    if not isinstance(found, Estimate):
+        from partita.cli.large import finish_large  # noqa: PLC0415 (where one is estimated)
+
+        finish_large(found, output, as_json=as_json)
+        return
     print_remarks(found.remarks)
     if output is not None and found.fits:
         save(found.solution, output)
@@ -75,12 +84,8 @@ _COLUMNS = (
 )
 _PARTS = (
     ("fullest device of", "left"),
-    ("parameters", "right"),
-    ("gradients", "right"),
-    ("optimizer", "right"),
-    ("activations", "right"),
-    ("workspace", "right"),
-    ("peak", "right"),
+    *((title, "right") for title in ("weights", "gradients", "master", "state", "activations")),
+    *((title, "right") for title in ("buffers", "fixed", "free")),
 )
 
 
@@ -90,6 +95,8 @@ def show(found: Estimate) -> None:
     console.print(found.verdict, style="bold")
     console.print(model_line(problem.graph))
     if line := basis_line(problem.graph):
+        console.print(line)
+    if line := precision_line(problem):
         console.print(line)
     console.print(step_line(problem))
     if line := reserve_line(problem):
@@ -138,6 +145,4 @@ def _row(trial: Trial) -> list[str]:
 
 
 def _parts_row(trial: Trial) -> list[str]:
-    worst = trial.worst
-    held = [format_bytes(float(part[worst])) for part in trial.parts.values()]
-    return [trial.shape.title, *held, format_bytes(float(trial.peak_bytes[worst]))]
+    return [trial.shape.title, *breakdown_cells(trial.memory, trial.worst)]

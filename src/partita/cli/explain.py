@@ -6,6 +6,7 @@ import click
 
 from partita.cli.console import (
     bound_line,
+    breakdown_cells,
     format_value,
     model_line,
     overfull_line,
@@ -156,24 +157,21 @@ _MEMORY_COLUMNS = (
     ("device", "left"),
     ("weights", "right"),
     ("gradients", "right"),
-    ("optimizer", "right"),
+    ("master", "right"),
+    ("state", "right"),
     ("activations", "right"),
-    ("workspace", "right"),
+    ("buffers", "right"),
     ("peak", "right"),
     ("limit", "right"),
+    ("free", "right"),
 )
 
 
 def _memory_rows(found: Explanation) -> list[list[str]]:
-    keys = ("weights", "gradients", "optimizer", "activations", "workspace", "peak")
-    return [
-        [
-            row["device"],
-            *(
-                format_bytes(row[f"{key}_bytes"]) if row[f"{key}_bytes"] > 0 else "-"
-                for key in keys
-            ),
-            format_bytes(row["limit_bytes"]) if row["limit_bytes"] is not None else "-",
-        ]
-        for row in found.devices[:MOST_ROWS]
-    ]
+    memory = found.summary.evaluation.memory
+    rows = []
+    for index, row in enumerate(found.devices[:MOST_ROWS]):
+        *held, _, free = breakdown_cells(memory, index)
+        limit = format_bytes(row["limit_bytes"]) if row["limit_bytes"] is not None else "-"
+        rows.append([row["device"], *held, format_bytes(row["peak_bytes"]), limit, free])
+    return rows

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from partita.requests import Field, Request, fields_of
+from partita.requests import Field, Option, Request, fields_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -54,6 +54,7 @@ def _parameter(field: Field) -> Callable[[Any], Any]:
             field.name,
             nargs=-1 if field.is_multiple else 1,
             required=_is_required(field),
+            type=_type(field),
             metavar=field.option.metavar or None,
         )
     return click.option(*_spellings(field), **_settings(field))
@@ -64,7 +65,8 @@ def _is_required(field: Field) -> bool:
 
 
 def _spellings(field: Field) -> list[str]:
-    return [field.flag, *field.option.flags, field.name]
+    flag = f"{field.flag}/{field.off}" if field.default is True else field.flag
+    return [flag, *field.option.flags, field.name]
 
 
 def _settings(field: Field) -> dict[str, Any]:
@@ -74,6 +76,12 @@ def _settings(field: Field) -> dict[str, Any]:
         settings["metavar"] = field.option.metavar
     if field.option.is_required:
         settings["required"] = True
+    if field.option.bare:
+        settings |= {"is_flag": False, "flag_value": field.option.bare}
+    if names := field.option.environment:
+        settings["envvar"] = names[0] if len(names) == 1 else list(names)
+    if field.default is True:
+        return {**settings, "default": True}
     if field.kind is bool:
         return {**settings, "is_flag": True}  # its default is False, as click's
     if field.is_multiple:
@@ -90,15 +98,23 @@ def _type(field: Field) -> Any:
         if option.added is not None:
             return OpenChoice(list(allowed), option.added)
         return click.Choice(list(allowed))
+    if option.path:
+        return click.Path(
+            exists="existing" in option.path,
+            file_okay=option.path != "folder",
+            dir_okay=option.path == "folder",
+        )
     if field.kind is int:
         limited = option.minimum is not None or option.maximum is not None
         return click.IntRange(option.minimum, option.maximum) if limited else click.INT  # type: ignore[arg-type]
-    if field.kind is float:
-        low = option.above if option.minimum is None else option.minimum
-        high = option.below if option.maximum is None else option.maximum
-        if low is None and high is None:
-            return click.FLOAT
-        return click.FloatRange(
-            low, high, min_open=option.above is not None, max_open=option.below is not None
-        )
-    return click.STRING
+    return _float_type(option) if field.kind is float else click.STRING
+
+
+def _float_type(option: Option) -> click.ParamType[float]:
+    low = option.above if option.minimum is None else option.minimum
+    high = option.below if option.maximum is None else option.maximum
+    if low is None and high is None:
+        return click.FLOAT
+    return click.FloatRange(
+        low, high, min_open=option.above is not None, max_open=option.below is not None
+    )

@@ -18,24 +18,29 @@ COMMANDS: Mapping[str, str] = {
     "profile": "Measure a model op by op and write it as a graph.",
     "estimate": "Say whether a model fits on a cluster, and what would make it fit.",
     "plan": "Plan a model over a cluster and write the plan.",
+    "recommend": "Say which machines to rent for a large transformer, for a speed, time or budget.",
     "compare": "Run several planners on one problem and rank them.",
     "simulate": "Play a plan and show its pipeline, utilisation and memory.",
     "explain": "Say where time and memory of a plan go, and what would change it.",
     "robustness": "Say how much worse a plan gets when costs are not what was thought.",
     "run": "Run a plan for real, over processes.",
     "train": "Profile, plan, check and run a model in one command.",
+    "replan": "Learn from a measured run whether another plan is faster.",
     "results": "List and compare past runs.",
+    "checkpoint": "List and verify checkpoints, and write them in other forms.",
     "energy": "Trade time for energy: frontiers, clock plans, the server.",
     "fleet": "Share a cluster among many jobs, knowing what each really needs.",
     "calibrate": "Measure devices and links and write them as a cluster.",
+    "devices": "List the device types and machines that a cluster may name.",
     "models": "List the models that can be built by name.",
     "convert": "Translate between Partita's documents and its ancestors' formats.",
     "export": "Write a plan as code: one module a stage, or PipeDream's files.",
+    "selftest": "Test this machine's devices, and write a report.",
     "doctor": "Say what this machine has and lacks.",
 }
 
 
-_GROUPS = ("energy", "fleet")
+_GROUPS = ("checkpoint", "energy", "fleet")
 
 
 def _module_of(name: str) -> str:
@@ -43,7 +48,7 @@ def _module_of(name: str) -> str:
     return f"partita.cli.{name}.group" if name in _GROUPS else f"partita.cli.{name}"
 
 
-_FORKING = ("demo", "run", "train")
+_FORKING = ("demo", "run", "selftest", "train")
 _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says, without the name of a file, to whoever writes to one that is open."""
 
@@ -77,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     0 = done, 1 = an error of ours, 2 = usage or bad input, 3 = infeasible, 4 = the environment
     cannot, 5 = a run failed.
     """
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    arguments = _with_values(sys.argv[1:] if arguments is None else list(arguments))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows another
@@ -95,6 +100,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "--debug" in arguments:
             raise
         _fail(_reason(exc), UnsupportedError.exit_code)
+
+
+def _with_values(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments, with the value of options that were given without one.
+
+    Click would else take the MODEL that follows for their value.
+    """
+    result = list(arguments)
+    if "--recompute" not in result:
+        return result
+    from partita.core.plan import RECOMPUTE_SETS  # noqa: PLC0415 (NumPy; help comes at once)
+
+    for place, word in enumerate(result):
+        if word == "--recompute":
+            after = result[place + 1] if place + 1 < len(result) else ""
+            if after not in ("none", *RECOMPUTE_SETS):
+                result[place] = "--recompute=full"
+    return result
 
 
 def _run(arguments: Sequence[str]) -> None:

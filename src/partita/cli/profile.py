@@ -10,15 +10,14 @@ import click
 
 from partita.cli.from_request import takes
 from partita.cli.options import output_options
-from partita.core.codec import encode
 from partita.core.graph import Graph
+from partita.core.precision import OPTIMIZERS
 from partita.errors import InvalidInputError
-from partita.flows.extras import torch_needed
-from partita.flows.fields import OPTIMIZER_BYTES
 from partita.flows.profile import (
     ProfileRequest,
     estimate_lines,
     measured_lines,
+    merge_profiles,
     profile_request,
     slowest_ops,
 )
@@ -56,7 +55,13 @@ def command(
     """
     del debug  # read by main
     if request.model == "merge":
-        _merge(files, output, as_json=as_json)
+        merged = merge_profiles(*files)
+        _write(
+            merged.graph,
+            output,
+            show=lambda: _show_merged(merged.graph),
+            figures=merged.to_json() if as_json else None,
+        )
         return
     if files:
         raise InvalidInputError(f"one model at a time; {files[0]!r} is too many")
@@ -71,6 +76,12 @@ def command(
             _show_measured(measured)
 
     _write(graph, output, show=show, figures=result.to_json() if as_json else None)
+
+
+def _show_merged(graph: Graph) -> None:
+    from partita.cli.console import model_line  # noqa: PLC0415 (rich only where it prints)
+
+    click.echo(model_line(graph))
 
 
 def _show_estimate(graph: Graph) -> None:
@@ -111,27 +122,6 @@ def _write(
     click.echo(f"next: partita plan {target} {cluster}")
 
 
-def _merge(files: tuple[str, ...], output: str | None, *, as_json: bool) -> None:
-    from partita.cli.console import model_line  # noqa: PLC0415 (rich only where it prints)
-    from partita.documents import load  # noqa: PLC0415 (likewise)
-
-    with torch_needed("profiles need"):
-        from partita.profiler.merge import merge_costs  # noqa: PLC0415 (imports torch)
-    graphs = []
-    for file in files:
-        found = load(file)
-        if not isinstance(found, Graph):
-            raise InvalidInputError(f"{file} holds a {type(found).__name__}; expected a graph")
-        graphs.append(found)
-    merged = merge_costs(graphs, files)
-    _write(
-        merged,
-        output,
-        show=lambda: click.echo(model_line(merged)),
-        figures={"graph": encode(merged)} if as_json else None,
-    )
-
-
 @contextmanager
 def _progress(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on a terminal, and nothing elsewhere."""
@@ -161,7 +151,11 @@ def _show_measured(measured: "Measured") -> None:
         console.print(line)
     parameters = graph.parameters
     trained = float(parameters.elements[parameters.trainable].sum())
-    states = ", ".join(f"{n} {format_bytes(trained * b)}" for n, b in OPTIMIZER_BYTES.items() if b)
+    sizes: dict[str, float] = {}
+    for name, row in OPTIMIZERS.items():
+        if row.runs and row.state_bytes() not in sizes.values():  # AdamW's state is Adam's
+            sizes[name] = row.state_bytes()
+    states = ", ".join(f"{n} {format_bytes(trained * b)}" for n, b in sizes.items() if b)
     console.print(
         f"memory: parameters {format_bytes(float(parameters.bytes.sum()))}, saved for backward "
         f"{format_bytes(float(graph.ops.saved_bytes.sum()))}, workspace "

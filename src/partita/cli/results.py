@@ -7,7 +7,8 @@ import click
 from partita.cli.console import percent, print_json, stdout_console, table
 from partita.cli.from_request import takes
 from partita.cli.options import output_options
-from partita.flows.past_runs import ResultsRequest, results_request
+from partita.flows.past_runs import Curves, ResultsRequest, results_request
+from partita.report.curves import curve_picture
 from partita.runtime.directory import PastRun
 from partita.units import format_seconds
 
@@ -30,7 +31,8 @@ _COLUMNS = (
 def command(request: ResultsRequest, *, as_json: bool, quiet: bool, debug: bool) -> None:
     """List past runs, or compare the RUNS that are named.
 
-    RUNS are run directories, or their names under --runs.
+    RUNS are run directories, or their names under --runs. --curves compares their losses at equal
+    steps, tokens or seconds.
     """
     del quiet, debug  # there is no progress; main reads debug
     found = results_request(request)
@@ -38,9 +40,29 @@ def command(request: ResultsRequest, *, as_json: bool, quiet: bool, debug: bool)
         print_json(found.to_json())
     elif not found.runs:
         click.echo(str(found))
+    elif found.curves is not None:
+        _print_curves(found.curves)
+        if request.plot is not None:
+            click.echo(f"wrote {request.plot}")
     else:
         first = _step_s(found.runs[0])
         stdout_console().print(table(_COLUMNS, [_row(run, first) for run in found.runs]))
+
+
+def _print_curves(curves: Curves) -> None:
+    console = stdout_console()
+    titles = [(curves.over, "right"), *((name, "right") for name in curves.points)]
+    rows = [
+        [f"{at:g}", *("-" if loss is None else f"{loss:.4g}" for loss in losses)]
+        for at, losses in curves.rows
+    ]
+    ends = ["-" if not own else f"{own[-1][1]:.4g}" for own in curves.held_out.values()]
+    if any(end != "-" for end in ends):
+        rows.append(["held out", *ends])
+    console.print(table(titles, rows))
+    shown = [(name, points) for name, points in curves.points.items() if points]
+    text = curve_picture(shown, width=min(console.width, 100), encoding=console.encoding)
+    console.print(text, markup=False, highlight=False)
 
 
 def _step_s(run: PastRun) -> float:

@@ -29,7 +29,7 @@ def command(request: RunRequest, *, as_json: bool, quiet: bool, debug: bool) -> 
     silent = quiet or as_json
     prepared = prepare_run(request)
     print_remarks(prepared.remarks)
-    solution, summary = prepared.solution, prepared.summary
+    solution = prepared.solution
     if not silent:
         console = stdout_console()
         console.print(f"plan      {solution.problem.graph.name} · {describe_plan(solution.plan)}")
@@ -38,7 +38,7 @@ def command(request: RunRequest, *, as_json: bool, quiet: bool, debug: bool) -> 
     outcome = carry_out(
         prepared,
         lambda text: None if silent else click.echo(f"run: {text}", err=True),
-        StepLine(request.steps, summary, emulated=request.emulate, quiet=unwatched),
+        on_row=StepLine(prepared, quiet=unwatched),
     )
     if outcome is None:
         return

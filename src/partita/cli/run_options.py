@@ -2,8 +2,9 @@
 
 import math
 import sys
-import time
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -11,17 +12,28 @@ import click
 from partita.cli.console import percent, print_json, stdout_console, table
 from partita.flows.options_file import read_options_file
 from partita.flows.run_requests import RunRequest, TrainRequest
-from partita.flows.summary import Summary
 from partita.requests import Request
-from partita.units import format_bytes, format_seconds
+from partita.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_seconds,
+    format_share,
+)
 
 if TYPE_CHECKING:
     from partita.flows.execute import Outcome
+    from partita.flows.run_steps import PreparedRun
+    from partita.runtime.metric_rows import StepRow
     from partita.runtime.report import RunReport
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FLAGS = {"json": "as_json", "quiet": "quiet", "debug": "debug"}
 _WORST = 5
+_RECENT = 20
+"""Steps over which the time of a step is shown."""
+_DRAWN = 20
+"""Steps from which the losses of a run are drawn."""
 
 
 def config_option(request: type[Request]) -> Callable[[_F], _F]:
@@ -44,36 +56,61 @@ def config_option(request: type[Request]) -> Callable[[_F], _F]:
 class StepLine:
     """Shows the steps of a run as they are done: one line on a terminal, a few elsewhere."""
 
-    def __init__(self, steps: int, summary: Summary, *, emulated: bool, quiet: bool) -> None:
-        plan = summary.solution.plan
-        used = {d for stage in plan.stages for group in stage.devices for d in group}
-        self._steps, self._samples, self._ranks = steps, plan.samples, len(used)
-        self._emulated, self._quiet, self._live = emulated, quiet, sys.stderr.isatty()
+    def __init__(self, prepared: "PreparedRun", *, quiet: bool) -> None:
+        summary, plan = prepared.summary, prepared.solution.plan
+        self._steps, self._samples = prepared.steps, plan.samples
+        self._quiet, self._live = quiet, sys.stderr.isatty()
+        emulated = prepared.request.emulate
         self._predicted_s = math.nan if emulated else summary.evaluation.step_s
-        self._losses: dict[int, list[float]] = {}
-        self._first_s = math.nan
+        # The same arithmetic in another time.
+        self._flop_s = summary.evaluation.flop_utilisation * self._predicted_s
+        self._first: StepRow | None = None
+        self._recent: deque[float] = deque(maxlen=_RECENT)
 
-    def __call__(self, _: int, news: Any) -> None:
-        """Take note of a step that a rank has done."""
-        losses = self._losses.setdefault(news.step, [])
-        losses.append(news.loss)
-        if self._quiet or len(losses) < self._ranks:
+    def __call__(self, row: "StepRow") -> None:
+        """Show a step that all ranks have done."""
+        if self._quiet:
             return
-        del self._losses[news.step]
-        number, now_s = news.step + 1, time.monotonic()
-        words = [f"run: step {number}/{self._steps}"]
-        if not self._emulated:
-            words.append(f"loss {sum(losses):.4f}")
-        if news.step == 0:
-            self._first_s = now_s
-        elif now_s > self._first_s:
-            words.append(f"{news.step * self._samples / (now_s - self._first_s):.3g} samples/s")
-        if self._live:
+        if not math.isnan(row.step_s):
+            self._recent.append(row.step_s)
+        number, live = row.step, self._live
+        if live:
+            click.echo(f"\r{self._text(row)}\x1b[K", err=True, nl=number == self._steps)
+        elif (
+            number in (1, self._steps)
+            or number % max(1, self._steps // 5) == 0
+            or row.held_out_loss is not None
+        ):
+            click.echo(self._text(row), err=True)
+        self._first = self._first or row
+
+    def _text(self, row: "StepRow") -> str:
+        words = [f"run: step {row.step}/{self._steps}"]
+        if not math.isnan(row.loss):
+            words.append(f"loss {row.loss:.4f}")
+        if row.held_out_loss is not None:
+            words.append(f"held out {row.held_out_loss:.4f}")
+        first = self._first
+        if first is None or row.time_s <= first.time_s:
+            return "  ".join(words)
+        past = (row.step - first.step) / (row.time_s - first.time_s)
+        words.append(f"{past * self._samples:.3g} samples/s")
+        if self._live and not math.isnan(self._predicted_s):
+            words.append(f"(predicted {self._samples / self._predicted_s:.3g})")
+        if row.tokens:
+            words.append(f"{format_count(past * row.tokens / row.step)} tokens/s")
+        step_s = median(self._recent) if self._recent else math.nan
+        if not math.isnan(step_s) and self._live:
+            words.append(f"{format_seconds(step_s)} a step")
             if not math.isnan(self._predicted_s):
-                words.append(f"(predicted {self._samples / self._predicted_s:.3g})")
-            click.echo(f"\r{'  '.join(words)}\x1b[K", err=True, nl=number == self._steps)
-        elif number in (1, self._steps) or number % max(1, self._steps // 5) == 0:
-            click.echo("  ".join(words), err=True)
+                words[-1] += f" ({format_share(step_s / self._predicted_s - 1, sign=True)})"
+        if not math.isnan(self._flop_s):
+            words.append(f"MFU {percent(self._flop_s * past)}")
+        if row.memory_bytes and self._live:
+            words.append(format_bytes(row.memory_bytes))
+        if row.step < self._steps and self._live:
+            words.append(f"ETA {format_duration((self._steps - row.step) / past)}")
+        return "  ".join(words)
 
 
 def show_outcome(outcome: "Outcome", request: TrainRequest | RunRequest, *, as_json: bool) -> None:
@@ -108,7 +145,25 @@ def _print(outcome: "Outcome", *, report: bool) -> None:
         console.print(f"slowest   {name}: compute {factor:.2f} x its prediction")
     for remark in outcome.remarks:
         console.print(f"          {remark}")
+    _draw_losses(outcome)
     console.print(f"{outcome.directory}: {', '.join(outcome.written)}")
+
+
+def _draw_losses(outcome: "Outcome") -> None:
+    """Draw the losses of a run that is long enough to have a curve."""
+    losses = [(step, loss) for step, loss in enumerate(outcome.losses, 1) if loss is not None]
+    if len(losses) < _DRAWN:
+        return
+    from partita.report.curves import curve_picture  # noqa: PLC0415 (only here)
+
+    console = stdout_console()
+    held_out = [(step + 1, loss) for step, loss in sorted(outcome.run.held_out.items())]
+    text = curve_picture(
+        [("loss", losses), ("held out", held_out)],
+        width=min(console.width, 100),
+        encoding=console.encoding,
+    )
+    console.print(text, markup=False, highlight=False)
 
 
 def _pair(values: tuple[float, float], text: Callable[[float], str]) -> str:
@@ -128,7 +183,7 @@ def _print_report(report: "RunReport") -> None:
         ]
         for row in report.stages
     ]
-    titles = ["forward", "backward", "compute a step"]
+    titles = ["forward", "backward", "compute per step"]
     columns = [("stage", "right"), ("devices", "left"), *((title, "right") for title in titles)]
     console.print(table(columns, stages))
     console.print("by device:")
@@ -142,6 +197,6 @@ def _print_report(report: "RunReport") -> None:
         ]
         for row in report.devices
     ]
-    titles = ["busy", "bubble", "a message", "peak memory"]
+    titles = ["busy", "bubble", "per message", "peak memory"]
     by_device = [("device", "left"), *((title, "right") for title in titles)]
     console.print(table(by_device, devices))

@@ -7,6 +7,7 @@ import click
 import numpy as np
 
 from partita.cli.console import (
+    breakdown_table,
     check_line,
     percent,
     print_json,
@@ -81,6 +82,7 @@ def _show(found: Simulation, width: int) -> None:
     console.print(step_line(solution.problem, solution.plan))
     click.echo(pipeline_picture(timeline, width, colour=console.is_terminal), nl=False)
     console.print(table(_DEVICE_COLUMNS, _device_rows(timeline)))
+    console.print(breakdown_table(timeline.devices, found.memory))
     console.print(f"{found.step_words} · {check_line(found.report)}")
 
 

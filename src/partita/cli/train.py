@@ -50,7 +50,7 @@ def command(request: TrainRequest, *, as_json: bool, quiet: bool, debug: bool) -
     outcome = carry_out(
         prepared,
         lambda text: None if silent else click.echo(f"train: {text}", err=True),
-        StepLine(request.steps, prepared.summary, emulated=request.emulate, quiet=silent),
+        on_row=StepLine(prepared, quiet=silent),
     )
     if outcome is not None:
         show_outcome(outcome, request, as_json=as_json)

@@ -4,11 +4,14 @@ Links are a tree of levels (device < host < rack < ...), or an explicit matrix. 
 the innermost level that holds both; at that level each side has one port out and one port in, of
 the level's child that it lies in (a whole host between hosts) or, with ``port_per_device``, its
 own. A matrix has one link for each ordered pair.
+
+What a collective reaches over the links of a level (``Collectives``) is given as shares of the
+bandwidth of a port, so that whoever changes a bandwidth changes it too.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
@@ -134,6 +137,109 @@ class Device:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCollective:
+    """One measured collective: ``start + t + 2 ramp sqrt(start t)``, t the seconds of its bytes.
+
+    Those are ``traffic / (share x bandwidth)``. The traffic is that of a ring, ``(n - 1) / n`` of
+    the bytes, twice for an all-reduce, so that the rate is what ``nccl-tests`` calls bus bandwidth.
+
+    Attributes:
+        kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast``.
+        ranks: Number of ranks.
+        ranks_per_host: Ranks in one host, or in one domain of the innermost links.
+        start_s: Seconds besides those of the bytes.
+        share: Rate as a share of the bandwidth of one port of the level.
+        ramp: Slowness of messages of middle size.
+    """
+
+    kind: str
+    ranks: int
+    ranks_per_host: int
+    start_s: float
+    share: float
+    ramp: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks_per_host <= self.ranks or self.ranks < 2:
+            raise InvalidInputError(
+                f"measured {self.kind}: {self.ranks} ranks, {self.ranks_per_host} in a host; "
+                "expected 2 ranks or more, and 1 or more of them in a host"
+            )
+        _check_finite(f"measured {self.kind}", start_s=self.start_s, ramp=self.ramp)
+        if not 0 < self.share < float("inf"):
+            raise InvalidInputError(
+                f"measured {self.kind}: share is {self.share}; expected more than 0, finite"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """Rates of collectives as shares of the bandwidth of a port, and their start-up.
+
+    Attributes:
+        ring: Rate of a ring of 2, 3, ... ranks; more ranks than given have the last one's.
+        switch: Rate of an all-reduce in the switches (NVLS, SHARP) of ``switch_ranks``,
+            ``switch_ranks + 1``, ... ranks of one group; empty = the switches do not reduce.
+        switch_ranks: Least ranks of an all-reduce in the switches.
+        switch_start_s: Start-up of an all-reduce in the switches.
+        all_to_all: Rate of one device in an all-to-all.
+        start_s: Start-up of a ring; each step adds the latency of the level.
+        tree_s: Seconds that every doubling of the children adds to an all-reduce by trees, which
+            is chosen where its start-up is shorter than a ring's; 0 = there are no trees.
+        ramp: Slowness of messages of middle size: adds ``2 ramp sqrt(start-up x bytes / rate)``.
+        compute_share: Share of the compute units that a collective takes while it runs.
+        measured: Measured collectives whose members meet at this level; used before the rest.
+    """
+
+    ring: tuple[float, ...] = (1.0,)
+    switch: tuple[float, ...] = ()
+    switch_ranks: int = 5
+    switch_start_s: float = 0.0
+    all_to_all: float = 1.0
+    start_s: float = 0.0
+    tree_s: float = 0.0
+    ramp: float = 0.0
+    compute_share: float = 0.0
+    measured: tuple[MeasuredCollective, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what in ("ring", "switch", "measured"):
+            object.__setattr__(self, what, tuple(getattr(self, what)))
+        for share in (*self.ring, *self.switch, self.all_to_all):
+            if not 0 < share < float("inf"):
+                raise InvalidInputError(
+                    f"collectives: share {share} of a bandwidth; expected more than 0, finite"
+                )
+        if not self.ring or self.switch_ranks < 2:
+            raise InvalidInputError(
+                "collectives: expected a share for a ring of 2 ranks, and 2 switch_ranks or more"
+            )
+        _check_finite(
+            "collectives",
+            switch_start_s=self.switch_start_s,
+            start_s=self.start_s,
+            tree_s=self.tree_s,
+            ramp=self.ramp,
+        )
+        if not 0 <= self.compute_share < 1:
+            raise InvalidInputError(
+                f"collectives: compute_share is {self.compute_share}; expected 0 to less than 1"
+            )
+
+    @property
+    def fastest(self) -> float:
+        """The largest of all shares: no collective moves its bytes faster."""
+        rates = (*self.ring, *self.switch, self.all_to_all)
+        return max(*rates, *(row.share for row in self.measured), 0.0)
+
+
+def _check_finite(what: str, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < MAX_LATENCY_S:
+            raise InvalidInputError(f"{what}: {name} is {value}; expected 0 or more, finite")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Level(Columns):
     """One level of the hierarchy: which devices it joins, and how fast.
@@ -144,6 +250,9 @@ class Level(Columns):
         bandwidth_bytes_per_s: Bandwidth of a port, by group.
         latency_s: Seconds before the first byte arrives, by group.
         port_per_device: Whether each device has its own port here, instead of one for each child.
+        port_share: Bandwidth of the port of each device (or of its child) as a share of that of
+            its group, at most 1: where hosts with slower ports are in the same group.
+        collectives: Rates of collectives by group; None = not known, empty = for none.
     """
 
     name: str
@@ -151,6 +260,8 @@ class Level(Columns):
     bandwidth_bytes_per_s: Floats
     latency_s: Floats = every(0.0)
     port_per_device: bool = False
+    port_share: Floats = every(1.0)
+    collectives: tuple[Collectives | None, ...] = ()
 
     def __post_init__(self) -> None:
         rows = np.size(self.group_of)
@@ -179,6 +290,59 @@ class Level(Columns):
                 f"latency of level {self.name!r}",
                 high=MAX_LATENCY_S,
             ),
+            port_share=column(
+                self.port_share, np.float64, rows, f"port share of level {self.name!r}", high=1.0
+            ),
+            collectives=self._checked_collectives(groups),
+        )
+        if not bool((self.port_share > 0).all()):
+            raise InvalidInputError(
+                f"level {self.name!r}: a port has share 0; expected more than 0, to 1"
+            )
+
+    def _checked_collectives(self, groups: int) -> tuple[Collectives | None, ...]:
+        found = tuple(self.collectives)
+        if not any(part is not None for part in found):
+            return ()
+        if len(found) != groups:
+            raise InvalidInputError(
+                f"level {self.name!r} has {groups} groups and collectives of {len(found)}"
+            )
+        return found
+
+    def collectives_of(self, group: int) -> Collectives | None:
+        """Return the rates of collectives of a group; None = not known."""
+        return self.collectives[group] if self.collectives else None
+
+    def taken(self, devices: Array) -> "Level":
+        """Return the level as some of its devices, or as repeated ones, see it."""
+        group_of = self.group_of[devices]
+        groups = int(group_of.max()) + 1
+        return replace(
+            self,
+            group_of=group_of,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s[:groups],
+            latency_s=self.latency_s[:groups],
+            port_share=self.port_share[devices],
+            collectives=self.collectives[:groups],
+        )
+
+    @cached_property
+    def slowest_bytes_per_s(self) -> float:
+        """Bandwidth of the slowest port."""
+        if bool((self.port_share == 1).all()):
+            return float(self.bandwidth_bytes_per_s.min())
+        return float((self.bandwidth_bytes_per_s[self.group_of] * self.port_share).min())
+
+    @cached_property
+    def fastest_collective_bytes_per_s(self) -> Floats:
+        """Rate of one port that no transfer and no collective exceeds, by group."""
+        shares = {part: max(1.0, part.fastest) for part in set(self.collectives) if part}
+        factor = [shares[part] if part else 1.0 for part in self.collectives]
+        return (
+            self.bandwidth_bytes_per_s * np.array(factor)
+            if factor
+            else (self.bandwidth_bytes_per_s)
         )
 
 
@@ -333,6 +497,30 @@ class Cluster(Columns):
         """Memory of each device."""
         return frozen_array([device.memory_bytes for device in self.devices], np.float64)
 
+    def only(self, kept: Collection[str]) -> "Cluster":
+        """Return the cluster without the devices that are not named; hosts and links stay.
+
+        Raises:
+            InvalidInputError: None is left.
+        """
+        rows = np.array([row for row, name in enumerate(self.device_names) if name in kept], int)
+        if len(rows) == 0:
+            raise InvalidInputError(f"cluster {self.name!r}: none of its devices is left")
+        size = len(self.devices)
+        matrix = self.matrix
+        if matrix is not None:
+            pairs = (rows[:, None] * size + rows[None, :]).ravel()
+            matrix = LinkMatrix(
+                bandwidth_bytes_per_s=matrix.bandwidth_bytes_per_s[pairs],
+                latency_s=matrix.latency_s[pairs],
+            )
+        return replace(
+            self,
+            devices=tuple(self.devices[row] for row in rows.tolist()),
+            levels=tuple(level.taken(rows) for level in self.levels),
+            matrix=matrix,
+        )
+
     @property
     def num_ports(self) -> int:
         """Number of ports in one direction."""
@@ -366,7 +554,8 @@ class Cluster(Columns):
         for index, level in enumerate(self.levels):
             here = np.flatnonzero((found < 0) & (level.group_of[source] == level.group_of[target]))
             group = level.group_of[source[here]]
-            bandwidth[here] = level.bandwidth_bytes_per_s[group]
+            slower = np.minimum(level.port_share[source[here]], level.port_share[target[here]])
+            bandwidth[here] = level.bandwidth_bytes_per_s[group] * slower
             latency[here] = level.latency_s[group]
             owner: NDArray[Any] = np.arange(size) if level.port_per_device else child
             first = index * self._ports_per_level

@@ -1,6 +1,6 @@
 """Jobs that share a cluster: what each needs, when it came, and who ran where and when.
 
-A `Sensitivity` says how fast a job runs with some CPUs and memory a GPU, on a type and number of
+A `Sensitivity` says how fast a job runs with some CPUs and memory per GPU, on a type and number of
 GPUs. A `Trace` is the jobs that arrive, as columns; a `Job` is one row of it. A `FleetHistory` is
 what became of them, simulated or live. Documents of version 1 have GB (1e9 bytes), MB/s and GiB/s,
 as such profiles are published; `partita.core.codec` reads them.
@@ -52,7 +52,7 @@ _FIGURES: Mapping[str, float] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sensitivity(Columns):
-    """The speed of a job by CPUs and memory a GPU, and by type and number of GPUs.
+    """The speed of a job by CPUs and memory per GPU, and by type and number of GPUs.
 
     A row is one point. Speed 1 is one iteration in ``iteration_s`` seconds, speed 2 two.
 
@@ -62,21 +62,21 @@ class Sensitivity(Columns):
         origin: Where the points come from.
         machine: The machine they were measured on; may be empty.
         iteration_s: Seconds of an iteration at speed 1.
-        batch_size: Samples an iteration and GPU; 0 = not known.
+        batch_size: Samples per iteration and GPU; 0 = not known.
         dataset_samples: Samples of an epoch; 0 = not known.
         dataset_bytes: Size of the dataset; NaN = not known.
-        working_bytes: Memory a GPU that the job needs besides cached data; included in
+        working_bytes: Memory per GPU that the job needs besides cached data; included in
             ``memory_bytes``.
         gpu_types: The types of GPU that rows refer to; ``""`` = any.
         gpu_type: Index into ``gpu_types``.
         gpus: Number of GPUs of the job; 0 = any number, at the same speed.
         cpus: CPUs per GPU.
-        memory_bytes: Memory a GPU.
+        memory_bytes: Memory per GPU.
         speed: Iterations in ``iteration_s`` seconds.
         measured: Whether a run was measured there, or the point filled in from others.
         storage_bytes_per_s: Storage bandwidth that the job needs there; NaN = not known.
         demand_cpus: CPUs per GPU that it asks for; NaN = the least that reach its top speed.
-        demand_memory_bytes: Memory a GPU that it asks for, likewise.
+        demand_memory_bytes: Memory per GPU that it asks for, likewise.
         demand_speed: Its published speed there; NaN = that of the points.
         restart_s: Seconds that a start from a checkpoint takes; NaN = not known.
         frontier_speed: Points of its time-energy frontier: share of the speed that is kept.

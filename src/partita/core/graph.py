@@ -307,6 +307,9 @@ class ParameterTable(Columns):
         dtypes: A key of ``DTYPE_BYTES`` for each.
         trainable: Whether it has a gradient and is updated; never for buffers.
         buffer: Whether it is a buffer (batch norm statistics), changed in forward only.
+        copy_bytes: Copy in the type of the arithmetic that training keeps beside it, one for a
+            step, whatever the microbatches in flight.
+        expert: Whether it belongs to experts, which a stage may divide in another way.
         use_op: With ``use_parameter``: pairs of an op and a parameter that it uses.
         use_parameter: See ``use_op``.
     """
@@ -316,6 +319,8 @@ class ParameterTable(Columns):
     dtypes: tuple[str, ...] = ()
     trainable: Flags = every(True)
     buffer: Flags = every(False)
+    copy_bytes: Floats = every(0.0)
+    expert: Flags = every(False)
     use_op: Ints = start([], np.int32)
     use_parameter: Ints = start([], np.int32)
 
@@ -336,6 +341,8 @@ class ParameterTable(Columns):
             bytes=column(self.bytes, np.float64, rows, "parameter bytes", high=MAX_BYTES),
             trainable=column(self.trainable, np.bool_, rows, "trainable"),
             buffer=column(self.buffer, np.bool_, rows, "buffer"),
+            copy_bytes=column(self.copy_bytes, np.float64, rows, "copy_bytes", high=MAX_BYTES),
+            expert=column(self.expert, np.bool_, rows, "expert"),
             use_op=column(self.use_op, np.int32, uses, "op of a parameter use"),
             use_parameter=column(
                 self.use_parameter, np.int32, uses, "parameter of a use", high=len(rows) - 1
@@ -434,6 +441,108 @@ class VariantTable(Columns):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class DegreeTable(Columns):
+    """Costs of ops that several devices divide: by tensor, context and expert parallelism.
+
+    Ops of one kind cost the same, such as the equal blocks of a transformer. A row gives what one
+    device does for one batch at one set of degrees, without communication; that is given as calls
+    of a size, for the cost model to price on the links of the stage: all-gathers (or reduce-
+    scatters, which take as long) among tensor- and context-parallel ranks, all-to-alls among the
+    devices that divide the experts.
+
+    Attributes:
+        kind_of: The kind of each op; -1 = its costs are those of the graph, divided evenly.
+        device_types: Types of devices that rows name.
+        recompute_sets: Sets of activations that rows name, such as ``"none"`` and ``"full"``.
+        kind: The kind of op.
+        device_type: Index into ``device_types``.
+        tp: Tensor-parallel degree.
+        cp: Context-parallel degree.
+        ep: Expert-parallel degree.
+        recompute: Index into ``recompute_sets``.
+        forward_s: Forward seconds.
+        backward_s: Backward seconds, without recomputation.
+        recompute_s: Seconds of recomputation.
+        saved_bytes: Bytes that forward keeps for backward.
+        workspace_bytes: Scratch memory while the op runs, with what recomputation brings back.
+        tensor_bytes: Bytes of a call among tensor-parallel ranks.
+        tensor_calls: Calls in forward that compute waits for; may be a fraction where a part hides.
+        tensor_calls_back: Such calls in backward.
+        context_bytes: Likewise among context-parallel ranks.
+        context_calls: Likewise.
+        context_calls_back: Likewise.
+        expert_bytes: Likewise among the devices that divide the experts.
+        expert_calls: Likewise.
+        expert_calls_back: Likewise.
+    """
+
+    kind_of: Ints = start([], np.int32)
+    device_types: tuple[str, ...] = ()
+    recompute_sets: tuple[str, ...] = ()
+    kind: Ints = start([], np.int32)
+    device_type: Ints = every(0)
+    tp: Ints = every(1)
+    cp: Ints = every(1)
+    ep: Ints = every(1)
+    recompute: Ints = every(0)
+    forward_s: Floats = every(0.0)
+    backward_s: Floats = every(0.0)
+    recompute_s: Floats = every(0.0)
+    saved_bytes: Floats = every(0.0)
+    workspace_bytes: Floats = every(0.0)
+    tensor_bytes: Floats = every(0.0)
+    tensor_calls: Floats = every(0.0)
+    tensor_calls_back: Floats = every(0.0)
+    context_bytes: Floats = every(0.0)
+    context_calls: Floats = every(0.0)
+    context_calls_back: Floats = every(0.0)
+    expert_bytes: Floats = every(0.0)
+    expert_calls: Floats = every(0.0)
+    expert_calls_back: Floats = every(0.0)
+
+    def __post_init__(self) -> None:
+        rows, ops = np.size(self.kind), np.size(self.kind_of)
+        top = max(len(self.device_types) - 1, 0), max(len(self.recompute_sets) - 1, 0)
+        self._set(
+            device_types=names(self.device_types, "device types of degrees"),
+            recompute_sets=names(self.recompute_sets, "sets of recomputation"),
+            kind=column(self.kind, np.int32, rows, "kind of op of degrees"),
+            kind_of=column(self.kind_of, np.int32, ops, "kind of op", low=-1),
+            device_type=column(self.device_type, np.int32, rows, "device type", high=top[0]),
+            recompute=column(self.recompute, np.int32, rows, "set of recomputation", high=top[1]),
+        )
+        for what in ("tp", "cp", "ep"):
+            self._set(**{what: column(getattr(self, what), np.int32, rows, what, low=1)})
+        for what in ("forward_s", "backward_s", "recompute_s"):
+            values = column(getattr(self, what), np.float64, rows, what, high=MAX_SECONDS)
+            self._set(**{what: values})
+        sizes = ("saved", "workspace", "tensor", "context", "expert")
+        for what in (f"{part}_bytes" for part in sizes):
+            values = column(getattr(self, what), np.float64, rows, what, high=MAX_BYTES)
+            self._set(**{what: values})
+        for part in ("tensor", "context", "expert"):
+            for what in (f"{part}_calls", f"{part}_calls_back"):
+                self._set(**{what: column(getattr(self, what), np.float64, rows, what, high=1e6)})
+        if len(self.row_of) != rows:
+            raise InvalidInputError(
+                "two rows of degrees have the same kind, device type, degrees and recomputation"
+            )
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @cached_property
+    def row_of(self) -> Mapping[tuple[int, str, int, int, int, str], int]:
+        """Row of each (kind, device type, tp, cp, ep, set of recomputation)."""
+        columns = (self.kind, self.device_type, self.tp, self.cp, self.ep, self.recompute)
+        keys = zip(*(part.tolist() for part in columns), strict=True)
+        return {
+            (kind, self.device_types[of], tp, cp, ep, self.recompute_sets[again]): row
+            for row, (kind, of, tp, cp, ep, again) in enumerate(keys)
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Graph(Columns):
     """A model, with its costs.
 
@@ -445,6 +554,7 @@ class Graph(Columns):
         edges: Readers of tensors.
         parameters: Parameters and buffers.
         variants: Tensor-parallel and recomputing variants of ops.
+        degrees: Costs of ops at degrees of tensor, context and expert parallelism.
         outputs: Tensors that the model returns.
         loss: The tensor that training differentiates; -1 = none is known.
         batch_size: Samples that the costs and bytes stand for.
@@ -461,6 +571,7 @@ class Graph(Columns):
     edges: EdgeTable = field(default_factory=EdgeTable)
     parameters: ParameterTable = field(default_factory=ParameterTable)
     variants: VariantTable = field(default_factory=VariantTable)
+    degrees: DegreeTable = field(default_factory=DegreeTable)
     outputs: Ints = start([], np.int32)
     loss: int = -1
     batch_size: int = 1
@@ -510,6 +621,10 @@ class Graph(Columns):
             if values.size and int(values.max()) >= limit:
                 row = int(np.argmax(values))
                 raise InvalidInputError(f"{what} of row {row} is {values[row]}; there are {limit}")
+        if len(self.degrees.kind_of) not in (0, num_ops):
+            raise InvalidInputError(
+                f"degrees know the kinds of {len(self.degrees.kind_of)} ops; there are {num_ops}"
+            )
 
     def _check_costs(self) -> None:
         if not self.costs:

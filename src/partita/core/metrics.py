@@ -27,6 +27,7 @@ class Metric(OpenNames):
     THROUGHPUT = "throughput"
     LATENCY = "latency"
     ENERGY = "energy"
+    COST = "cost"
     PIPEDREAM = "pipedream"
     PIPEDREAM_REPAIRED = "pipedream-repaired"
     MAX_LOAD = "max-load"
@@ -121,6 +122,13 @@ METRICS: Mapping[Metric, MetricRow] = {
         value="partita.cost.judge:energy",
         whose="ours: modelled joules of a step with every clock at its highest, over its samples",
         unit="J/sample",
+        memory=MemoryRule.PROGRAM,
+        published=False,
+    ),
+    Metric.COST: MetricRow(
+        value="partita.cost.judge:money",
+        whose="ours: US dollars of a step for the devices that a plan uses",
+        unit="$",
         memory=MemoryRule.PROGRAM,
         published=False,
     ),

@@ -20,6 +20,14 @@ from partita.core.graph import Graph
 from partita.core.problem import Problem, Schedule
 from partita.errors import InvalidInputError
 
+RECOMPUTE_SETS = ("attention", "norm", "mlp", "experts", "projections", "products", "full")
+"""What may be computed again in the backward pass.
+
+``attention`` is its core (scores and softmax), ``projections`` the up-projections of latent
+attention, ``products`` every second matrix product and all that is element-wise (torchtitan's
+selective checkpointing per op), ``full`` the whole block.
+"""
+
 
 class Shard(StrEnum):
     """State that the replicas of a stage divide among themselves instead of copying."""
@@ -34,15 +42,38 @@ class Shard(StrEnum):
 class Stage:
     """A set of ops that runs as one unit on one group of devices.
 
+    The ranks of a replica divide tensors (``tp``) and the sequence (``cp``): rank ``c * tp + t`` is
+    tensor-parallel rank t of context-parallel rank c. Dense parameters are divided by tensor-
+    parallel ranks, parameters of experts by ``ep * etp`` devices of the whole stage in its order,
+    whatever replica they are in; devices that hold the same part are a team.
+
     Attributes:
-        devices: Indices into the plan's devices, ``devices[replica][tp_rank]``.
+        devices: Indices into the plan's devices, ``devices[replica][rank]``.
         shares: Microbatches that each replica takes of a round; empty = one each.
-        shard: State that the replicas divide.
+        shard: State that the members of a team divide.
+        shard_group: Members of a team that divide it among themselves, each such group holding a
+            whole; 0 = the whole team.
+        cp: Context-parallel degree: ranks that divide the sequence.
+        sequence_parallel: Whether tensor-parallel ranks divide tensors between ops, too.
+        ep: Expert-parallel degree: devices that divide the experts.
+        etp: Devices that divide each expert; 0 = expert parameters are divided as dense ones are.
+        recompute: Name of the set of activations that backward recomputes, for ops whose costs are
+            known by such sets (``Graph.degrees``); empty = none.
+        offload_optimizer: Share of the optimizer's state that rests in the host's memory.
+        offload_activations: Share of the saved activations that rests there between the passes.
     """
 
     devices: tuple[tuple[int, ...], ...]
     shares: tuple[int, ...] = ()
     shard: Shard = Shard.NONE
+    shard_group: int = 0
+    cp: int = 1
+    sequence_parallel: bool = False
+    ep: int = 1
+    etp: int = 0
+    recompute: str = ""
+    offload_optimizer: float = 0.0
+    offload_activations: float = 0.0
 
     def __post_init__(self) -> None:
         try:
@@ -78,11 +109,47 @@ class Stage:
             )
         if sum(self.shares) > 1_000_000:
             raise InvalidInputError(f"a round of {sum(self.shares)} microbatches is too long")
+        self._check_degrees()
         uneven = len(set(self.shares)) > 1
         if uneven and self.shard in (Shard.GRADIENTS, Shard.PARAMETERS):
             raise InvalidInputError(
                 f"sharded {self.shard.value} need equal shares, got {list(self.shares)}"
             )
+
+    def _check_degrees(self) -> None:
+        if self.cp < 1 or self.ranks % self.cp:
+            raise InvalidInputError(
+                f"a replica of {self.ranks} devices cannot have context-parallel degree {self.cp}; "
+                "expected a divisor"
+            )
+        if self.ep < 1 or self.etp < 0 or len(self) % self.expert_parts:
+            raise InvalidInputError(
+                f"experts are divided by {self.ep} x {max(self.etp, 1)} devices; expected a "
+                f"divisor of the {len(self)} devices of the stage"
+            )
+        if self.etp and self.ep == 1 and self.etp != self.tp:
+            raise InvalidInputError(
+                f"each expert is divided by {self.etp} devices without expert parallelism; "
+                f"expected the tensor-parallel degree, {self.tp}, or 0"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise InvalidInputError("sequence parallelism needs tensor parallelism, got degree 1")
+        copies = len(self) // self.tp
+        if self.shard_group < 0 or (self.shard_group and copies % self.shard_group):
+            raise InvalidInputError(
+                f"a shard group of {self.shard_group} does not divide the {copies} devices that "
+                "hold the same parameters; expected a divisor, or 0 for all of them"
+            )
+        if self.shard_group and self.shard is Shard.NONE:
+            raise InvalidInputError(
+                f"a shard group of {self.shard_group} needs state that is sharded, got shard 'none'"
+            )
+        for what in ("offload_optimizer", "offload_activations"):
+            if not 0 <= getattr(self, what) <= 1:
+                raise InvalidInputError(f"{what} is {getattr(self, what)}; expected 0 to 1")
+
+    def __len__(self) -> int:
+        return len(self.devices) * len(self.devices[0])
 
     @property
     def num_replicas(self) -> int:
@@ -90,9 +157,50 @@ class Stage:
         return len(self.devices)
 
     @property
+    def ranks(self) -> int:
+        """Devices of a replica."""
+        return len(self.devices[0])
+
+    @property
     def tp(self) -> int:
         """Tensor-parallel degree."""
-        return len(self.devices[0])
+        return self.ranks // self.cp
+
+    @property
+    def tensor_parts(self) -> int:
+        """Parts in which the ranks of a replica hold a tensor between stages."""
+        return self.cp * (self.tp if self.sequence_parallel else 1)
+
+    @property
+    def expert_parts(self) -> int:
+        """Parts in which the devices of the stage hold the parameters of experts."""
+        return self.ep * max(self.etp, 1) if self.ep > 1 else self.tp
+
+    def parts(self, *, experts: bool = False) -> int:
+        """Return in how many parts the devices hold the parameters."""
+        return self.expert_parts if experts else self.tp
+
+    def teams(self, *, experts: bool = False) -> tuple[tuple[int, ...], ...]:
+        """Return for each part of the parameters the devices that hold it.
+
+        >>> Stage(devices=((0, 1, 2, 3), (4, 5, 6, 7)), cp=2).teams()
+        ((0, 2, 4, 6), (1, 3, 5, 7))
+        """
+        # Rank c * tp + t of any replica holds part t, and replicas have a multiple of tp ranks.
+        flat = tuple(device for group in self.devices for device in group)
+        parts = self.parts(experts=experts)
+        return tuple(flat[part::parts] for part in range(parts))
+
+    def shard_size(self, *, experts: bool = False) -> int:
+        """Return how many members of a team divide its state, where it is sharded."""
+        team = len(self) // self.parts(experts=experts)
+        # Teams of experts are smaller; where the group does not divide one, it is the group.
+        return self.shard_group if self.shard_group and team % self.shard_group == 0 else team
+
+    def divide(self, team: Sequence[int], *, experts: bool = False) -> tuple[tuple[int, ...], ...]:
+        """Return the groups of a team that divide its state, in order."""
+        size = self.shard_size(experts=experts)
+        return tuple(tuple(team[first : first + size]) for first in range(0, len(team), size))
 
     @property
     def round(self) -> int:

@@ -1,7 +1,7 @@
 """The question to a planner: a graph, a cluster, and what counts as good."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from partita.core.cluster import Cluster
 from partita.core.columns import Columns, Ints
-from partita.core.graph import Graph
+from partita.core.graph import DTYPE_BYTES, Graph
 from partita.core.metrics import Metric
 from partita.core.open_names import named
+from partita.core.precision import OPTIMIZERS, Precision
 from partita.core.rules import Rule, allowed_places
 from partita.core.schedules import Schedule
 from partita.errors import InvalidInputError
@@ -42,7 +43,9 @@ class Objective:
         schedule: Pipeline schedule.
         memory_factor: Share of each device's memory that a plan may use, above 0 up to 1.
         optimizer_bytes_per_element: Optimizer state for an element of a trainable parameter:
-            0 for SGD, 4 with momentum, 8 for Adam.
+            0 for SGD, 4 with momentum, 8 for Adam (``with_precision`` knows those of a policy).
+        precision: Dtypes of weights, gradients, master copy, reductions and gathers; ``None`` =
+            those of the graph's parameters, which the optimizer steps themselves.
     """
 
     metric: Metric = Metric.THROUGHPUT
@@ -52,6 +55,7 @@ class Objective:
     schedule: Schedule | None = None
     memory_factor: float = 1.0
     optimizer_bytes_per_element: float = 8.0
+    precision: Precision | None = None
 
     def __post_init__(self) -> None:
         for what in ("microbatches", "microbatch_size"):
@@ -77,6 +81,41 @@ class Objective:
             raise InvalidInputError(
                 f"schedule {self.schedule.value!r} is not one for {self.mode.value}"
             )
+
+    def with_precision(
+        self, precision: Precision | None, optimizer: str | None = None
+    ) -> "Objective":
+        """Return the objective under a policy of dtypes, with the state of an optimizer.
+
+        ``None`` as the optimizer leaves it as it is: its numbers get the dtype of the policy.
+        """
+        if optimizer is not None:
+            state = OPTIMIZERS[optimizer].state_bytes(precision)
+        else:
+            before, after = (
+                DTYPE_BYTES[policy.state if policy else "float32"]
+                for policy in (self.precision, precision)
+            )
+            state = self.optimizer_bytes_per_element * after / before
+        return replace(self, precision=precision, optimizer_bytes_per_element=state)
+
+    @property
+    def pipeline_schedule(self) -> Schedule:
+        """The schedule of stages in a row: what was asked for, else 1F1B or plain inference."""
+        return self._schedule_or(Schedule.ONE_F_ONE_B)
+
+    @property
+    def placement_schedule(self) -> Schedule:
+        """The schedule of ops placed one by one: as asked for, else GPipe or plain inference.
+
+        A placement may go back and forth between devices, which leaves 1F1B no order to keep.
+        """
+        return self._schedule_or(Schedule.GPIPE)
+
+    def _schedule_or(self, training: Schedule) -> Schedule:
+        if self.schedule is not None:
+            return self.schedule
+        return Schedule.INFERENCE if self.mode is Mode.INFERENCE else training
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

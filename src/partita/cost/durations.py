@@ -3,7 +3,8 @@
 An op that takes ``t`` seconds for the graph's batch takes ``t (c + (1 - c) n / batch)`` for n
 samples, ``c`` its fixed share, divided by the speed of the device. Costs are the graph's for the
 device's type; for a type without costs they are scaled by the ratio of the two rooflines and called
-modelled. A tensor-parallel op takes its variant's time where the graph has one, else an equal part.
+modelled. An op that several ranks divide takes its variant's time, or that of its degrees with the
+calls among them, where the graph has one, else an equal part.
 """
 
 from collections.abc import Mapping
@@ -17,9 +18,11 @@ from partita.core.graph import Graph, OpCosts
 from partita.core.plan import Plan, Shard
 from partita.core.problem import Mode, Problem
 from partita.core.program import FIRST_COLLECTIVE, Kind, Program
+from partita.cost.degrees import HOST_LINK_BYTES_PER_S, call_seconds, degree_rows
 from partita.cost.links import collective_s, transfer_s
 from partita.cost.tables import cluster_classes, fold_backward, held_bytes
 from partita.errors import UnsupportedError
+from partita.program.layout import divisions
 
 
 class OpSeconds(NamedTuple):
@@ -121,15 +124,17 @@ class StageSeconds(NamedTuple):
 def stage_seconds(problem: Problem, plan: Plan) -> StageSeconds:
     """Return the times of every stage on every class of device that the plan uses."""
     alike = cluster_classes(problem.cluster)
-    used, class_of = np.unique(
-        alike.of[cluster_devices(problem, plan.devices)], return_inverse=True
-    )
+    to_cluster = cluster_devices(problem, plan.devices)
+    used, class_of = np.unique(alike.of[to_cluster], return_inverse=True)
     representative = [problem.cluster.devices[alike.first[index]] for index in used.tolist()]
     tables = [_class_seconds(problem, plan, device) for device in representative]
     pairs = [
         (np.stack([t[part][0] for t in tables]), np.stack([t[part][1] for t in tables]))
         for part in range(4)
     ]
+    calls = call_seconds(problem, plan, to_cluster)
+    for part, waits in enumerate(calls):
+        pairs[part] = (pairs[part][0] + waits[0], pairs[part][1] + waits[1])
     return StageSeconds(
         class_of.ravel().astype(np.int32),
         pairs[0],
@@ -148,6 +153,17 @@ def _class_seconds(problem: Problem, plan: Plan, device: Device) -> list[tuple[A
     forward, backward = _with_variants(graph, plan, seconds)
     forward, backward = fold_backward(graph, forward, backward)
     recompute = np.where(plan.recompute, forward, 0.0)
+    rows = degree_rows(problem, plan, device.type)
+    if (rows >= 0).any():
+        divided, row = rows >= 0, rows[rows >= 0]
+        for values, table in (
+            (forward, graph.degrees.forward_s),
+            (backward, graph.degrees.backward_s),
+            (recompute, graph.degrees.recompute_s),
+        ):
+            values[divided] = table[row] / device.speed
+        # Ops that recompute by themselves, and not as one of the sets, run forward again.
+        recompute = np.where(plan.recompute & (recompute == 0), forward, recompute)
     fixed = graph.ops.fixed_share
     count = len(plan.stages)
 
@@ -163,11 +179,12 @@ def _class_seconds(problem: Problem, plan: Plan, device: Device) -> list[tuple[A
 
 def _with_variants(graph: Graph, plan: Plan, seconds: OpSeconds) -> tuple[Array, Array]:
     """Return forward and backward of each op on one of its stage's tensor-parallel devices."""
-    tp = np.array([stage.tp for stage in plan.stages])[plan.stage_of]
-    forward, backward = seconds.forward_s / tp, seconds.backward_s / tp
+    ranks = np.array([stage.ranks for stage in plan.stages])[plan.stage_of]
+    forward, backward = seconds.forward_s / ranks, seconds.backward_s / ranks
     variants = graph.variants
     if not len(variants):
         return forward, backward
+    tp = np.array([stage.tp for stage in plan.stages])[plan.stage_of]
     fits = (tp[variants.op] == variants.tp) & (plan.recompute[variants.op] == variants.recompute)
     ops = variants.op[fits]
     reference = graph.costs[0]
@@ -191,11 +208,16 @@ def _update_s(problem: Problem, plan: Plan, device: Device) -> Array:
     stage = plan.stage_of[table.use_op][trained]
     parameter = table.use_parameter[trained]
     once = np.unique(np.stack([stage, parameter]), axis=1) if len(stage) else np.zeros((2, 0), int)
-    touched = held_bytes(table, problem.objective).update_traffic
-    total = np.bincount(once[0], weights=touched[once[1]], minlength=len(plan.stages))
-    shards = [1 if stage.shard is Shard.NONE else stage.num_replicas for stage in plan.stages]
-    split = np.array([stage.tp for stage in plan.stages]) * np.array(shards)
-    result: Array = total / split / device.memory_bytes_per_s
+    held = held_bytes(table, problem.objective)
+    division = divisions(plan)
+    kind = table.expert[once[1]].astype(np.int64)
+    sharded = np.array([stage.shard is not Shard.NONE for stage in plan.stages])[once[0]]
+    split = division.parts[once[0], kind] * np.where(sharded, division.group[once[0], kind], 1)
+    # State that rests in the host's memory comes over its link and goes back.
+    away = np.array([stage.offload_optimizer for stage in plan.stages])[once[0]]
+    spent = held.update_traffic[once[1]] / device.memory_bytes_per_s
+    spent = spent + 2 * away * held.stepped[once[1]] / HOST_LINK_BYTES_PER_S
+    result: Array = np.bincount(once[0], weights=spent / split, minlength=len(plan.stages))
     return result
 
 
@@ -208,7 +230,7 @@ def instruction_seconds(problem: Problem, plan: Plan, program: Program) -> Array
     sends = np.flatnonzero(program.kind == Kind.SEND)
     seconds[sends] = _send_seconds(problem, program, sends)
     collectives = np.flatnonzero(program.kind >= FIRST_COLLECTIVE)
-    seconds[collectives] = _collective_seconds(problem, program, collectives)
+    seconds[collectives] = _collective_seconds(problem, plan, program, collectives)
     return seconds
 
 
@@ -257,17 +279,32 @@ def _send_seconds(problem: Problem, program: Program, rows: Array) -> Array:
     )
 
 
-def _collective_seconds(problem: Problem, program: Program, rows: Array) -> Array:
+def _collective_seconds(problem: Problem, plan: Plan, program: Program, rows: Array) -> Array:
     to_cluster = cluster_devices(problem, program.devices)
-    known: dict[tuple[int, int, int], float] = {}
+    known: dict[tuple[int, int, int, int], float] = {}
     result = np.zeros(len(rows))
     for index, row in enumerate(rows.tolist()):
-        key = (int(program.kind[row]), int(program.group[row]), int(program.bytes[row]))
+        stage = plan.stages[int(program.stage[row])]
+        kind, group, size = (int(x[row]) for x in (program.kind, program.group, program.bytes))
+        key = (kind, group, size, stage.shard_group)
         if key not in known:
             members = to_cluster[program.group_of(row)]
-            known[key] = collective_s(problem.cluster, Kind(key[0]), members, key[2])
+            known[key] = _reduced_s(problem, Kind(kind), members, size, stage.shard_group)
         result[index] = known[key]
     return result
+
+
+def _reduced_s(problem: Problem, kind: Kind, members: Array, size: float, group: int) -> float:
+    """Return seconds of a collective of a bucket; among several shard groups it has two parts."""
+    cluster = problem.cluster
+    if kind is not Kind.REDUCE_SCATTER or not group or len(members) <= group:
+        return collective_s(cluster, kind, members, size)
+    # Each group scatters, then those who hold one shard reduce it.
+    inner = max(
+        collective_s(cluster, kind, members[first : first + group], size)
+        for first in range(0, len(members), group)
+    )
+    return inner + collective_s(cluster, Kind.ALL_REDUCE, members[::group], size / group)
 
 
 def cluster_devices(problem: Problem, names: tuple[str, ...]) -> Array:

@@ -1,7 +1,7 @@
 """A plan, judged once: its value, the limits that it keeps or breaks, and why.
 
-``measure`` gives the value by the problem's metric, ``judge`` the value with the limits, ``check``
-a proof of the Program with its memory, ``evaluate`` all figures that people ask for.
+``measure`` gives the value by the problem's metric, ``judge`` the value with the limits,
+``judge_candidate`` the same for searches, ``evaluate`` all figures that people ask for.
 """
 
 import math
@@ -19,10 +19,16 @@ from partita.core.problem import Metric, Mode, Problem, Schedule
 from partita.core.program import LAST_COMPUTE, Kind, Program
 from partita.core.timeline import Timeline
 from partita.cost.durations import cluster_devices, stage_seconds
-from partita.cost.memory import memory_events, peak_memory, static_memory
+from partita.cost.memory import (
+    MemoryBreakdown,
+    memory_breakdown,
+    memory_events,
+    peak_memory,
+    static_memory,
+)
 from partita.cost.power import step_joules
 from partita.cost.predict import simulate
-from partita.errors import InfeasibleError
+from partita.errors import InfeasibleError, InvalidInputError, PartitaError, UnsupportedError
 from partita.objectives.placed import placement_errors
 from partita.objectives.table import evaluate_published, value_of
 from partita.objectives.value import Value
@@ -38,6 +44,7 @@ class Evaluation:
         step_s: Seconds of a step: from idle to the last update; with weight stashing the steady
             period.
         timeline: The simulated step.
+        memory: Where the memory of each device goes at its peak.
         values: Value of the plan by every objective that applies.
         samples_per_s: NaN where the graph does not know its samples.
         tokens_per_s: NaN where it is not a token model.
@@ -50,6 +57,7 @@ class Evaluation:
 
     step_s: float
     timeline: Timeline
+    memory: MemoryBreakdown
     values: Mapping[Metric, Value]
     samples_per_s: float
     tokens_per_s: float
@@ -70,7 +78,8 @@ def evaluate(problem: Problem, plan: Plan) -> Evaluation:
     Raises:
         InvalidInputError: The plan is not one for the problem, or cannot run.
     """
-    timeline = _step(problem, plan)
+    program = lower(problem, plan)
+    timeline = simulate(problem, plan, program=program, period=plan.stashes_weights)
     step_s, bottleneck = _seconds(plan, timeline), _bottleneck(timeline)
     own = _step_time(problem, plan, timeline, bottleneck)
     values = {Metric.THROUGHPUT: own, **evaluate_published(problem, plan)}
@@ -79,6 +88,7 @@ def evaluate(problem: Problem, plan: Plan) -> Evaluation:
     return Evaluation(
         step_s=step_s,
         timeline=timeline,
+        memory=memory_breakdown(problem, plan, program),
         values=values,
         samples_per_s=rate,
         tokens_per_s=rate * problem.graph.tokens_per_sample or float("nan"),
@@ -99,8 +109,9 @@ def measure(problem: Problem, plan: Plan) -> Value:
 
 
 class Limit(StrEnum):
-    """Limit that a plan can break: one of its metric, a rule of the problem, or memory."""
+    """Limit that a plan can break: it must run, and keep its metric's, the rules and memory."""
 
+    RUN = "run"
     METRIC = "metric"
     RULE = "rule"
     MEMORY = "memory"
@@ -130,6 +141,16 @@ class Judgement:
     def feasible(self) -> bool:
         """Whether the plan keeps all limits."""
         return self.limit is None
+
+    @property
+    def score(self) -> float:
+        """The value where the plan keeps all limits, else ``inf``."""
+        return self.value.value if self.limit is None else math.inf
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What orders plans, the best first: of those that do not fit, by the bytes over."""
+        return self.score, self.over_bytes
 
 
 def judge(problem: Problem, plan: Plan, *, bottleneck: bool = True) -> Judgement:
@@ -181,6 +202,20 @@ def judge(problem: Problem, plan: Plan, *, bottleneck: bool = True) -> Judgement
         over_bytes=over,
         headroom_bytes=left,
     )
+
+
+def judge_candidate(problem: Problem, plan: Plan) -> Judgement:
+    """Return the judgement of a plan that a search made, which need not be one that can run."""
+    try:
+        return judge(problem, plan, bottleneck=False)
+    except (InfeasibleError, InvalidInputError) as exc:
+        return cannot_run(problem, exc)
+
+
+def cannot_run(problem: Problem, why: PartitaError) -> Judgement:
+    """Return the judgement of a plan that cannot run, or cannot even be made."""
+    nothing = Value(metric=problem.objective.metric, value=math.inf)
+    return _broken(nothing, Limit.RUN, str(why))
 
 
 def _broken(value: Value, limit: Limit, reason: str) -> Judgement:
@@ -247,7 +282,7 @@ def _peak_place(problem: Problem, plan: Plan, program: Program, device: int) -> 
     """Return when a device holds most: at rest, or at an instruction."""
     events = memory_events(problem, plan, program)
     mine = np.flatnonzero(program.device[events.row] == device)
-    row, at_end, delta = (part[mine] for part in events)
+    row, at_end, delta, _ = (part[mine] for part in events)
     order = np.lexsort((delta > 0, 2 * row + at_end))
     used = np.cumsum(delta[order])
     if not len(used) or used.max() <= 0:
@@ -273,6 +308,16 @@ def energy(problem: Problem, plan: Plan) -> Value:
     return _energy(problem, plan, timeline, _bottleneck(timeline))
 
 
+def money(problem: Problem, plan: Plan) -> Value:
+    """Return the price of a step: that of the devices that a plan uses, for as long as it takes.
+
+    Raises:
+        UnsupportedError: The price of a device is not known.
+    """
+    timeline = _step(problem, plan)
+    return _money(problem, plan, timeline, _bottleneck(timeline))
+
+
 def _step(problem: Problem, plan: Plan) -> Timeline:
     return simulate(problem, plan, period=plan.stashes_weights)
 
@@ -293,9 +338,22 @@ def _energy(problem: Problem, plan: Plan, timeline: Timeline, bottleneck: str) -
     return Value(metric=Metric.ENERGY, value=joules, unit=unit, bottleneck=bottleneck)
 
 
+def _money(problem: Problem, plan: Plan, timeline: Timeline, bottleneck: str) -> Value:
+    price = _price(problem, plan, _seconds(plan, timeline))
+    if math.isnan(price):
+        unknown = next(d for d in problem.cluster.devices if math.isnan(d.price_per_hour))
+        raise UnsupportedError(
+            f"the price of device {unknown.name!r} (type {unknown.type or 'none'!r}) is not known; "
+            "give its type a price_per_hour in a catalogue of your own (--catalogue)"
+        )
+    unit = Metric.COST.row.unit
+    return Value(metric=Metric.COST, value=price, unit=unit, bottleneck=bottleneck)
+
+
 _OF_TIMELINE: Mapping[Metric, Callable[[Problem, Plan, Timeline, str], Value]] = {
     Metric.THROUGHPUT: _step_time,
     Metric.ENERGY: _energy,
+    Metric.COST: _money,
 }
 """Metrics whose value follows from the simulated step."""
 
@@ -382,7 +440,9 @@ def _assumptions(problem: Problem, plan: Plan) -> tuple[str, ...]:
     split = bool(np.isnan(graph.costs[0].backward_input_s).any())
     if training and plan.schedule.row.splits_backward and split:
         result.append("the split of backward is not known: half for inputs, half for weights")
-    if any(stage.tp > 1 for stage in plan.stage_index) and not len(graph.variants):
+    if any(stage.tp > 1 for stage in plan.stage_index) and not (
+        len(graph.variants) or len(graph.degrees)
+    ):
         result.append("tensor-parallel ops are assumed to split evenly at no extra cost")
     devices = [problem.cluster.devices[i] for i in cluster_devices(problem, plan.devices).tolist()]
     if training and not all(device.memory_bytes_per_s for device in devices):

@@ -1,6 +1,6 @@
 """Memory of each device while a Program runs.
 
-    used = weights x versions + gradients + optimizer state       (all the time)
+    used = weights x versions + gradients + master copy + state   (all the time)
          + saved bytes of the microbatches in flight              (forward to backward)
          + posted receive buffers                                 (post to consumer)
          + largest workspace beyond what is saved later           (all the time)
@@ -20,12 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
+from partita.core.json_values import number_or_none
 from partita.core.plan import Plan
 from partita.core.problem import Mode, Problem
 from partita.core.program import Kind, Program
 from partita.core.timeline import Timeline
+from partita.cost.degrees import degree_rows
 from partita.cost.tables import SHARD_LEVEL, held_bytes
-from partita.program.layout import crossings, owners, tensor_bytes
+from partita.program.layout import crossings, divisions, owners, tensor_bytes
 from partita.program.matching import Matching, forward_rows, match
 
 _LAST_OF_BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
@@ -35,16 +37,23 @@ class StaticMemory(NamedTuple):
     """Bytes that each device holds for the whole step.
 
     Attributes:
-        weights: Parameters and buffers, all versions.
+        weights: Parameters and buffers, all versions, and the copy in the type of the arithmetic.
         gradients: Gradients of trainable parameters.
-        optimizer: Optimizer state, and the master copy that it steps.
+        master: Copy of the weights that the optimizer steps, with its gradients.
+        state: Optimizer state.
         workspace: Largest scratch memory of an op, less what the ops after it save.
     """
 
     weights: Array
     gradients: Array
-    optimizer: Array
+    master: Array
+    state: Array
     workspace: Array
+
+    @property
+    def optimizer(self) -> Array:
+        """All that the optimizer keeps for itself."""
+        return self.master + self.state
 
     @property
     def total(self) -> Array:
@@ -59,37 +68,77 @@ class MemoryEvents(NamedTuple):
         row: The instruction.
         at_end: Whether the change happens when it ends instead of when it starts.
         delta: Change in bytes.
+        passing: Whether it is of a received tensor or a gathered copy, not of saved activations.
     """
 
     row: Array
     at_end: Array
     delta: Array
+    passing: Array
+
+
+class MemoryBreakdown(NamedTuple):
+    """Bytes of each device at its peak, by what holds them.
+
+    The parts up to workspace add up to the peak; with fixed and free, to the device's memory.
+
+    Attributes:
+        weights: Parameters and buffers, all versions, and the copy in the type of the arithmetic.
+        gradients: Gradients.
+        master: Copy of the weights that the optimizer steps, with its gradients.
+        state: Optimizer state.
+        activations: What forward keeps for backward, and what recomputing brings back.
+        buffers: Received tensors and gathered copies.
+        workspace: Largest scratch memory of an op, less what the ops after it save.
+        peak: Largest use of memory.
+        fixed: Memory that plans leave to context, communicators and fragments.
+        free: What is left; below 0 where the plan does not fit.
+    """
+
+    weights: Array
+    gradients: Array
+    master: Array
+    state: Array
+    activations: Array
+    buffers: Array
+    workspace: Array
+    peak: Array
+    fixed: Array
+    free: Array
+
+    @property
+    def optimizer(self) -> Array:
+        """All that the optimizer keeps for itself."""
+        return self.master + self.state
+
+    def to_json(self, device: int) -> dict[str, float | None]:
+        """Return the parts of a device as JSON values; null where its memory has no limit."""
+        parts = zip(self._fields, self, strict=True)
+        return {f"{name}_bytes": number_or_none(float(part[device])) for name, part in parts}
 
 
 def static_memory(problem: Problem, plan: Plan, program: Program) -> StaticMemory:
     """Return what each device holds all the time."""
     device, parameter, stage, tied = _held(problem, plan)
-    tp, replicas, level = _stage_columns(plan)
+    level = np.array([SHARD_LEVEL[part.shard] for part in plan.stages])[stage]
+    division, kind = divisions(plan), problem.graph.parameters.expert[parameter].astype(np.int64)
     held = held_bytes(problem.graph.parameters, problem.objective).at(parameter)
     held = held.on_device(
-        level=np.where(tied, 0, level[stage]), replicas=replicas[stage], tp=tp[stage]
+        level=np.where(tied, 0, level),
+        replicas=division.group[stage, kind],
+        tp=division.parts[stage, kind],
     )
+    rests = 1 - np.array([part.offload_optimizer for part in plan.stages])[stage]
     versions = _versions(program, plan)[stage]
     size = len(plan.devices)
     extra, workspace = _stage_memory(problem, plan, program)
     return StaticMemory(
-        np.bincount(device, weights=held.weights * versions, minlength=size) + extra,
+        np.bincount(device, weights=held.weights * versions + held.copy, minlength=size) + extra,
         np.bincount(device, weights=held.gradients, minlength=size),
-        np.bincount(device, weights=held.stepped, minlength=size),
+        np.bincount(device, weights=held.master * rests, minlength=size),
+        np.bincount(device, weights=held.state * rests, minlength=size),
         workspace,
     )
-
-
-def _stage_columns(plan: Plan) -> tuple[Array, Array, Array]:
-    """Return tensor-parallel degree, replicas and level of sharding of each stage."""
-    rows = [(stage.tp, stage.num_replicas, SHARD_LEVEL[stage.shard]) for stage in plan.stages]
-    tp, replicas, shard = np.array(rows, dtype=np.int64).T
-    return tp, replicas, shard
 
 
 def _held(problem: Problem, plan: Plan) -> tuple[Array, Array, Array, Array]:
@@ -114,11 +163,15 @@ def _held(problem: Problem, plan: Plan) -> tuple[Array, Array, Array, Array]:
 
 def _stage_memory(problem: Problem, plan: Plan, program: Program) -> tuple[Array, Array]:
     """Return by device: memory of variants that no column holds, and the largest workspace."""
-    above = problem.graph.ops.workspace_bytes * _largest_share(problem, plan)
+    graph, share = problem.graph, _largest_share(problem, plan)
+    ranks = np.array([stage.ranks for stage in plan.stages])[plan.stage_of]
+    above = graph.ops.workspace_bytes * share / ranks
     trains = problem.objective.mode is Mode.TRAINING
     splits = bool((program.kind == Kind.BACKWARD_WEIGHT).any())
-    if trains and not splits and not len(problem.graph.variants):
-        above = above - _saved_after(problem, plan)
+    if trains and not splits and not len(graph.variants) and not len(graph.degrees):
+        above = above - _saved_after(problem, plan) / ranks
+    rows = _degree_rows(problem, plan)
+    above[rows >= 0] = graph.degrees.workspace_bytes[rows[rows >= 0]] * share
     scratch = np.zeros(len(plan.stages))
     np.maximum.at(scratch, plan.stage_of, above)
     fixed = _variant_memory(problem, plan)
@@ -126,9 +179,18 @@ def _stage_memory(problem: Problem, plan: Plan, program: Program) -> tuple[Array
     for stage in np.flatnonzero((scratch > 0) | (fixed > 0)).tolist():
         part = plan.stages[stage]
         for device in (device for group in part.devices for device in group):
-            workspace[device] = max(workspace[device], scratch[stage] / part.tp)
+            workspace[device] = max(workspace[device], scratch[stage])
             extra[device] += fixed[stage]
     return extra, workspace
+
+
+def _degree_rows(problem: Problem, plan: Plan) -> Array:
+    """Return the row of degrees of each op; their bytes are the same on all types of devices."""
+    rows = np.full(len(problem.graph), -1, dtype=np.int64)
+    index = problem.cluster.index_of
+    for name in {problem.cluster.devices[index[device]].type for device in plan.devices}:
+        rows = np.maximum(rows, degree_rows(problem, plan, name))
+    return rows
 
 
 def _largest_share(problem: Problem, plan: Plan) -> float:
@@ -188,7 +250,7 @@ def saved_by_stage(problem: Problem, plan: Plan, samples: Array) -> tuple[Array,
     """
     ops, graph = problem.graph.ops, problem.graph
     count = len(plan.stages)
-    tp = np.array([stage.tp for stage in plan.stages], dtype=np.float64)
+    ranks = np.array([stage.ranks for stage in plan.stages], dtype=np.float64)[plan.stage_of]
     again = plan.recompute
     saved, fixed = ops.saved_bytes.copy(), ops.saved_fixed_bytes.copy()
     for row in range(len(graph.variants)):
@@ -197,12 +259,19 @@ def saved_by_stage(problem: Problem, plan: Plan, samples: Array) -> tuple[Array,
         if same and graph.variants.recompute[row] == again[op]:
             saved[op] = graph.variants.saved_bytes[row] * graph.variants.tp[row]
             fixed[op] = 0.0
+    saved, fixed = saved / ranks, fixed / ranks
+    rows = _degree_rows(problem, plan)
+    # Sets of activations that are recomputed are in the saved bytes of their rows.
+    saved[rows >= 0] = graph.degrees.saved_bytes[rows[rows >= 0]]
+    fixed[rows >= 0] = 0.0
+    rests = 1 - np.array([stage.offload_activations for stage in plan.stages])[plan.stage_of]
+    saved, fixed = saved * rests, fixed * rests
     scale = samples / graph.batch_size
 
     def total(mask: Array) -> Array:
         constant = np.bincount(plan.stage_of, weights=fixed * mask, minlength=count)
         linear = np.bincount(plan.stage_of, weights=(saved - fixed) * mask, minlength=count)
-        return (constant[:, None] + linear[:, None] * scale[None, :]) / tp[:, None]
+        return constant[:, None] + linear[:, None] * scale[None, :]
 
     kept, brought = total(~again), total(again)
     recomputes = np.bincount(plan.stage_of, weights=again, minlength=count) > 0
@@ -216,34 +285,80 @@ def saved_by_stage(problem: Problem, plan: Plan, samples: Array) -> tuple[Array,
 
 def memory_events(problem: Problem, plan: Plan, program: Program) -> MemoryEvents:
     """Return all changes of memory, in no particular order."""
-    samples = program.microbatch_sizes.astype(np.float64)
-    matching = match(program)
-    parts = [_buffer_events(problem, plan, program, matching)]
+    terms = memory_terms(problem, plan, program)
+    moved = program.bytes.astype(np.float64)
+    values = [moved, moved]
     if problem.objective.mode is Mode.TRAINING:
-        kept, brought = saved_by_stage(problem, plan, samples)
-        parts.append(_activation_events(program, kept))
-        parts.append(_recompute_events(program, brought))
-        parts.append(_gather_events(program, matching))
-    return _joined(*parts)
+        kept = saved_by_stage(problem, plan, program.microbatch_sizes.astype(np.float64))
+        values += [part.ravel() for part in kept]
+    delta = np.zeros(len(terms.row))
+    for part, column in enumerate(values):
+        here = terms.part == part
+        delta[here] = column[terms.cell[here]]
+    passing = terms.part <= GATHERED
+    return MemoryEvents(terms.row, terms.at_end, delta * terms.sign, passing)
 
 
-def _events(row: Array, delta: Array, *, at_end: bool) -> MemoryEvents:
-    return MemoryEvents(row.astype(np.int64), np.full(len(row), at_end), delta.astype(np.float64))
+class MemoryTerms(NamedTuple):
+    """Changes of a device's memory, tied to instructions, by what they hold instead of bytes.
+
+    Attributes:
+        row: The instruction.
+        at_end: Whether the change happens when it ends instead of when it starts.
+        sign: 1 where memory is taken, -1 where it is given back.
+        part: One of ``RECEIVED``, ``GATHERED``, ``KEPT`` and ``RECOMPUTED``.
+        cell: The instruction that received or gathered; of what is kept or recomputed, the stage
+            times the number of microbatches plus the microbatch.
+    """
+
+    row: Array
+    at_end: Array
+    sign: Array
+    part: Array
+    cell: Array
 
 
-def _joined(*parts: MemoryEvents) -> MemoryEvents:
-    return MemoryEvents(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+RECEIVED, GATHERED, KEPT, RECOMPUTED = range(4)
 
 
-def _buffer_events(
+def memory_terms(problem: Problem, plan: Plan, program: Program) -> MemoryTerms:
+    """Return all changes of memory, in no particular order, whatever they amount to."""
+    matching = match(program)
+    parts = _buffer_terms(problem, plan, program, matching)
+    if problem.objective.mode is Mode.TRAINING:
+        parts += _activation_terms(program)
+        parts += _recompute_terms(program)
+        parts += _gather_terms(program, matching)
+    return MemoryTerms(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _terms(row: Array, cell: Array, part: int, *, at_end: bool) -> MemoryTerms:
+    size = len(row)
+    return MemoryTerms(
+        row.astype(np.int64),
+        np.full(size, at_end),
+        np.full(size, -1 if at_end else 1),
+        np.full(size, part),
+        cell.astype(np.int64),
+    )
+
+
+def _cells(program: Program, row: Array) -> Array:
+    cell: Array = program.stage[row].astype(np.int64) * program.num_microbatches
+    return cell + program.microbatch[row]
+
+
+def _buffer_terms(
     problem: Problem, plan: Plan, program: Program, matching: Matching
-) -> MemoryEvents:
+) -> list[MemoryTerms]:
     """Receive buffers: from the post to the end of the last reader on the device."""
     rows = np.flatnonzero((program.kind == Kind.RECV) & (matching.consumer >= 0))
     until = matching.consumer[rows].copy()
     _extend_to_last_reader(problem, plan, program, rows, until)
-    size = program.bytes[rows].astype(np.float64)
-    return _joined(_events(rows, size, at_end=False), _events(until, -size, at_end=True))
+    return [
+        _terms(rows, rows, RECEIVED, at_end=False),
+        _terms(until, rows, RECEIVED, at_end=True),
+    ]
 
 
 def _extend_to_last_reader(
@@ -265,37 +380,37 @@ def _extend_to_last_reader(
     np.maximum.at(until, index[reader >= 0], reader[reader >= 0])
 
 
-def _activation_events(program: Program, kept: Array) -> MemoryEvents:
+def _activation_terms(program: Program) -> list[MemoryTerms]:
     forward = np.flatnonzero(program.kind == Kind.FORWARD)
     backward = np.flatnonzero(np.isin(program.kind, _LAST_OF_BACKWARD))
-    return _joined(
-        _events(forward, kept[program.stage[forward], program.microbatch[forward]], at_end=False),
-        _events(
-            backward, -kept[program.stage[backward], program.microbatch[backward]], at_end=True
-        ),
-    )
+    return [
+        _terms(forward, _cells(program, forward), KEPT, at_end=False),
+        _terms(backward, _cells(program, backward), KEPT, at_end=True),
+    ]
 
 
-def _recompute_events(program: Program, brought: Array) -> MemoryEvents:
+def _recompute_terms(program: Program) -> list[MemoryTerms]:
     """Return recomputed activations: from RECOMPUTE, or backward's start, to backward's end."""
     early = np.flatnonzero(program.kind == Kind.RECOMPUTE)
     starts = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
     begin = early if len(early) else np.flatnonzero(np.isin(program.kind, starts))
     finish = np.flatnonzero(np.isin(program.kind, _LAST_OF_BACKWARD))
-    return _joined(
-        _events(begin, brought[program.stage[begin], program.microbatch[begin]], at_end=False),
-        _events(finish, -brought[program.stage[finish], program.microbatch[finish]], at_end=True),
-    )
+    return [
+        _terms(begin, _cells(program, begin), RECOMPUTED, at_end=False),
+        _terms(finish, _cells(program, finish), RECOMPUTED, at_end=True),
+    ]
 
 
-def _gather_events(program: Program, matching: Matching) -> MemoryEvents:
+def _gather_terms(program: Program, matching: Matching) -> list[MemoryTerms]:
     """Copies of sharded parameters: from their gather to the last compute before the next one."""
     rows = np.flatnonzero((program.kind == Kind.ALL_GATHER) & (program.stage >= 0))
     consumer = matching.consumer[rows]
     rows, consumer = rows[consumer >= 0], consumer[consumer >= 0]
-    size = program.bytes[rows].astype(np.float64)
     last = _last_before_next(program, rows, consumer)
-    return _joined(_events(rows, size, at_end=False), _events(last, -size, at_end=True))
+    return [
+        _terms(rows, rows, GATHERED, at_end=False),
+        _terms(last, rows, GATHERED, at_end=True),
+    ]
 
 
 def _last_before_next(program: Program, rows: Array, consumer: Array) -> Array:
@@ -318,10 +433,11 @@ def _last_before_next(program: Program, rows: Array, consumer: Array) -> Array:
 
 
 def _running(
-    problem: Problem, plan: Plan, program: Program
+    problem: Problem, plan: Plan, program: Program, base: Array | None = None
 ) -> tuple[Array, MemoryEvents, Array, Array]:
     """Return the static memory, and the events in list order with their device and memory after."""
-    base = static_memory(problem, plan, program).total
+    if base is None:
+        base = static_memory(problem, plan, program).total
     events = memory_events(problem, plan, program)
     order = np.lexsort((events.delta > 0, 2 * events.row + events.at_end))
     events = MemoryEvents(*(column[order] for column in events))
@@ -342,6 +458,41 @@ def peak_memory(problem: Problem, plan: Plan, program: Program) -> Array:
     peak = base.copy()
     np.maximum.at(peak, device, used)
     return peak
+
+
+def memory_breakdown(problem: Problem, plan: Plan, program: Program) -> MemoryBreakdown:
+    """Return where the memory of each device goes at its peak; at the first of several."""
+    static = static_memory(problem, plan, program)
+    base, events, device, used = _running(problem, plan, program, static.total)
+    passing = np.cumsum(np.where(events.passing, events.delta, 0.0))
+    size = len(plan.devices)
+    kept, buffers, peak = np.zeros(size), np.zeros(size), base.copy()
+    ends = np.searchsorted(device, np.arange(size + 1))
+    for index in range(size):
+        first, last = int(ends[index]), int(ends[index + 1])
+        at = first + int(np.argmax(used[first:last])) if first < last else -1
+        if at < 0 or used[at] <= base[index]:
+            continue
+        peak[index] = used[at]
+        buffers[index] = passing[at] - (passing[first - 1] if first else 0.0)
+        kept[index] = used[at] - base[index] - buffers[index]
+    where = [problem.cluster.index_of[name] for name in plan.devices]
+    memory = problem.cluster.memory_bytes[where]
+    limit = memory * problem.objective.memory_factor
+    with np.errstate(invalid="ignore"):
+        fixed = np.where(np.isfinite(memory), memory - limit, 0.0)
+    return MemoryBreakdown(
+        static.weights,
+        static.gradients,
+        static.master,
+        static.state,
+        kept,
+        buffers,
+        static.workspace,
+        peak,
+        fixed,
+        limit - peak,
+    )
 
 
 def memory_curve(

@@ -7,9 +7,12 @@ clock; what other clocks save is a question for the frontier. Devices that a pla
 are not charged.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from partita.core.cluster import Device
+from partita.core.columns import Floats
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.program import Kind
@@ -46,11 +49,21 @@ def step_joules(problem: Problem, plan: Plan, timeline: Timeline, step_s: float)
     """
     clocked = np.isin(timeline.kind, [int(kind) for kind in CLOCKED])
     spent = (timeline.end_s - timeline.start_s)[clocked]
-    busy = np.bincount(timeline.device[clocked], weights=spent, minlength=len(timeline.devices))
+    busy: Floats = np.zeros(len(timeline.devices))
+    np.add.at(busy, timeline.device[clocked], spent)
     devices = [problem.cluster.devices[i] for i in cluster_devices(problem, timeline.devices)]
+    return joules_of(devices, busy, step_s)
+
+
+def joules_of(devices: Sequence[Device], busy_s: Floats | float, step_s: float) -> float:
+    """Return the modelled joules of devices that compute for some time of a step and wait else.
+
+    Raises:
+        UnsupportedError: The power of a device is not known; names it.
+    """
     full = np.array([full_power_w(device) for device in devices])
     waiting = np.array([waiting_power_w(device.idle_w, device.max_w) for device in devices])
-    return float((full * busy + waiting * np.maximum(0.0, step_s - busy)).sum())
+    return float((full * busy_s + waiting * np.maximum(0.0, step_s - busy_s)).sum())
 
 
 def full_power_w(device: Device) -> float:

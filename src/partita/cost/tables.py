@@ -1,11 +1,16 @@
 """Tables that follow from a problem once and serve everyone: by parameter, op and device.
 
 * Bytes that a parameter holds on a device: weights, gradients, master copy and optimizer state,
-  divided as sharding says (``held_bytes``).
+  divided as sharding says: of one parameter under a policy of dtypes (``state_bytes``), and of all
+  parameters of a graph (``held_bytes``); of these what outlives a step (``lasting_bytes``).
 * Devices that are alike: in time alone (``alike_in_time``), and in all that a plan may ask of them
   (``device_classes``).
 * Ops that must stay together (``joined_ops``, ``units``).
 * Explicit backward ops as part of backward (``fold_backward``).
+* Memory that no plan can use: a process, its communicators and its allocator (``fixed_bytes``,
+  ``GPU_RESERVE``). Logs and guides of Megatron-LM, NeMo and torchtitan put a CUDA context at 0.5 to
+  0.9 GiB, NCCL at 1 to 2 GiB by its communicators, and plan up to 0.90 of the memory with
+  expandable segments, 0.80 without.
 """
 
 from collections.abc import Sequence
@@ -15,40 +20,50 @@ import numpy as np
 
 from partita.core.cluster import Cluster, Device
 from partita.core.columns import Array, Flags, Floats, Longs, derived, frozen_array
-from partita.core.graph import Graph, ParameterTable
+from partita.core.graph import DTYPE_BYTES, Graph, ParameterTable
 from partita.core.plan import Shard
+from partita.core.precision import DEFAULT_OPTIMIZER, OPTIMIZERS, Precision, bytes_at
 from partita.core.problem import Mode, Objective, Problem
 
+GPU_RESERVE = 0.08
+"""Share of a GPU's memory that plans leave free where nobody says how much."""
+CONTEXT_BYTES = 0.7 * 2**30
+"""Context, kernels and handles of libraries of one process on a GPU."""
+COMMUNICATOR_BYTES = 0.35 * 2**30
+"""Buffers of one NCCL communicator: tensor, pipeline, context, expert and data groups have one."""
 SHARD_LEVEL = {shard: level for level, shard in enumerate(Shard)}
 """Level of sharding: replicas divide what the level below does, and one thing more."""
 
 
-class HeldBytes(NamedTuple):
-    """Bytes that parameters and buffers hold, a row each.
+class StateBytes(NamedTuple):
+    """Bytes that parameters and buffers hold, a row each; or those of one parameter, as scalars.
 
     Attributes:
         weights: What forward and backward read.
         gradients: Gradients; 0 for what is not trained.
-        master: Copy in a higher precision that the optimizer steps; 0 where it steps the weights.
-        optimizer: Optimizer state; 0 for what is not trained.
+        master: Copy in a higher precision that the optimizer steps, and the gradients that it keeps
+            beside it; 0 where it steps the weights.
+        state: Optimizer state; 0 for what is not trained.
         trained: Whether it is trained: has a gradient, and is updated.
+        copy: Copy of wider weights in the type of the arithmetic, one for the step.
     """
 
     weights: Floats
     gradients: Floats
     master: Floats
-    optimizer: Floats
+    state: Floats
     trained: Flags
+    copy: Floats
 
     @property
     def stepped(self) -> Floats:
         """Master copy and state, which the optimizer keeps for itself."""
-        return self.master + self.optimizer
+        return self.master + self.state
 
     @property
     def trained_state(self) -> Floats:
         """All that training adds to the weights."""
-        return self.gradients + self.stepped
+        return self.copy + self.gradients + self.stepped
 
     @property
     def total(self) -> Floats:
@@ -57,27 +72,32 @@ class HeldBytes(NamedTuple):
 
     @property
     def update_traffic(self) -> Floats:
-        """Bytes that an update moves: gradients are read, all else is read and written."""
-        moved = 2 * self.weights + self.gradients + 2 * self.stepped
-        return np.where(self.trained, moved, 0.0)
+        """Bytes that an update moves: gradients are read, all else is read and written.
 
-    def at(self, rows: Array) -> "HeldBytes":
+        Weights beside a master copy are written only.
+        """
+        written = np.where(self.master > 0, 1.0, 2.0) * self.weights
+        return np.where(self.trained, written + self.gradients + 2 * self.stepped, 0.0)
+
+    def at(self, rows: Array) -> "StateBytes":
         """Return the rows of some parameters."""
-        return HeldBytes(
+        return StateBytes(
             weights=self.weights[rows],
             gradients=self.gradients[rows],
             master=self.master[rows],
-            optimizer=self.optimizer[rows],
+            state=self.state[rows],
             trained=self.trained[rows],
+            copy=self.copy[rows],
         )
 
     def on_device(
         self, *, level: Array | int, replicas: Array | int, tp: Array | int = 1
-    ) -> "HeldBytes":
+    ) -> "StateBytes":
         """Return what one device holds of each row.
 
         Only what is trained is divided among replicas: frozen parameters and buffers, which nobody
-        reduces, are whole everywhere.
+        reduces, are whole everywhere. Where weights are divided, the copy in the type of the
+        arithmetic is what a gather brings, and lives as long.
 
         Args:
             level: ``SHARD_LEVEL`` of what the replicas divide.
@@ -89,41 +109,98 @@ class HeldBytes(NamedTuple):
             divided = (level >= SHARD_LEVEL[shard]) & self.trained
             return values / tp / np.where(divided, replicas, 1)
 
-        return HeldBytes(
+        gathers = (level >= SHARD_LEVEL[Shard.PARAMETERS]) & self.trained
+        return StateBytes(
             part(self.weights, Shard.PARAMETERS),
             part(self.gradients, Shard.GRADIENTS),
             part(self.master, Shard.OPTIMIZER),
-            part(self.optimizer, Shard.OPTIMIZER),
+            part(self.state, Shard.OPTIMIZER),
             self.trained,
+            np.where(gathers & (np.asarray(replicas) > 1), 0.0, self.copy / tp),
         )
+
+
+def state_bytes(
+    precision: Precision, optimizer: str = DEFAULT_OPTIMIZER, *, frozen: float = 0.0
+) -> StateBytes:
+    """Return what one parameter holds where it is whole, under a policy and an optimizer.
+
+    Args:
+        precision: The policy of dtypes.
+        optimizer: A name of ``OPTIMIZERS``.
+        frozen: Share of the parameters that is not trained: nearly all with LoRA, whose adapters
+            count among the parameters. Replicas divide frozen weights like trained ones.
+    """
+    trains = 1.0 - frozen
+    parts = _element_bytes(precision, OPTIMIZERS[optimizer].state_bytes(precision))
+    weights, gradients, master, state, copy = (np.asarray(part) for part in parts)
+    return StateBytes(
+        weights, gradients * trains, master * trains, state * trains, np.asarray(True), copy
+    )
+
+
+def _element_bytes(precision: Precision, state: float) -> tuple[float, float, float, float, float]:
+    """Return bytes of weights, gradients, master copy, state and copy of a trained element."""
+
+    def size(dtype: str | None) -> float:
+        return 0.0 if dtype is None else DTYPE_BYTES[dtype]
+
+    return (
+        size(precision.weights),
+        size(precision.gradients),
+        size(precision.master) + size(precision.master_gradients),
+        state,
+        size(precision.copy),
+    )
 
 
 def held_bytes(
     parameters: ParameterTable, objective: Objective, *, mode: Mode | None = None
-) -> HeldBytes:
+) -> StateBytes:
     """Return what every parameter holds where it is whole, under the precision and the optimizer.
 
     Args:
         parameters: The parameters and buffers.
-        objective: Names the optimizer's bytes per element.
+        objective: Names the policy of dtypes and the optimizer's bytes per element.
         mode: What runs; ``None`` = the objective's mode.
     """
     mode = objective.mode if mode is None else mode
-    key = ("held bytes", mode, objective.optimizer_bytes_per_element)
+    key = ("held bytes", mode, objective.optimizer_bytes_per_element, objective.precision)
     return derived(parameters, key, lambda: _held_bytes(parameters, objective, mode))
 
 
-def _held_bytes(parameters: ParameterTable, objective: Objective, mode: Mode) -> HeldBytes:
+def _held_bytes(parameters: ParameterTable, objective: Objective, mode: Mode) -> StateBytes:
     trained = parameters.trainable & (mode is Mode.TRAINING)
-    # Gradients have the dtype of their weights, and the optimizer steps the weights themselves.
-    state = parameters.elements * objective.optimizer_bytes_per_element
-    return HeldBytes(
-        weights=parameters.bytes,
-        gradients=frozen_array(np.where(trained, parameters.bytes, 0.0), np.float64),
-        master=frozen_array(np.zeros(len(parameters)), np.float64),
-        optimizer=frozen_array(np.where(trained, state, 0.0), np.float64),
+    precision, state = objective.precision, objective.optimizer_bytes_per_element
+    elements = parameters.elements
+    if precision is None:
+        # Gradients have the dtype of their weights, and the optimizer steps the weights themselves.
+        weights, gradients = parameters.bytes, parameters.bytes
+        master, copy = np.zeros(len(parameters)), parameters.copy_bytes
+    else:
+        weights = bytes_at(parameters, precision.weights)
+        # What is trained is floating: the figures of an element hold.
+        _, gradient, kept, _, copied = _element_bytes(precision, state)
+        gradients, master = elements * gradient, elements * kept
+        copy = np.where(parameters.buffer, 0.0, elements * copied)
+    return StateBytes(
+        weights=weights,
+        gradients=frozen_array(np.where(trained, gradients, 0.0), np.float64),
+        master=frozen_array(np.where(trained, master, 0.0), np.float64),
+        state=frozen_array(np.where(trained, elements * state, 0.0), np.float64),
         trained=frozen_array(trained, np.bool_),
+        copy=frozen_array(copy * (mode is Mode.TRAINING), np.float64),
     )
+
+
+def lasting_bytes(parameters: ParameterTable, objective: Objective) -> StateBytes:
+    """Return what of every parameter outlives a step, where it is whole: no gradient, no copy."""
+    held, precision = held_bytes(parameters, objective), objective.precision
+    none = np.zeros(len(parameters))
+    beside = None if precision is None else precision.master_gradients
+    passing = 0.0 if beside is None else parameters.elements * DTYPE_BYTES[beside]
+    master = np.where(held.trained, held.master - passing, 0.0)
+    return held._replace(gradients=none, copy=none, master=master)
 
 
 def at_each_user(graph: Graph, values: Array) -> Floats:
@@ -277,3 +354,8 @@ def fold_backward(graph: Graph, forward_s: Array, backward_s: Array) -> tuple[Ar
     explicit = ~graph.is_forward
     backward = np.where(explicit, forward_s + backward_s, backward_s)
     return np.where(explicit, 0.0, forward_s), backward
+
+
+def fixed_bytes(communicators: int | Array) -> float | Array:
+    """Return what a process takes before the first tensor, by the communicators that it opens."""
+    return CONTEXT_BYTES + COMMUNICATOR_BYTES * communicators

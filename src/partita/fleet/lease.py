@@ -1,4 +1,4 @@
-"""A training loop that holds a lease on its devices: it counts steps and stops when told to.
+"""A training loop that holds a lease on its devices: it counts steps and stops when asked to.
 
     lease = Lease(save, step=restored_step)
     for batch in lease.over(loader):
@@ -6,7 +6,7 @@
 
 The scheduler and the job speak through two files in the job's directory: the scheduler writes
 ``lease.json``, the job ``progress.json``. Neither has to be alive for the other to go on, nothing
-listens on a port, and no token has to be handed to a job. A SIGTERM says the same as the file,
+listens on a port, and no token has to be handed to a job. A SIGTERM means the same as the file,
 sooner. Without a scheduler (``PARTITA_LEASE`` is not set) the loop runs to its last step.
 
 Imports the standard library alone; the loader may be torch's, or any iterable.
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class LoopState(StrEnum):
-    """How far a job says that it is."""
+    """Progress that a job reports."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -46,13 +46,13 @@ def _alone(stop: bool) -> bool:
 
 
 class Lease:
-    """The right to run until the scheduler says otherwise.
+    """The right to run until the scheduler ends it.
 
     Args:
         checkpoint: Saves the state after so many steps; called before every stop, after the last
             step, and from time to time.
-        step: Steps that are done already, as the checkpoint that was loaded says.
-        steps: Steps of the whole job; None = as the scheduler says.
+        step: Steps that are done already, by the checkpoint that was loaded.
+        steps: Steps of the whole job; None = those that the scheduler gives.
         checkpoint_every: Steps from a checkpoint to the next; 0 = only before a stop.
         agree: Tells all ranks whether any of them stops (a maximum over ranks), so that they stop
             at the same step. Called by every rank after every step.
@@ -110,12 +110,12 @@ class Lease:
         return self._told.is_over()
 
     def wait_beyond(self, end_s: float, limit_s: float) -> bool:
-        """Wait for what the scheduler says of the time after the end of a round.
+        """Wait for the scheduler's decision about the time after the end of a round.
 
-        It is told how far the job is first: what it says may depend on that.
+        The job's progress is reported first, since the decision may depend on it.
 
         Returns:
-            Whether it has renewed the lease or ended it; False = it has said nothing in time.
+            Whether it has renewed the lease or ended it; False = it has not answered in time.
         """
         self._report(force=True)
         return self._told.wait_beyond(end_s, limit_s)
@@ -264,7 +264,7 @@ class _Scheduler:
         )
 
     def wants_word(self, *, force: bool) -> bool:
-        """Return whether it is time to tell how far the job is; rank 0 alone does."""
+        """Return whether it is time to report progress; rank 0 alone does."""
         if self._directory is None or not self._speaks:
             return False
         return force or time.monotonic() - self._reported_s >= self._report_s

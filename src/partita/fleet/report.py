@@ -1,4 +1,4 @@
-"""How a training script tells Partita its speed.
+"""How a training script reports its speed to Partita.
 
 A script that runs under ``partita fleet profile`` finds the file to write in ``PARTITA_SPEED``; in
 any other run nothing is written. Imports the standard library alone.

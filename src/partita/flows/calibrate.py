@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from partita.catalogue.catalogue import load_catalogue
+from partita.catalogue.parse import parse_cluster
 from partita.catalogue.shorthand import MAX_LOCAL_DEVICES
 from partita.core.cluster import Cluster
 from partita.documents import read_text
@@ -15,6 +17,7 @@ from partita.errors import FormatError, InvalidInputError, UnsupportedError
 from partita.flows.results import Result
 from partita.profiler.calibrate import calibrate as fitting
 from partita.profiler.calibrate.calibrate import Calibration
+from partita.profiler.calibrate.nccl_tests import KINDS, read_nccl_tests
 from partita.profiler.calibrate.records import Measurement, MeasureOptions, read_measurement
 from partita.requests import OnProgress, Request, declare, make, silent
 from partita.units import format_bytes, format_count, parse_bytes
@@ -32,6 +35,18 @@ class CalibrateRequest(Request):
         help="Number of processes of this machine.",
     )
     from_samples: str | None = declare(None, help="File of times to fit; then nothing is measured.")
+    nccl_tests: tuple[str, ...] = declare(
+        (),
+        metavar="FILE",
+        help="Output of nccl-tests to read collectives from, or KIND=FILE; then nothing is "
+        "measured.",
+    )
+    cluster: str | None = declare(
+        None,
+        flags=("-c",),
+        usual="as the outputs say",
+        help="Cluster that nccl-tests ran on, such as 4xdgx-h100.",
+    )
     name: str = declare("calibrated", help="Name of the cluster.")
     sizes: str | None = declare(None, help="Sizes of messages, such as 64,64KiB,1MiB,16MiB.")
     budget: float | None = declare(None, usual="60", help="Seconds for all links together.")
@@ -49,10 +64,12 @@ class CalibrationResult(Result):
     Attributes:
         calibration: The cluster with the fits of its links.
         measurement: The times that were measured.
+        has_devices: Whether the devices were measured, and not only collectives.
     """
 
     calibration: Calibration
     measurement: Measurement
+    has_devices: bool = True
 
     @property
     def cluster(self) -> Cluster:
@@ -66,6 +83,8 @@ class CalibrationResult(Result):
     def rows(self) -> list[Mapping[str, object]]:
         """Return a row for each device."""
         pairs = zip(self.cluster.devices, self.calibration.devices, strict=True)
+        if not self.has_devices:
+            return []
         return [
             {
                 "device": device.name,
@@ -84,7 +103,7 @@ class CalibrationResult(Result):
         found = self.calibration
         return [
             f"{self.cluster.name}: {len(self.cluster)} devices on {len(found.hosts)} hosts, "
-            f"{len(found.pairs)} links"
+            f"{len(found.pairs)} links, {len(found.reductions)} collectives"
         ]
 
 
@@ -115,12 +134,41 @@ def calibrate_request(
     request: CalibrateRequest, on_progress: OnProgress = silent
 ) -> CalibrationResult | None:
     """Measure what a request asks for; see :func:`calibrate`."""
+    if request.nccl_tests:
+        return _from_nccl_tests(request)
+    if request.cluster is not None:
+        raise InvalidInputError("--cluster is for --nccl-tests: what is measured here says itself")
     measurement = _measurement(request, on_progress)
     if measurement is None:
         return None
     return CalibrationResult(
         calibration=fitting.calibrate(measurement, name=request.name, keep_matrix=request.matrix),
         measurement=measurement,
+    )
+
+
+def _from_nccl_tests(request: CalibrateRequest) -> CalibrationResult:
+    """Return a cluster with the collectives that outputs of ``nccl-tests`` have."""
+    if request.from_samples is not None or request.devices is not None:
+        raise InvalidInputError("--nccl-tests measures nothing; expected no --devices, no samples")
+    tests = []
+    for given in request.nccl_tests:
+        kind, _, path = given.rpartition("=")
+        if kind not in KINDS and kind:
+            kind, path = "", given
+        tests.append(read_nccl_tests(read_text(path), kind=kind, path=path))
+    known = None
+    if request.cluster is not None:
+        known = parse_cluster(request.cluster, read_text, load_catalogue())
+    found = fitting.calibration_of_tests(tests, name=request.name, cluster=known)
+    return CalibrationResult(
+        calibration=found,
+        measurement=Measurement(
+            backend="nccl",
+            devices=found.devices,
+            reductions=tuple(test.record for test in tests),
+        ),
+        has_devices=False,
     )
 
 
@@ -170,7 +218,7 @@ def _measure_here(
 
 def _measure_job(options: MeasureOptions, on_progress: OnProgress) -> Measurement | None:
     _check_torch()
-    from partita.profiler.calibrate.job import measure_job  # noqa: PLC0415 (torch is an extra)
+    from partita.profiler.calibrate.local import measure_job  # noqa: PLC0415 (torch is an extra)
     from partita.ranks.environment import RankEnvironment  # noqa: PLC0415 (torch is an extra)
 
     return measure_job(RankEnvironment.of(os.environ), options, report=on_progress)

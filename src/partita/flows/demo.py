@@ -34,6 +34,8 @@ LOCAL_DEVICES, LOCAL_MICROBATCHES = 2, 8
 LOCAL_PLANNERS = (DEFAULT_PLANNER, "single", "uniform")
 LARGE, CLUSTER, MICROBATCHES = "gpt3-xl", "1x4xa100+1x2xv100", 16
 PLANNERS = (DEFAULT_PLANNER, "uniform", "single")
+ITERATIONS = 60
+"""Steps of the search for the large model: the same plan every time, however busy the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +159,7 @@ def demo_request(request: DemoRequest, on_progress: OnProgress = silent) -> Demo
         cluster=CLUSTER,
         microbatches=MICROBATCHES,
         planner=PLANNERS,
+        iterations=ITERATIONS,
         on_progress=lambda name: on_progress(f"planning over {CLUSTER}: {name}"),
     )
     on_progress("checking and simulating the best")

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from partita.bounds import lower_bound
-from partita.core.cluster import Cluster, Level, LinkMatrix
+from partita.catalogue.what_if import part_of
+from partita.core.cluster import Cluster
 from partita.core.energy import TIE, EnergyProfile, Frontier
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
@@ -26,8 +27,7 @@ from partita.energy.frontier.choose import PointLimits, choose_point
 from partita.energy.frontier.modelled import modelled_profile
 from partita.energy.frontier.savings import frontier_of, model_of, played
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.flows.alternatives import distinct_words
-from partita.flows.answer import ENERGY
+from partita.flows.answer import ENERGY, distinct_words
 from partita.flows.summary import describe_plan
 from partita.planners.pipeline import solution_of
 from partita.program.lower import lower
@@ -238,9 +238,9 @@ def plan_for_energy(
     progress(f"frontiers of plans within {limit_s:.4g} s a step")
     candidates = _candidates(timed, first, _distinct(ranked), (limit_s, points))
     best = candidates[0]
-    again = played(
-        model_of(best.solution, _profile_of(best)), best.frontier.clocks(int(best.point or 0))
-    )
+    assert best.frontier.profile is not None
+    model = model_of(best.solution, best.frontier.profile)
+    again = played(model, best.frontier.clocks(int(best.point or 0)))
     found = EnergyAnswer(
         solution=_solution(problem, first, candidates),
         best=best,
@@ -252,11 +252,6 @@ def plan_for_energy(
         simulated_j=again.energy_j,
     )
     return replace(found, solution=replace(found.solution, stats={ENERGY: found.best.to_json()}))
-
-
-def _profile_of(candidate: EnergyCandidate) -> EnergyProfile:
-    assert candidate.frontier.profile is not None
-    return candidate.frontier.profile
 
 
 def _seconds(problem: Problem, plan: Plan) -> float:
@@ -364,38 +359,3 @@ def _rate(cluster: Cluster, index: int) -> float:
     """Return how fast a device is among others, by its peak rate and its speed."""
     device = cluster.devices[index]
     return device.speed * max(device.peak_flop_per_s.values(), default=1.0)
-
-
-def part_of(cluster: Cluster, keep: Sequence[int]) -> Cluster:
-    """Return a cluster with some of its devices, the links between them as they were.
-
-    Args:
-        cluster: The whole.
-        keep: Indices of the devices that stay, ascending.
-    """
-    rows = np.array(keep, dtype=np.int64)
-    matrix = cluster.matrix
-    if matrix is not None:
-        pairs = (rows[:, None] * len(cluster) + rows[None, :]).ravel()
-        matrix = LinkMatrix(
-            bandwidth_bytes_per_s=matrix.bandwidth_bytes_per_s[pairs],
-            latency_s=matrix.latency_s[pairs],
-        )
-    return replace(
-        cluster,
-        name=f"{len(keep)} devices of {cluster.name}",
-        devices=tuple(cluster.devices[index] for index in keep),
-        levels=tuple(_kept_level(level, rows) for level in cluster.levels),
-        matrix=matrix,
-    )
-
-
-def _kept_level(level: Level, rows: np.ndarray) -> Level:
-    group_of = level.group_of[rows]
-    groups = int(group_of.max()) + 1
-    return replace(
-        level,
-        group_of=group_of,
-        bandwidth_bytes_per_s=level.bandwidth_bytes_per_s[:groups],
-        latency_s=level.latency_s[:groups],
-    )

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from partita.catalogue.catalogue import Catalogue
 from partita.catalogue.examples import EXAMPLES
@@ -22,10 +22,11 @@ from partita.core.problem import Objective, Problem
 from partita.core.solution import Solution
 from partita.documents import read_text
 from partita.errors import InvalidInputError
-from partita.flows.estimated import estimated_graphs, refuse_source_options
+from partita.flows.estimated import estimated_graphs
 from partita.flows.fields import (
     ChangeFields,
     ClusterFields,
+    DegreeFields,
     Model,
     RuleFields,
     SourceFields,
@@ -40,16 +41,21 @@ from partita.flows.problem import (
     catalogue_of,
     changed_cluster,
     changed_objective,
+    large_shape,
     objective_remarks,
     read_cluster,
     read_graph,
+    refuse_source_options,
     rules_of,
     with_usual_reserve,
 )
 from partita.flows.results import Result
 from partita.planners.pipeline import main_devices_of
-from partita.requests import OnProgress, arguments_of, declare, make, silent
+from partita.requests import OnProgress, arguments_of, declare, make, part, silent
 from partita.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from partita.flows.large import LargePlanResult
 
 MAX_DEVICES = 1024
 """Devices up to which more of them are suggested."""
@@ -62,7 +68,9 @@ Growth: TypeAlias = Callable[[int], tuple[list[str], Cluster] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EstimateRequest(ClusterFields, ChangeFields, StepFields, RuleFields, SourceFields):
+class EstimateRequest(
+    ClusterFields, ChangeFields, StepFields, RuleFields, SourceFields, DegreeFields
+):
     """A model, the devices it is for, and what is asked of a step."""
 
     model: Model = declare("", is_argument=True, help="Name of a model, or a file.")
@@ -159,8 +167,10 @@ def estimate(
     *,
     on_progress: OnProgress = silent,
     **options: Any,  # noqa: ANN401 (fields of EstimateRequest)
-) -> Estimate:
+) -> "Estimate | LargePlanResult":
     """Say whether a model fits on a cluster, what it needs, and what would make it fit.
+
+    A large transformer that is named by its shape is planned as by :func:`partita.plan`.
 
     Args:
         model: A built-in name, a model to be estimated, a file, or the graph itself.
@@ -169,13 +179,20 @@ def estimate(
 
     Raises:
         InvalidInputError: There is no such model, cluster or option.
-        InfeasibleError: The rules leave no plan that could be tried.
+        InfeasibleError: The rules leave no plan that could be tried, or a large transformer does
+            not fit.
     """
     return estimate_request(make(EstimateRequest, model=model, **options), on_progress)
 
 
-def estimate_request(request: EstimateRequest, on_progress: OnProgress = silent) -> Estimate:
+def estimate_request(
+    request: EstimateRequest, on_progress: OnProgress = silent
+) -> "Estimate | LargePlanResult":
     """Answer what a request asks for; see :func:`estimate`."""
+    if (large := large_shape(request, request.model)) is not None:
+        from partita.flows.large import LargeFields, plan_large  # noqa: PLC0415 (where it is named)
+
+        return plan_large(part(LargeFields, request), large, on_progress)
     on_progress(_name(request.model))
     catalogue = catalogue_of(request)
     base = None if is_of_zoo(request.model) else read_graph(request.model, may_estimate=True)
@@ -191,7 +208,7 @@ def estimate_request(request: EstimateRequest, on_progress: OnProgress = silent)
         report=report,
         commands=tuple(_command(request, question, change, larger) for change in report.changes),
         plan_command=_plan_command(request, report),
-        remarks=objective_remarks(request),
+        remarks=objective_remarks(request, report.problem.graph),
     )
 
 
@@ -258,7 +275,7 @@ def _question(
         cluster_at=lambda _: None,
         objective=changed_objective(start, request),
         start=Setting(
-            microbatch_size=size, recompute=request.recompute, shard=Shard(request.shard)
+            microbatch_size=size, recompute=bool(request.recompute), shard=Shard(request.shard)
         ),
         batch_size=batch,
         rules=(*own, *rules_of(request)),
@@ -360,4 +377,4 @@ def _plan_command(request: EstimateRequest, report: FitReport) -> str:
     words += arguments_of(request, without=(*_CHANGED, "seed"))
     words += ["--microbatches", str(problem.microbatches)]
     words += ["--microbatch-size", str(problem.microbatch_size)]
-    return shlex.join(words + ["--recompute"] * request.recompute)
+    return shlex.join(words + ["--recompute"] * bool(request.recompute))

@@ -7,32 +7,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.catalogue.catalogue import Catalogue
+from partita.catalogue.catalogue import Catalogue, check_rates
 from partita.catalogue.examples import EXAMPLES
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
+from partita.core.precision import parse_precision
 from partita.core.problem import Mode
 from partita.errors import InvalidInputError
 from partita.flows.extras import torch_needed
-from partita.flows.fields import ShapeFields, SourceFields
+from partita.flows.fields import ShapeFields, SourceFields, StepFields
 from partita.flows.summary import estimate_basis
+from partita.names import nearest
 from partita.planners.pipeline import main_devices_of
 from partita.requests import fields_of
 
 if TYPE_CHECKING:
     from partita.capture.origin import ModelOrigin
     from partita.capture.sources import SourceOptions
-
-
-def is_path(model: str) -> bool:
-    """Return whether a text means a file: stdin, one that is there, or a name that ends like one.
-
-    A folder with a Hugging Face configuration is a model.
-    """
-    path = Path(model)
-    if path.is_dir():
-        return not (path / "config.json").exists()
-    return model == "-" or path.exists() or (":" not in model and path.suffix[1:].isalpha())
 
 
 def find_modules_here() -> None:
@@ -117,7 +108,7 @@ def estimator_of(
     options = EstimateOptions(
         kernels=Kernels(request.kernels),
         arithmetic=request.arithmetic,
-        recompute=request.recompute,
+        recompute=bool(request.recompute),
         granularity=Granularity(request.granularity),
         mode=CaptureMode.EVAL if mode == Mode.INFERENCE.value else CaptureMode.TRAINING,
     )
@@ -157,13 +148,9 @@ def estimated_graphs(
             f"cluster {cluster.name!r} has devices of type {', '.join(map(repr, types))}, of which "
             "the catalogue has none to estimate for; describe them in a --catalogue file"
         )
-    plain = SourceFields(
-        **{
-            field.name: getattr(request, field.name)
-            for field in fields_of(SourceFields)
-            if field.name != "recompute"
-        }
-    )
+    plain = _as_policy_says(request)
+    for dtype in filter(None, (plain.arithmetic or plain.dtype,)):
+        check_rates([catalogue.device_type(name) for name in known], dtype)
     estimated = estimator_of(text, plain, mode, seed=seed)
     sizes: dict[int, Graph] = {}
 
@@ -177,28 +164,52 @@ def estimated_graphs(
     return graph_at
 
 
+def _as_policy_says(request: SourceFields) -> SourceFields:
+    """Return the fields of a source, without recomputation, with the dtypes of the precision.
+
+    Raises:
+        InvalidInputError: A dtype is given that contradicts the precision.
+    """
+    plain = SourceFields(
+        **{
+            field.name: getattr(request, field.name)
+            for field in fields_of(SourceFields)
+            if field.name != "recompute"
+        }
+    )
+    text = request.precision if isinstance(request, StepFields) else None
+    if text is None:
+        return plain
+    policy = parse_precision(text)
+    for option, given, part in (
+        ("dtype", plain.dtype, "weights"),
+        ("arithmetic", plain.arithmetic, "compute"),
+    ):
+        own = getattr(policy, part)
+        if given and given != own:
+            raise InvalidInputError(
+                f"--{option} {given} contradicts --precision {text}, whose {part} are in {own}; "
+                f"leave one out, or say --precision {text},{part}={given}"
+            )
+    return replace(plain, dtype=policy.weights, arithmetic=policy.compute)
+
+
 def _check_name(model: str) -> None:
     """Refuse a plain name that no model has, with the examples that there are, too."""
     if ":" in model or "/" in model or Path(model).exists():
         return
     with torch_needed(f"{model!r} is no file and no built-in example; to estimate a model needs"):
-        from partita.models.zoo import find_model  # noqa: PLC0415 (imports torch)
+        from partita.models.zoo import MODELS, find_model  # noqa: PLC0415 (imports torch)
     try:
         find_model(model)
     except InvalidInputError as exc:
+        from partita.transformer.named import near_shape  # noqa: PLC0415 (YAML of all shapes)
+
+        near = near_shape(model)
+        if near is not None and nearest(model, MODELS) is None:
+            raise InvalidInputError(
+                f"there is no model {model!r}; did you mean {near!r}? (partita models large lists "
+                "them)"
+            ) from exc
         examples = ", ".join(EXAMPLES)
         raise InvalidInputError(f"{exc}; nor a file or a built-in example ({examples})") from exc
-
-
-def refuse_source_options(model: str, request: SourceFields) -> None:
-    """Refuse options of a model's source where MODEL is a graph that has its figures.
-
-    Raises:
-        InvalidInputError: One was given.
-    """
-    for field in fields_of(SourceFields):
-        if field.name != "recompute" and getattr(request, field.name) != field.default:
-            raise InvalidInputError(
-                f"{model!r} is a graph with its own figures; --{field.name.replace('_', '-')} is "
-                "for models that are estimated"
-            )

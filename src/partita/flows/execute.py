@@ -1,5 +1,6 @@
 """A plan carried out: in forked or fresh processes, emulated, or by torch's own ways."""
 
+import math
 import os
 import platform
 from collections import Counter
@@ -36,10 +37,15 @@ from partita.runtime.baseline_names import TORCH_WAYS
 from partita.runtime.baselines import make_subject, run_baseline, verify_baseline
 from partita.runtime.directory import write_results
 from partita.runtime.emulation import EmulatedWorkload, emulate_forked, emulated_workload, predicted
+from partita.runtime.evaluation import Evaluation
 from partita.runtime.executor import Run, check_runnable, make_task, run_forked
 from partita.runtime.job import Job, JobDirectory
 from partita.runtime.launch import Host, collect, launch
+from partita.runtime.metric_rows import METRICS
+from partita.runtime.numerics import ready_numerics
 from partita.runtime.report import RunReport, recalibrated, report_run, settled
+from partita.runtime.restarts import Survival
+from partita.runtime.tensor_parallel import tensor_parallel_remarks
 from partita.runtime.verify import UNTOUCHED_MODULE, Verdict, verify
 from partita.runtime.verify_module import verify_module
 from partita.runtime.workload import Workload, model_workload, use_repeatable_algorithms
@@ -65,6 +71,7 @@ class Outcome(Result):
         remarks: What differs from a real run.
         directory: The run directory; None where nothing is written.
         written: Names of the files that were written.
+        checkpoints: Folder of its checkpoints; empty = it saved nothing.
     """
 
     solution: Solution
@@ -77,6 +84,12 @@ class Outcome(Result):
     remarks: tuple[str, ...] = ()
     directory: Path | None = None
     written: tuple[str, ...] = ()
+    checkpoints: str = ""
+
+    @property
+    def resume_by(self) -> str:
+        """How a run that was stopped goes on."""
+        return f"go on with --resume {self.checkpoints}" if self.checkpoints else "nothing is saved"
 
     @property
     def origin(self) -> str:
@@ -85,8 +98,8 @@ class Outcome(Result):
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step: the median without the first quarter."""
-        return float(np.median(settled(self.run.step_s)))
+        """Seconds of a step: the median without the first quarter; NaN where none was left."""
+        return float(np.median(settled(self.run.step_s))) if self.run.step_s else math.nan
 
     @property
     def error(self) -> float:
@@ -95,8 +108,11 @@ class Outcome(Result):
 
     @property
     def losses(self) -> list[float | None]:
-        """The loss of each step; None where there is none."""
-        return [number_or_none(step.loss) for step in self.run.result.steps]
+        """The loss of each step, once, also of earlier attempts; None where there is none."""
+        last = [number_or_none(step.loss) for step in self.run.result.steps]
+        if len(self.run.losses) <= len(last):
+            return last
+        return [number_or_none(loss) for _, loss in sorted(self.run.losses.items())]
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -134,10 +150,12 @@ class Outcome(Result):
 
     def lines(self) -> list[str]:
         """Return the verdicts of a run, and its speed beside the predicted one."""
-        steps = len(self.run.step_s)
+        steps = max((*self.run.losses, len(self.run.step_s) - 1)) + 1
         words = [f"step {steps}/{steps}"]
         if self.losses[0] is not None and self.losses[-1] is not None:
             words.append(f"loss {self.losses[0]:.4g} -> {self.losses[-1]:.4g}")
+        if self.run.held_out:
+            words.append(f"held out {self.run.held_out[max(self.run.held_out)]:.4g}")
         words += [
             f"{format_seconds(self.step_s)} a step {self.origin}",
             f"predicted {format_seconds(self.predicted.makespan_s)}"
@@ -150,7 +168,11 @@ class Outcome(Result):
         checks = [verdict.line() for verdict in self.verdicts]
         if isinstance(self.module_verdict, str):
             checks.append(f"not compared with the untouched module: {self.module_verdict}")
-        return [*(f"check     {line}" for line in checks), "run       " + "  ".join(words)]
+        lines = [*(f"check     {line}" for line in checks), "run       " + "  ".join(words)]
+        lines += [f"survived  {incident.line()}" for incident in self.run.incidents]
+        if self.run.stopped:
+            lines.append(f"stopped   {self.run.stopped}, after step {steps}; {self.resume_by}")
+        return lines
 
     def rows(self) -> list[Mapping[str, object]]:
         """Return predicted and measured seconds of each stage."""
@@ -178,8 +200,13 @@ class Outcome(Result):
             "origin": self.origin,
             "remarks": list(self.remarks),
             "steps": len(self.run.step_s),
+            "incidents": [incident.to_json() for incident in self.run.incidents],
+            "stopped": self.run.stopped or None,
             "samples_per_step": plan.samples,
             "losses": self.losses,
+            "held_out_losses": {
+                str(step + 1): number_or_none(loss) for step, loss in self.run.held_out.items()
+            },
             "step_s": list(self.run.step_s),
             "median_step_s": self.step_s,
             "samples_per_s": plan.samples / self.step_s,
@@ -206,6 +233,7 @@ class Execution:
         baseline: One of torch's own ways, or empty.
         on_progress: Called with each step of the work.
         on_step: Called with a rank and each step that it has done.
+        survival: How it goes on when something goes wrong.
     """
 
     job: Job
@@ -216,6 +244,7 @@ class Execution:
     baseline: str = ""
     on_progress: OnProgress = silent
     on_step: OnStep = unwatched
+    survival: Survival = field(default_factory=Survival)
 
     @property
     def logs(self) -> Path:
@@ -285,11 +314,21 @@ def execute(solution: Solution, execution: Execution, captures: Captures | None)
     if execution.job.emulate is not None:
         return _emulate(solution, execution)
     assert captures is not None
+    precision = execution.job.recipe.precision
+    if precision is not None:
+        device = "cuda" if execution.job.device is DeviceKind.GPU else "cpu"
+        numerics = ready_numerics(precision, device)
+        source, origin = captures.source, captures.origin
+        captures = Captures(source, origin, lambda: numerics.autocast(device))
     if execution.job.same_data:
         use_repeatable_algorithms()
     execution.on_progress("capturing the model")
     workload = model_workload(
-        captures, solution.problem, solution.plan, same_data=execution.job.same_data
+        captures,
+        solution.problem,
+        solution.plan,
+        same_data=execution.job.same_data,
+        data=execution.job.data,
     )
     if execution.baseline in TORCH_WAYS:
         return _run_torch(solution, execution, captures, workload)
@@ -321,7 +360,10 @@ def _outcome(solution: Solution, run: Run, program: Program, job: Job) -> Outcom
         solution=solution,
         run=run,
         predicted=prediction,
-        report=report_run(plan, program, prediction, run.timelines, run.step_s, peaks),
+        report=report_run(plan, program, prediction, run.timelines, run.step_s, peaks)
+        if run.timelines
+        else None,
+        checkpoints=job.checkpoints,
     )
 
 
@@ -375,7 +417,7 @@ def _run(
                 task, workload, options=short.rank_options(), log_directory=execution.logs
             )
         else:
-            quiet = replace(execution, on_step=unwatched)
+            quiet = replace(execution, on_step=unwatched, survival=Survival())
             found = _launched(solution, quiet, short, execution.directory / "check")
         if found is not None:
             verdict = verify(task, workload, found.result, short.rank_options())
@@ -389,6 +431,7 @@ def _run(
             options=job.rank_options(),
             log_directory=execution.logs,
             on_step=execution.on_step,
+            survival=execution.survival,
         )
     else:
         run = _launched(solution, execution, job, execution.directory)
@@ -396,13 +439,26 @@ def _run(
         return None
     made = _outcome(solution, run, task.program, job)
     return replace(
-        made, verdict=verdict, module_verdict=module_verdict, baseline=execution.baseline
+        made,
+        verdict=verdict,
+        module_verdict=module_verdict,
+        baseline=execution.baseline,
+        remarks=(*made.remarks, *tensor_parallel_remarks(task)),
     )
 
 
 def _short(job: Job) -> Job:
     """Return the first steps of a job, with all that they give."""
-    return replace(job, steps=min(CHECKED_STEPS, job.steps), keep_results=True, power=None)
+    return replace(
+        job,
+        steps=min(CHECKED_STEPS, job.steps),
+        keep_results=True,
+        power=None,
+        evaluation=Evaluation(),
+        checkpoints="",
+        save_every=0,
+        resume=None,
+    )
 
 
 def _forks(execution: Execution) -> bool:
@@ -424,8 +480,10 @@ def _forks(execution: Execution) -> bool:
 def _launched(solution: Solution, execution: Execution, job: Job, directory: Path) -> Run | None:
     """Run in fresh processes, on this host or together with others; the first one has the run."""
     JobDirectory(directory).create(solution, job)
-    launch(directory, execution.host, on_step=execution.on_step)
-    return None if execution.host.index else collect(directory)
+    ended = launch(
+        directory, execution.host, on_step=execution.on_step, survival=execution.survival
+    )
+    return None if execution.host.index else collect(directory, ended)
 
 
 def _run_torch(
@@ -486,6 +544,8 @@ def write_run(outcome: Outcome, directory: Path, order: ListOrder = ListOrder.DE
         write_text(directory / "profiler.json", outcome.run.trace)
         written.append("profiler.json")
     write_results(directory, {"name": directory.name, **outcome.to_json()})
+    if (directory / METRICS).exists():
+        written.append(METRICS)
     return replace(outcome, directory=directory, written=(*written, "logs/"))
 
 

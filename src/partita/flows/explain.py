@@ -14,15 +14,14 @@ from partita.core.program import LAST_COMPUTE, Kind
 from partita.core.solution import Solution
 from partita.cost.durations import cluster_devices, stage_seconds
 from partita.cost.judge import measure
-from partita.cost.memory import static_memory
 from partita.errors import InfeasibleError, InvalidInputError, PartitaError
+from partita.flows.fields import PlanSource
 from partita.flows.problem import catalogue_of
 from partita.flows.results import Result
-from partita.flows.solutions import PlanSource, SolutionRequest, read_solution
+from partita.flows.solutions import SolutionRequest, read_solution
 from partita.flows.summary import Summary, summarise
 from partita.planners.table import get_planner
 from partita.program.layout import crossings, owners, tensor_bytes
-from partita.program.lower import lower
 from partita.requests import OnProgress, declare, make, silent
 from partita.units import format_seconds
 
@@ -224,7 +223,7 @@ def _stage_rows(solution: Solution) -> list[dict[str, Any]]:
 def _device_rows(summary: Summary) -> list[dict[str, Any]]:
     problem, plan = summary.solution.problem, summary.solution.plan
     timeline = summary.evaluation.timeline
-    static = static_memory(problem, plan, lower(problem, plan))
+    memory = summary.evaluation.memory
     spent = timeline.end_s - timeline.start_s
     where = cluster_devices(problem, plan.devices)
     rows = []
@@ -234,8 +233,6 @@ def _device_rows(summary: Summary) -> list[dict[str, Any]]:
         def total(kinds: tuple[Kind, ...], mask: Any = here) -> float:  # noqa: ANN401
             return float(spent[mask & np.isin(timeline.kind, kinds)].sum())
 
-        peak = float(timeline.peak_bytes[index])
-        held = float(static.total[index])
         rows.append(
             {
                 "device": name,
@@ -247,12 +244,8 @@ def _device_rows(summary: Summary) -> list[dict[str, Any]]:
                 "update_s": total((Kind.UPDATE,)),
                 "idle_s": timeline.makespan_s - float(timeline.busy_s[index]),
                 "sending_s": total((Kind.SEND,)),
-                "weights_bytes": float(static.weights[index]),
-                "gradients_bytes": float(static.gradients[index]),
-                "optimizer_bytes": float(static.optimizer[index]),
-                "activations_bytes": peak - held,
-                "workspace_bytes": float(static.workspace[index]),
-                "peak_bytes": peak,
+                **memory.to_json(index),
+                "optimizer_bytes": float(memory.optimizer[index]),
                 "limit_bytes": number_or_none(float(timeline.limit_bytes[index])),
                 "utilisation": float(timeline.utilisation[index]),
                 "bubble": float(timeline.bubble[index]),

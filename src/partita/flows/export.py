@@ -16,9 +16,9 @@ from partita.documents import OpenedFile, open_file, unused_path, write_bytes, w
 from partita.errors import InvalidInputError
 from partita.exporters.pipedream_conf import num_ranks_of, read_num_ranks, runtime_configurations
 from partita.flows.extras import torch_needed
-from partita.flows.fields import DTYPES, GRANULARITIES, ClusterFields
+from partita.flows.fields import DTYPES, GRANULARITIES, ClusterFields, PlanSource
 from partita.flows.results import Result
-from partita.flows.solutions import PlanSource, bare_problem
+from partita.flows.solutions import bare_problem
 from partita.formats.pipedream import read_pipedream_plan, stage_ids, write_pipedream_plan
 from partita.requests import declare, fields_of, make
 

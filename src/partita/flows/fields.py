@@ -1,26 +1,40 @@
 """Groups of options that several requests share, each declared once."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
 from partita.core.metrics import Metric, metric_names
+from partita.core.plan import RECOMPUTE_SETS, Plan
+from partita.core.precision import DEFAULT_OPTIMIZER, OPTIMIZERS, PRECISIONS
 from partita.core.problem import Mode, Problem
 from partita.core.schedules import Schedule, schedule_names
 from partita.core.solution import Solution
+from partita.cost.tables import GPU_RESERVE
+from partita.documents import OpenedFile
 from partita.planners.table import DEFAULT_PLANNER, PLANNERS
 from partita.requests import Request, declare
 
 Model: TypeAlias = str | Graph | Problem | Solution
 """A model: its name or the path of a file, or the object itself."""
 
+
+class HasSolution(Protocol):
+    """A result that holds a plan with its problem, such as that of ``partita.plan``."""
+
+    @property
+    def solution(self) -> Solution:
+        """The plan with its problem."""
+        ...
+
+
+PlanSource: TypeAlias = str | OpenedFile | Solution | HasSolution
+"""A plan: the path of a file, the file opened already, a solution, or a result that has one."""
+
+
 GRANULARITIES = ("op", "module", "block")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-GPU_RESERVE = 0.08
-"""Share of a GPU's memory that no plan can use: context, NCCL's buffers, fragmentation."""
-OPTIMIZER_BYTES = {"sgd": 0.0, "momentum": 4.0, "adam": 8.0}
-"""Bytes of state that an optimizer keeps per element of a parameter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +57,23 @@ class ChangeFields(Request):
     """Changes of the cluster."""
 
     what_if: tuple[str, ...] = declare(
-        (), help="Change of the cluster, such as +1x8xa100 or memory=1.2x; several times."
+        (), help="Change of the cluster: +1x8xa100, -host0/gpu3 or memory=1.2x; several times."
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapeFields(Request):
-    """What a model that is built by name is built as."""
+class LengthFields(Request):
+    """How long samples are."""
 
     sequence_length: int | None = declare(
         None, minimum=2, help="Tokens per sample, not for callables."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeFields(LengthFields):
+    """What a model that is built by name is built as."""
+
     dtype: str | None = declare(
         None, choices=DTYPES, usual="as built", help="Type of weights and inputs."
     )
@@ -73,7 +93,51 @@ class EstimateFields(Request):
     arithmetic: str = declare(
         "", usual="the dtype", help="Arithmetic of an estimate, such as tfloat32."
     )
-    recompute: bool = declare(False, help="In an estimate, blocks keep their inputs alone.")
+    recompute: str | None = declare(
+        None,
+        choices=("none", *RECOMPUTE_SETS),
+        bare="full",
+        help="Activations that backward computes again: of a whole block without a value; named "
+        "sets are for large transformers.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFields(Request):
+    """How a large transformer is trained, however it is divided."""
+
+    framework: str | None = declare(
+        None,
+        usual="megatron",
+        help="Framework that will run it, which says what overlaps and what may be combined: "
+        "megatron, torchtitan, deepspeed, maxtext, partita, or a release such as megatron-24.07.",
+    )
+    lora: int | None = declare(
+        None, minimum=1, help="Train low-rank adapters of that rank; the weights are frozen."
+    )
+    tokens: str | None = declare(
+        None, help="Tokens to train on, such as 15T: time and money for all of them."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DegreeFields(TrainingFields):
+    """How a large transformer is divided; what is not given is searched."""
+
+    tp: str | None = declare(None, metavar="N|auto", help="Tensor-parallel degree.")
+    pp: str | None = declare(None, metavar="N|auto", help="Stages of the pipeline.")
+    vp: str | None = declare(None, metavar="N|auto", help="Virtual stages per device.")
+    dp: str | None = declare(None, metavar="N|auto", help="Data-parallel degree.")
+    cp: str | None = declare(None, metavar="N|auto", help="Context-parallel degree.")
+    ep: str | None = declare(None, metavar="N|auto", help="Expert-parallel degree.")
+    zero: str | None = declare(
+        None,
+        metavar="N|auto",
+        help="What replicas divide: 1 optimizer state, 2 gradients too, 3 weights too.",
+    )
+    shard_group: str | None = declare(
+        None, metavar="N|auto", help="Devices that divide one copy of the weights (HSDP)."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +146,32 @@ class SourceFields(ShapeFields, EstimateFields):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepFields(Request):
+class StateFields(Request):
+    """What of a device's memory may be used, and what training keeps in it."""
+
+    reserve: float | None = declare(
+        None,
+        minimum=0,
+        below=1,
+        usual=f"{GPU_RESERVE:g} of GPUs",
+        help="Share of memory to leave free for context, buffers and fragmentation.",
+    )
+    optimizer: str | None = declare(
+        None,
+        choices=list(OPTIMIZERS),
+        usual=DEFAULT_OPTIMIZER,
+        help="Optimizer: its state counts in memory, and a run steps with it.",
+    )
+    precision: str | None = declare(
+        None,
+        usual="the model's dtype throughout",
+        help=f"Dtypes of weights, gradients, master copy, state and collectives: "
+        f"{', '.join(PRECISIONS)}; parts of it may differ: bf16,state=bfloat16.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFields(StateFields):
     """What a step is."""
 
     mode: str | None = declare(
@@ -98,19 +187,6 @@ class StepFields(Request):
     microbatch_size: int | None = declare(None, minimum=1, help="Samples in a microbatch.")
     batch_size: int | None = declare(None, minimum=1, help="Samples in a step: their product.")
     memory_factor: float | None = declare(None, help="Share of each device's memory to use.")
-    reserve: float | None = declare(
-        None,
-        minimum=0,
-        below=1,
-        usual=f"{GPU_RESERVE:g} of GPUs",
-        help="Share of memory to leave free for context, buffers and fragmentation.",
-    )
-    optimizer: str | None = declare(
-        None,
-        choices=list(OPTIMIZER_BYTES),
-        usual="adam",
-        help="Optimizer: its state counts in memory, and a run steps with it.",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,3 +238,27 @@ class PlannerFields(ChoiceFields):
     """Which planner, how it searches, and the seed of a random one."""
 
     seed: int | None = declare(None, help="Seed of a random planner.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveFields(Request):
+    """A plan that is to be replaced, and how few moves are sought."""
+
+    slowdown: float | None = declare(
+        None,
+        minimum=0,
+        usual="0.02; with --minimise-moves 0.05",
+        help="With --objective energy or --minimise-moves: slower than the fastest plan by at "
+        "most that share.",
+    )
+    from_plan: PlanSource | Plan | None = declare(
+        None,
+        flags=("--from",),
+        metavar="PLAN",
+        help="Plan that ran before: the search starts from it too, and state that moves is shown.",
+    )
+    minimise_moves: bool = declare(
+        False,
+        help="With --from: of the plans that are nearly as fast as the fastest, take the one that "
+        "moves least state.",
+    )

@@ -10,13 +10,12 @@ from partita.core.json_values import number_or_none
 from partita.core.plan import Plan, Shard, Stage, equal_microbatches
 from partita.core.problem import Mode, Problem, Schedule
 from partita.cost.durations import cluster_devices
-from partita.cost.memory import peak_memory, static_memory
+from partita.cost.memory import MemoryBreakdown, memory_breakdown
 from partita.cost.tables import SHARD_LEVEL, held_bytes
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.objectives.placed import placement_errors
 from partita.planners.pipeline import (
     cut_layers,
-    default_schedule,
     layer_of_ops,
     legal_boundaries,
     main_devices,
@@ -70,8 +69,7 @@ class Trial:
         plan: The plan.
         peak_bytes: Most memory of each device of the plan.
         limit_bytes: What each may use.
-        parts: Memory by device of parameters, gradients, optimizer state, activations (receive
-            buffers and gathered parameters included) and workspace; they sum to the peak.
+        memory: Where the memory of each device goes at its peak.
         step_s: Seconds of a step; NaN where it was not simulated.
     """
 
@@ -80,7 +78,7 @@ class Trial:
     plan: Plan
     peak_bytes: Array
     limit_bytes: Array
-    parts: Mapping[str, Array]
+    memory: MemoryBreakdown
     step_s: float = float("nan")
 
     @property
@@ -121,7 +119,9 @@ class Trial:
                     "device": name,
                     "peak_bytes": float(self.peak_bytes[index]),
                     "limit_bytes": number_or_none(float(self.limit_bytes[index])),
-                    **{f"{part}_bytes": float(held[index]) for part, held in self.parts.items()},
+                    "parameters_bytes": float(self.memory.weights[index]),
+                    "optimizer_bytes": float(self.memory.optimizer[index]),
+                    **self.memory.to_json(index),
                 }
                 for index, name in enumerate(self.plan.devices)
             ],
@@ -179,7 +179,7 @@ def is_hopeless(problem: Problem, shape: Shape) -> bool:
         share = problem.microbatch_size / graph.batch_size
         saved = fixed + (graph.ops.saved_bytes - fixed) * share
         in_flight: Floats = np.ones(count)
-        if default_schedule(problem) is Schedule.ONE_F_ONE_B:
+        if problem.objective.pipeline_schedule is Schedule.ONE_F_ONE_B:
             rounds = problem.microbatches // shape.replicas
             in_flight = np.clip(count - np.arange(count, dtype=np.float64), 1, max(1, rounds))
         held = held + in_flight * np.bincount(stage_of, weights=saved, minlength=count)
@@ -220,21 +220,15 @@ def _trial(problem: Problem, shape: Shape, coarse: list[int], boundaries: list[i
         if errors:
             raise InfeasibleError(errors[0])
     program = lower(problem, plan)
-    static, peak = static_memory(problem, plan, program), peak_memory(problem, plan, program)
+    memory = memory_breakdown(problem, plan, program)
     limit = problem.cluster.memory_bytes[cluster_devices(problem, plan.devices)]
     return Trial(
         shape=shape,
         problem=problem,
         plan=plan,
-        peak_bytes=peak,
+        peak_bytes=memory.peak,
         limit_bytes=limit * problem.objective.memory_factor,
-        parts={
-            "parameters": static.weights,
-            "gradients": static.gradients,
-            "optimizer": static.optimizer,
-            "activations": peak - static.total,
-            "workspace": static.workspace,
-        },
+        memory=memory,
     )
 
 
@@ -256,6 +250,6 @@ def _plan(problem: Problem, shape: Shape, coarse: list[int], boundaries: list[in
         devices=tuple(names[device] for device in devices[:used]),
         stage_of=cut_layers(problem.graph, boundaries),
         stages=stages,
-        schedule=default_schedule(problem),
+        schedule=problem.objective.pipeline_schedule,
         microbatch_sizes=equal_microbatches(problem.microbatches, problem.microbatch_size),
     )

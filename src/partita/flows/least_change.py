@@ -12,7 +12,7 @@ with more is taken at its word: the factor is one that works, and none is known 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -431,17 +431,14 @@ class _PlannerChanges:
             words.append(f"{setting.growth} more {self.type}")
             arguments += ["--what-if", f"+{setting.growth}x{self.type}"]
         said = [", and ".join(words)] if words else []
-        said += [_without(setting.without)] if setting.without else []
+        if setting.without:
+            said.append(f"without {' and '.join(map(str, setting.without))}")
         return Relaxation(
             words=", ".join(said),
             arguments=tuple(arguments),
             without=setting.without,
             solution=solution,
         )
-
-
-def _without(rules: Sequence[Rule]) -> str:
-    return f"without {' and '.join(map(str, rules))}"
 
 
 def scaled_memory(problem: Problem, factor: float) -> Problem:

@@ -1,6 +1,6 @@
 """Files of options (``--config``): YAML decoded through the fields of a request, with lines."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from partita.documents import read_text
@@ -34,26 +34,47 @@ def read_options_file(
     Raises:
         FormatError: There is no such option, or a value that it does not take; knows the line.
     """
+    try:
+        root = parse_yaml(read_text(path), empty=Table(1, {}, {}))
+        return read_options(read_table(root, "the file of options"), request, also)
+    except FormatError as exc:
+        raise (exc if exc.path else exc.at(path)) from exc
+
+
+def read_options(
+    table: Table,
+    request: type[Request],
+    also: Mapping[str, str] | None = None,
+    own: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return the values that a mapping in YAML gives to the fields of a request.
+
+    Args:
+        table: The mapping.
+        request: The request.
+        also: Flags of a command that are no fields of its request: names of values by key.
+        own: Keys that are no options; they are left to the caller.
+
+    Raises:
+        FormatError: There is no such option, or a value that it does not take; knows the line.
+    """
     flags = dict(also or {})
     by_key = {key: field for field in fields_of(request) for key in _keys(field)}
     values: dict[str, Any] = {}
-    try:
-        root = parse_yaml(read_text(path), empty=Table(1, {}, {}))
-        found = read_table(root, "the file of options")
-        for key, node in found.entries.items():
-            name = key.replace("_", "-")
-            if name not in by_key and name not in flags:
-                known = sorted(key for key in (*by_key, *flags) if len(key) > 1)
-                problem = f"there is no option {key!r}{suggest(key, known)}"
-                raise FormatError(problem, line=found.line_of[key])
-            if isinstance(node, Scalar) and read_value(node, key) is None:
-                continue  # nothing stands there: the default
-            if name in flags:
-                values[flags[name]] = _one(bool, node, f"option {key!r}")
-            else:
-                values[by_key[name].name] = _value(by_key[name], node, f"option {key!r}")
-    except FormatError as exc:
-        raise (exc if exc.path else exc.at(path)) from exc
+    for key, node in table.entries.items():
+        name = key.replace("_", "-")
+        if name in own:
+            continue
+        if name not in by_key and name not in flags:
+            known = sorted(key for key in (*by_key, *flags, *own) if len(key) > 1)
+            problem = f"there is no option {key!r}{suggest(key, known)}"
+            raise FormatError(problem, line=table.line_of[key])
+        if isinstance(node, Scalar) and read_value(node, key) is None:
+            continue  # nothing stands there: the default
+        if name in flags:
+            values[flags[name]] = _one(bool, node, f"option {key!r}")
+        else:
+            values[by_key[name].name] = _value(by_key[name], node, f"option {key!r}")
     return values
 
 

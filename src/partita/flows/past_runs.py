@@ -1,14 +1,21 @@
 """What past runs came to, side by side: what ``partita.results`` and ``results`` say."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from partita.documents import write_bytes
+from partita.errors import InvalidInputError
 from partita.flows.results import Result
 from partita.flows.run_requests import RUNS
 from partita.requests import Request, declare, make
 from partita.runtime.directory import PastRun, past_runs, read_run
+from partita.runtime.metric_rows import read_metrics
+
+OVER: Mapping[str, str] = {"steps": "step", "tokens": "tokens", "time": "time_s"}
+"""Ways to compare learning curves, and the names of their values in ``metrics.jsonl``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +27,14 @@ class ResultsRequest(Request):
     )
     runs: str = declare(RUNS, help="Folder in which run directories are.")
     model: str | None = declare(None, help="Model whose runs are listed.")
+    curves: str | None = declare(
+        None,
+        choices=tuple(OVER),
+        bare="steps",
+        help="Compare the losses of the runs at equal steps, tokens or seconds.",
+    )
+    rows: int = declare(10, minimum=2, help="Points at which --curves compares the runs.")
+    plot: str | None = declare(None, help="Picture of the learning curves to write: curves.svg.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -29,13 +44,17 @@ class PastRuns(Result):
     Attributes:
         runs: The runs, those that were named in that order.
         folder: Where they were looked for.
+        curves: Their learning curves; None where they were not asked for.
     """
 
     runs: tuple[PastRun, ...]
     folder: str
+    curves: "Curves | None" = None
 
     def to_json(self) -> Any:  # noqa: ANN401 (a list, as the command prints it)
-        """Return what each run left, with its directory."""
+        """Return what each run left, with its directory; or their curves, where asked for."""
+        if self.curves is not None:
+            return self.curves.to_json()
         return [{"directory": str(run.path), **run.results} for run in self.runs]
 
     def rows(self) -> list[Mapping[str, object]]:
@@ -75,4 +94,76 @@ def results_request(request: ResultsRequest) -> PastRuns:
         found = list(past_runs(root))
     if request.model is not None:
         found = [run for run in found if run.results.get("model") == request.model]
-    return PastRuns(runs=tuple(found), folder=request.runs)
+    curves = None
+    if request.curves is not None or request.plot is not None:
+        curves = compare_curves(found, request.curves or "steps", request.rows)
+    if request.plot is not None and curves is not None:
+        from partita.report.charts import curves_chart, render  # noqa: PLC0415 (heavy)
+
+        drawn = [(name, points) for name, points in curves.points.items() if points]
+        picture = render(partial(curves_chart, drawn, over=curves.over), request.plot)
+        write_bytes(request.plot, picture)
+    return PastRuns(runs=tuple(found), folder=request.runs, curves=curves)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Curves:
+    """Losses of runs at equal steps, tokens or seconds.
+
+    Attributes:
+        over: ``steps``, ``tokens`` or ``seconds``.
+        points: All points of each run by its name, ascending.
+        held_out: Those on held-out data.
+        rows: The same places of all runs, and the loss of each run there: the mean of its last
+            steps up to there, as single ones scatter; None where the run had ended.
+    """
+
+    over: str
+    points: Mapping[str, Sequence[tuple[float, float]]]
+    held_out: Mapping[str, Sequence[tuple[float, float]]]
+    rows: tuple[tuple[float, tuple[float | None, ...]], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "over": self.over,
+            "runs": list(self.points),
+            "rows": [{"at": at, "losses": list(losses)} for at, losses in self.rows],
+            "points": {name: list(map(list, points)) for name, points in self.points.items()},
+            "held_out": {name: list(map(list, points)) for name, points in self.held_out.items()},
+        }
+
+
+def compare_curves(runs: Sequence[PastRun], over: str, rows: int) -> Curves:
+    """Put the learning curves of runs side by side.
+
+    Raises:
+        InvalidInputError: None of them left metrics, or none has tokens.
+    """
+    key = OVER[over]
+    points: dict[str, list[tuple[float, float]]] = {}
+    held_out: dict[str, list[tuple[float, float]]] = {}
+    for run in runs:
+        found = [row for row in read_metrics(run.path) if key in row]
+        points[run.name] = [(float(r[key]), float(r["loss"])) for r in found if "loss" in r]
+        held_out[run.name] = [
+            (float(r[key]), float(r["held_out_loss"])) for r in found if "held_out_loss" in r
+        ]
+    ends = [own[-1][0] for own in points.values() if own]
+    if not ends:
+        raise InvalidInputError(
+            f"no run has a metrics.jsonl with {over}; runs of 'partita train' write one"
+        )
+    places = [max(ends) * (turn + 1) / rows for turn in range(rows)]
+    if over != "time":
+        places = sorted({float(round(place)) for place in places if round(place)})
+    table = tuple((at, tuple(_loss_at(own, at) for own in points.values())) for at in places)
+    return Curves(over=over, points=points, held_out=held_out, rows=table)
+
+
+def _loss_at(points: Sequence[tuple[float, float]], at: float) -> float | None:
+    if not points or at > points[-1][0] * (1 + 1e-9):
+        return None
+    before = [loss for place, loss in points if place <= at * (1 + 1e-9)]
+    recent = before[-max(1, len(points) // 50) :]
+    return sum(recent) / len(recent) if recent else None

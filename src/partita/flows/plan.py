@@ -15,17 +15,30 @@ from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.answer import Answer, answer_of
-from partita.flows.fields import Model, PlannerFields
+from partita.flows.fields import (
+    DegreeFields,
+    Model,
+    MoveFields,
+    PlannerFields,
+)
 from partita.flows.planner_choice import PlannerChoice, chosen_planner
-from partita.flows.problem import PosedProblem, ProblemRequest, catalogue_of, pose
+from partita.flows.problem import (
+    PosedProblem,
+    ProblemRequest,
+    catalogue_of,
+    large_shape,
+    pose,
+)
 from partita.flows.results import Result
 from partita.planners.effort import SearchTrace
-from partita.planners.table import PLANNERS, takes
-from partita.requests import OnProgress, declare, make, silent
+from partita.planners.table import PLANNERS, STARTS, takes
+from partita.requests import OnProgress, declare, make, part, silent
 
 if TYPE_CHECKING:
     from partita.flows.energy_plan import EnergyAnswer
+    from partita.flows.large import LargePlanResult
     from partita.flows.least_change import Relaxation
+    from partita.flows.moves import Replacement
 
 DEFAULT_SLOWDOWN = 0.02
 MOST_CHANGES = 3
@@ -37,15 +50,9 @@ SEARCHED_PRECISION = 1e-2
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRequest(ProblemRequest, PlannerFields):
+class PlanRequest(ProblemRequest, PlannerFields, DegreeFields, MoveFields):
     """A problem, and how to plan it."""
 
-    slowdown: float | None = declare(
-        None,
-        minimum=0,
-        usual="0.02",
-        help="With --objective energy: slower than the fastest plan by at most that share.",
-    )
     trace_search: str | None = declare(
         None,
         help="File for the best value over time, as CSV and as .svg, .png or .pdf.",
@@ -61,6 +68,7 @@ class PlanResult(Result):
         planner: The planner.
         answer: The plan, its figures and its alternatives.
         energy: The clocks and their figures, where energy was the objective.
+        replacement: State that moves, where the plan takes the place of another.
         trace: What the search found over time, where that was asked for.
     """
 
@@ -68,6 +76,7 @@ class PlanResult(Result):
     planner: PlannerChoice
     answer: Answer
     energy: "EnergyAnswer | None" = None
+    replacement: "Replacement | None" = None
     trace: SearchTrace | None = None
 
     @property
@@ -92,8 +101,9 @@ class PlanResult(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values, the solution as its document."""
-        energy = {} if self.energy is None else {"energy": self.energy.to_json()}
-        return {**self.answer.to_json(), **energy, "solution": encode(self.solution)}
+        parts = {"energy": self.energy, "moves": self.replacement}
+        known = {name: part.to_json() for name, part in parts.items() if part is not None}
+        return {**self.answer.to_json(), **known, "solution": encode(self.solution)}
 
     def lines(self) -> list[str]:
         """Return the plan in a few lines."""
@@ -102,6 +112,7 @@ class PlanResult(Result):
             f"{problem.graph.name} on {problem.cluster.name}: {summary.title}",
             summary.value_line,
             f"bound by {summary.evaluation.bottleneck}",
+            *([] if self.replacement is None else [self.replacement.line]),
         ]
 
 
@@ -133,8 +144,8 @@ def plan(
     *,
     on_progress: OnProgress = silent,
     **options: Any,  # noqa: ANN401 (fields of PlanRequest)
-) -> PlanResult:
-    """Plan a model over a cluster.
+) -> "PlanResult | LargePlanResult":
+    """Plan a model over a cluster; a large transformer that is named by its shape in all degrees.
 
     Args:
         model: A built-in name, a model to be estimated, a file, or the graph itself.
@@ -152,18 +163,44 @@ def plan(
     return plan_request(make(PlanRequest, model=model, **options), on_progress)
 
 
-def plan_request(request: PlanRequest, on_progress: OnProgress = silent) -> PlanResult:
+def plan_request(
+    request: PlanRequest, on_progress: OnProgress = silent
+) -> "PlanResult | LargePlanResult":
     """Plan what a request asks for; see :func:`plan`."""
+    if request.minimise_moves and request.from_plan is None:
+        raise InvalidInputError("--minimise-moves needs --from PLAN, the plan that ran before")
+    if (large := large_shape(request, request.model)) is not None:
+        from partita.flows.large import LargeFields, plan_large  # noqa: PLC0415 (where it is named)
+
+        return plan_large(part(LargeFields, request), large, on_progress)
+    return plan_graph(request, on_progress)
+
+
+def plan_graph(request: PlanRequest, on_progress: OnProgress = silent) -> PlanResult:
+    """Plan a graph of ops."""
     choice = chosen_planner(request)
     planner = choice.function()
     trace = _search_trace(request, choice)
     posed = pose(request)
-    slowdown = _slowdown(posed.problem, request.slowdown)
+    slowdown = _slowdown(posed.problem, request)
     search = planner if trace is None else partial(planner, trace=trace)
+    replacement = None
+    if request.from_plan is not None:
+        from partita.flows.moves import kept_cuts, read_old_plan, replaced  # noqa: PLC0415 (rare)
+
+        old = read_old_plan(request.from_plan, posed.problem)
+        if takes(choice.name, STARTS):
+            search = partial(search, starts=kept_cuts(old.plan, posed.problem))
     on_progress(f"{posed.problem.graph.name} with {choice.name}")
     try:
         if slowdown is None:
-            answer, energy = answer_of(search(posed.problem)), None
+            solution, energy = search(posed.problem), None
+            if request.from_plan is not None:
+                on_progress("counting the state that moves")
+                solution, replacement = replaced(
+                    old, solution, minimise=request.minimise_moves, slowdown=request.slowdown
+                )
+            answer = answer_of(solution)
         else:
             from partita.flows.energy_plan import plan_for_energy  # noqa: PLC0415 (numba)
 
@@ -175,10 +212,19 @@ def plan_request(request: PlanRequest, on_progress: OnProgress = silent) -> Plan
                 progress=on_progress,
             )
             answer = answer_of(energy.solution)
+            if request.from_plan is not None:
+                _, replacement = replaced(old, energy.solution)
     except InfeasibleError as exc:
         on_progress("nothing fits; looking for the least change with which it would")
         raise NothingFitsError(choice.name, str(exc), _changes(posed, choice, request)) from exc
-    return PlanResult(posed=posed, planner=choice, answer=answer, energy=energy, trace=trace)
+    return PlanResult(
+        posed=posed,
+        planner=choice,
+        answer=answer,
+        energy=energy,
+        replacement=replacement,
+        trace=trace,
+    )
 
 
 def _search_trace(request: PlanRequest, choice: PlannerChoice) -> SearchTrace | None:
@@ -199,12 +245,17 @@ def _search_trace(request: PlanRequest, choice: PlannerChoice) -> SearchTrace | 
     return SearchTrace()
 
 
-def _slowdown(problem: Problem, given: float | None) -> float | None:
+def _slowdown(problem: Problem, request: PlanRequest) -> float | None:
     """Return how much slower than the fastest plan a step may be; None where energy is no aim."""
-    if problem.objective.metric is Metric.ENERGY:
+    given, is_energy = request.slowdown, problem.objective.metric is Metric.ENERGY
+    if request.minimise_moves and is_energy:
+        raise InvalidInputError(
+            "--minimise-moves and --objective energy both choose among plans; give one of them"
+        )
+    if is_energy:
         return DEFAULT_SLOWDOWN if given is None else given
-    if given is not None:
-        raise InvalidInputError("--slowdown needs --objective energy")
+    if given is not None and not request.minimise_moves:
+        raise InvalidInputError("--slowdown needs --objective energy or --minimise-moves")
     return None
 
 

@@ -4,36 +4,44 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from partita.catalogue.catalogue import Catalogue, load_catalogue
+from partita.catalogue.catalogue import Catalogue
 from partita.catalogue.examples import EXAMPLES
 from partita.catalogue.overrides import apply_overrides
 from partita.catalogue.parse import parse_cluster
 from partita.catalogue.shorthand import local_cluster
 from partita.core.cluster import Cluster
 from partita.core.graph import DeviceKind, Graph
+from partita.core.precision import parse_precision
 from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
 from partita.core.rules import Rule, parse_rule
 from partita.core.solution import Solution
-from partita.documents import OpenedFile, load, open_file, read_text
+from partita.cost.tables import GPU_RESERVE
+from partita.documents import OpenedFile, load, open_catalogue, open_file, read_text
 from partita.errors import FormatError, InvalidInputError
-from partita.flows.estimated import estimated_graphs, is_path, refuse_source_options
 from partita.flows.fields import (
-    GPU_RESERVE,
-    OPTIMIZER_BYTES,
     ChangeFields,
     ClusterFields,
+    DegreeFields,
+    EstimateFields,
     Model,
     ObjectiveFields,
+    PlannerFields,
     RuleFields,
+    ShapeFields,
     SourceFields,
     StepFields,
 )
-from partita.requests import declare, make
+from partita.requests import Request, declare, fields_of, make
+
+if TYPE_CHECKING:
+    from partita.transformer.named import NamedShape
 
 DEFAULT_CLUSTER = "4xa100"
-_OWN_METRICS = (Metric.THROUGHPUT, Metric.LATENCY, Metric.ENERGY)
+LARGE_PARAMS = 2e9
+"""Parameters from which a configuration is planned by its shape, unless a degree is given."""
+_OP_BY_OP = (PlannerFields, RuleFields, EstimateFields, ShapeFields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +124,7 @@ def pose(request: ProblemRequest, *, reserves: bool = True) -> PosedProblem:
     return PosedProblem(
         problem=posed,
         graph_at=graph_at,
-        remarks=objective_remarks(request),
+        remarks=objective_remarks(request, graph),
     )
 
 
@@ -126,6 +134,8 @@ def _graphs(
     """Return a function that gives the graph for a microbatch size."""
     if base is None:
         assert isinstance(request.model, str)
+        from partita.flows.estimated import estimated_graphs  # noqa: PLC0415 (where one estimates)
+
         found = estimated_graphs(
             request.model, request, request.mode, cluster, catalogue_of(request)
         )
@@ -140,14 +150,88 @@ def _graphs(
     return lambda size: with_recomputation(found(size))
 
 
+def refuse_source_options(model: str, request: SourceFields) -> None:
+    """Refuse options of a model's source where MODEL is a graph that has its figures.
+
+    Raises:
+        InvalidInputError: One was given.
+    """
+    for field in fields_of(SourceFields):
+        if field.name != "recompute" and getattr(request, field.name) != field.default:
+            raise InvalidInputError(
+                f"{model!r} is a graph with its own figures; --{field.name.replace('_', '-')} is "
+                "for models that are estimated"
+            )
+
+
+def large_shape(request: Request, model: Model | None) -> "NamedShape | None":
+    """Return the shape of the large transformer that a request is about; None = something else.
+
+    Raises:
+        InvalidInputError: An option that only the other kind of model has.
+    """
+    given = request.given()
+    degrees = [field.name for field in fields_of(DegreeFields) if field.name in given]
+    named = _shape_of(model) if isinstance(model, str) and model not in EXAMPLES else None
+    if named is not None and not (degrees or named.is_listed or named.shape.params >= LARGE_PARAMS):
+        named = None
+    in_degrees = bool(degrees) or given.get("recompute") not in (None, "none", "full")
+    if named is None and in_degrees:
+        what = degrees[0].replace("_", "-") if degrees else "recompute SET"
+        raise InvalidInputError(
+            f"--{what} is for large transformers that are named by their shape (partita models "
+            f"large, or a config.json); {model!r} is planned op by op"
+        )
+    op_by_op = {field.name for group in _OP_BY_OP for field in fields_of(group)}
+    op_by_op |= {"slowdown", "trace_search", "objective", "schedule", "mode", "shard"}
+    op_by_op -= {"recompute", "sequence_length", *(["slowdown"] * ("minimise_moves" in given))}
+    others = sorted(op_by_op & set(given))
+    if named is not None and others:
+        if not (named.is_listed or in_degrees):  # a configuration can be planned op by op, too
+            return None
+        raise InvalidInputError(
+            f"--{others[0].replace('_', '-')} is for models that are planned op by op; "
+            f"{model!r} is planned by its shape"
+        )
+    return named
+
+
+def _shape_of(model: str) -> "NamedShape | None":
+    """Return the shape that a name, a configuration's file or a class of transformers means."""
+    from partita.transformer.named import (  # noqa: PLC0415 (YAML of all shapes)
+        find_shape,
+        shape_from_config,
+    )
+
+    named = find_shape(model)
+    if named is not None or not (model.startswith("hf:") or Path(model).is_dir()):
+        return named
+    from partita.flows.extras import torch_needed  # noqa: PLC0415 (only for configurations)
+
+    with torch_needed(f"{model!r} is a Hugging Face configuration, which needs"):
+        from partita.capture.sources import whole_configuration  # noqa: PLC0415 (imports torch)
+    try:
+        name, config = whole_configuration(model)
+        named = shape_from_config(config, name=name)
+    except InvalidInputError:  # not a decoder, or none at all: said where it is built
+        return None
+    return named
+
+
+def is_path(model: str) -> bool:
+    """Return whether a text means a file: stdin, one that is there, or a name that ends like one.
+
+    A folder with a Hugging Face configuration is a model.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return not (path / "config.json").exists()
+    return model == "-" or path.exists() or (":" not in model and path.suffix[1:].isalpha())
+
+
 def catalogue_of(request: ClusterFields) -> Catalogue:
     """Return the catalogue, with the user's own file if there is one."""
-    if request.catalogue is None:
-        return load_catalogue()
-    try:
-        return load_catalogue(read_text(request.catalogue))
-    except FormatError as exc:
-        raise (exc if exc.path else exc.at(request.catalogue)) from exc
+    return open_catalogue(request.catalogue)
 
 
 def rules_of(request: RuleFields) -> tuple[Rule, ...]:
@@ -260,9 +344,12 @@ def changed_objective(start: Objective, request: StepFields) -> Objective:
         changes["memory_factor"] = 1.0 - request.reserve
     if request.memory_factor is not None:
         changes["memory_factor"] = min(request.memory_factor, 1.0)
-    if request.optimizer is not None:
-        changes["optimizer_bytes_per_element"] = OPTIMIZER_BYTES[request.optimizer]
-    return dataclasses.replace(start, **changes)
+    changed = dataclasses.replace(start, **changes)
+    if request.precision is None and request.optimizer is None:
+        return changed
+    text = request.precision
+    precision = start.precision if text is None else parse_precision(text)
+    return changed.with_precision(precision, request.optimizer)
 
 
 def brings_limits(base: Graph | Problem | None, request: ClusterFields) -> bool:
@@ -285,17 +372,30 @@ def with_usual_reserve(objective: Objective, cluster: Cluster, request: StepFiel
     """
     is_said = request.memory_factor is not None or request.reserve is not None
     is_said |= objective.memory_factor != 1
-    if is_said or objective.metric not in _OWN_METRICS:
+    if is_said or objective.metric.row.published:
         return objective
     if all(device.kind is DeviceKind.CPU for device in cluster.devices):
         return objective
     return dataclasses.replace(objective, memory_factor=1.0 - GPU_RESERVE)
 
 
-def objective_remarks(request: StepFields) -> tuple[str, ...]:
-    """Return what of a request is taken other than it was given, a sentence each."""
+def objective_remarks(request: StepFields, graph: Graph | None = None) -> tuple[str, ...]:
+    """Return what of a request is taken other than it was given, a sentence each.
+
+    Args:
+        request: The request.
+        graph: The model that it is about, where it is at hand.
+    """
     clipped = request.memory_factor is not None and request.memory_factor > 1
-    return ("memory factor above 1 is clipped to 1",) if clipped else ()
+    remarks = ["memory factor above 1 is clipped to 1"] * clipped
+    if request.precision is not None and graph is not None:
+        compute = parse_precision(request.precision).compute
+        if compute != graph.dtype:
+            remarks.append(
+                f"op times and activations are those of the graph, in {graph.dtype}; --precision "
+                f"{request.precision} changes weights, gradients, optimizer state and collectives"
+            )
+    return tuple(remarks)
 
 
 def _batch(graph: Graph, start: Objective, request: StepFields) -> tuple[int | None, int | None]:

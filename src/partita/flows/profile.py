@@ -10,6 +10,7 @@ from partita.core.codec import encode
 from partita.core.graph import Graph
 from partita.core.json_values import thawed
 from partita.core.problem import Mode
+from partita.documents import load
 from partita.errors import InvalidInputError
 from partita.flows.estimated import estimate_origin, estimator_of, find_modules_here, origin_of
 from partita.flows.extras import torch_needed
@@ -190,6 +191,66 @@ def _estimated(request: ProfileRequest, types: list[str]) -> Graph:
     graph = estimated([name.strip() for name in types])
     origin = estimate_origin(request.model, request, request.mode, graph, seed=request.seed)
     return origin.recorded_in(graph)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class MergedProfile(Result):
+    """One graph with the costs of several.
+
+    Attributes:
+        graph: The graph: what is saved to a file.
+    """
+
+    graph: Graph
+
+    def lines(self) -> list[str]:
+        """Return the types of devices that the graph has costs for, in one line."""
+        types = ", ".join(costs.device_type or "any device" for costs in self.graph.costs)
+        return [f"{self.graph.name}: {len(self.graph)} ops with costs for {types}"]
+
+    def rows(self) -> list[Mapping[str, object]]:
+        """Return the sums of each type of device."""
+        return [
+            {
+                "device_type": costs.device_type,
+                "forward_s": float(costs.forward_s.sum()),
+                "backward_s": float(costs.backward_s.sum()),
+            }
+            for costs in self.graph.costs
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the graph as its document."""
+        return {"graph": encode(self.graph)}
+
+
+def merge_profiles(*graphs: str | Path | Graph | ProfileResult) -> MergedProfile:
+    """Make one graph of several profiles of one model, each measured on other types of devices.
+
+    Args:
+        *graphs: The graphs, their files, or results of :func:`profile`; the first one's first type
+            of device stays the reference.
+
+    Raises:
+        InvalidInputError: They are of several models, sizes or types, or two have costs for one
+            type of device.
+    """
+    with torch_needed("profiles need"):
+        from partita.profiler.merge import merge_costs  # noqa: PLC0415 (imports torch)
+    found = [_graph(each) for each in graphs]
+    files = [str(each) if isinstance(each, str | Path) else _graph(each).name for each in graphs]
+    return MergedProfile(graph=merge_costs(found, files))
+
+
+def _graph(source: str | Path | Graph | ProfileResult) -> Graph:
+    if isinstance(source, ProfileResult):
+        return source.graph
+    if isinstance(source, Graph):
+        return source
+    found = load(str(source))
+    if not isinstance(found, Graph):
+        raise InvalidInputError(f"{source} holds a {type(found).__name__}; expected a graph")
+    return found
 
 
 def profiled_model(

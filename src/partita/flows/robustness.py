@@ -29,8 +29,7 @@ from partita.core.solution import Solution
 from partita.cost.judge import measure
 from partita.documents import OpenedFile, open_file
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.flows.alternatives import alternatives_of
-from partita.flows.estimated import is_path, refuse_source_options
+from partita.flows.answer import alternatives_of
 from partita.flows.explain import FIXED
 from partita.flows.fields import (
     ChangeFields,
@@ -38,13 +37,14 @@ from partita.flows.fields import (
     ClusterFields,
     Model,
     ObjectiveFields,
+    PlanSource,
     RuleFields,
     SourceFields,
 )
 from partita.flows.planner_choice import chosen_planner, effort_of, planner_choice
-from partita.flows.problem import ProblemRequest, pose
+from partita.flows.problem import ProblemRequest, is_path, pose, refuse_source_options
 from partita.flows.results import Result
-from partita.flows.solutions import PlanSource, changed_solution
+from partita.flows.solutions import changed_solution
 from partita.flows.summary import describe_plan
 from partita.requests import OnProgress, declare, make, part, silent
 

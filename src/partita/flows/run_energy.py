@@ -10,7 +10,7 @@ from typing import Any
 
 from partita.core.energy import EnergyOrigin
 from partita.documents import write_text
-from partita.energy.client.usage import EnergyUse, StepUse
+from partita.energy.client.counter import EnergyUse, StepUse
 from partita.formats.perseus import (
     INSTRUCTIONS,
     Logged,

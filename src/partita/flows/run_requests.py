@@ -5,15 +5,18 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from partita.core.program import TransferMode
+from partita.core.schedules import Schedule, schedule_names
 from partita.errors import InvalidInputError
 from partita.flows.fields import SourceFields, StepFields
 from partita.flows.solutions import SolutionRequest
 from partita.http import check_address
 from partita.requests import Request, declare
 from partita.runtime.baseline_names import BASELINES, TORCH_WAYS
+from partita.units import parse_tokens
 
 OnStep: TypeAlias = Callable[[int, Any], None]
 """Called with a rank and each step that it has done."""
+LEARNING_RATE_SCHEDULES = ("constant", "linear", "cosine")
 RUNS = "runs"
 """Where run directories are made."""
 
@@ -23,12 +26,96 @@ def unwatched(_: int, __: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFields(Request):
+class SurvivalFields(Request):
+    """How a run goes on when something goes wrong."""
+
+    max_restarts: int = declare(
+        0, minimum=0, help="Restarts in a row without a new checkpoint before a run is given up."
+    )
+    elastic: str | None = declare(
+        None, help="Least and most devices, such as 2:4; the run is replanned for those there are."
+    )
+    available: str | None = declare(
+        None, help="With --elastic: file that names the devices that can be used, as they change."
+    )
+    on_nan: str = declare(
+        "ignore",
+        choices=("ignore", "stop", "skip", "rollback"),
+        help="Answer to a loss or gradient that is no number: stop, skip the update, or go back to "
+        "the newest checkpoint and leave out the data since.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFields(SurvivalFields):
     """How a plan is carried out."""
 
     steps: int = declare(10, minimum=1, help="Number of steps to run.")
+    epochs: float | None = declare(
+        None, above=0.0, help="Number of times that all data are read, instead of --steps."
+    )
+    tokens: str | None = declare(
+        None, help="Number of tokens to train on, such as 10M, instead of --steps."
+    )
+    data: str = declare(
+        "generated",
+        help="Data to train on: tokens.bin (16-bit tokens; tokens.bin?dtype=uint32), a folder with "
+        "train.bin or with a sub-folder of images for each class, package.module:callable, or "
+        "generated.",
+    )
+    sampling: str | None = declare(
+        None,
+        choices=("random", "shuffled", "sequential"),
+        usual="random windows of tokens, other samples shuffled",
+        help="Order of the samples: drawn anew for every step, shuffled in every epoch, or as "
+        "they lie.",
+    )
+    last_batch: str = declare(
+        "drop",
+        choices=("drop", "fill"),
+        help="Samples that fill no batch at the end of an epoch: left out, or filled up with the "
+        "epoch's first ones.",
+    )
     learning_rate: float | None = declare(
-        None, usual="0.1; adam 0.001", help="Learning rate of the optimizer."
+        None,
+        flags=("--lr",),
+        usual="0.1; adam and adamw 0.001",
+        help="Learning rate of the optimizer.",
+    )
+    weight_decay: float | None = declare(
+        None, minimum=0, usual="0; adamw 0.01", help="Weight decay of the optimizer."
+    )
+    lr_schedule: str = declare(
+        "constant",
+        choices=LEARNING_RATE_SCHEDULES,
+        help="Learning rate after the warm-up: constant, or down to --lr-floor at the last step.",
+    )
+    warmup: int = declare(
+        0, minimum=0, help="Steps in which the learning rate grows to its full value."
+    )
+    lr_floor: float = declare(
+        0.0, minimum=0, maximum=1, help="Share of the learning rate that the last step has."
+    )
+    clip: float | None = declare(
+        None, above=0.0, help="Largest norm of all gradients together; longer ones are scaled."
+    )
+    eval_every: int = declare(
+        0,
+        minimum=0,
+        usual="never",
+        help="Steps after which the loss on held-out data is taken; also at the end.",
+    )
+    eval_batches: int = declare(8, minimum=1, help="Batches of held-out data to evaluate on.")
+    eval_data: str | None = declare(
+        None,
+        usual="val.bin or val/ beside --data; a callable's split val; other generated data",
+        help="Held-out data to evaluate on, named as --data.",
+    )
+    metrics: tuple[str, ...] = declare(
+        (),
+        choices=("jsonl", "tensorboard", "wandb"),
+        help="Metrics to write besides metrics.jsonl in the run directory: tensorboard, wandb "
+        "(offline).",
     )
     order: str = declare(
         "device",
@@ -96,8 +183,43 @@ class RunFields(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRequest(StepFields, SourceFields, RunFields):
-    """A model, the devices of this machine, and how it is planned and trained on them."""
+class SavingFields(Request):
+    """When a run saves, and what it goes on from."""
+
+    save_every: int = declare(
+        0, minimum=0, help="Steps from one checkpoint to the next; 0 saves none."
+    )
+    keep: int = declare(2, minimum=1, help="Number of checkpoints that stay.")
+    checkpoints: str | None = declare(
+        None, usual="checkpoints in the run's directory", help="Folder of the checkpoints."
+    )
+    resume: str | None = declare(
+        None,
+        metavar="auto|PATH",
+        help="Checkpoint to go on from, or a folder of them; auto = the newest of --checkpoints, "
+        "else of the model's runs, or none.",
+    )
+
+    @property
+    def saves(self) -> bool:
+        """Whether the run has to do with checkpoints."""
+        return bool(self.save_every or self.checkpoints or self.resume)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest(StepFields, SourceFields, RunFields, SavingFields):
+    """A model, the devices of this machine, and how it is planned and trained on them.
+
+    A schedule of the learning rate may stand under ``schedule``, too, where most people look for
+    it; the names of the two kinds differ.
+    """
+
+    schedule: str | None = declare(
+        None,
+        choices=lambda: (*schedule_names(), *LEARNING_RATE_SCHEDULES),
+        added=Schedule.plugins().names,
+        help="Pipeline schedule; cosine, linear and constant mean --lr-schedule.",
+    )
 
     model: str | None = declare(None, is_argument=True, help="Name of a model.")
     devices: int | None = declare(
@@ -120,7 +242,9 @@ class TrainRequest(StepFields, SourceFields, RunFields):
     option: tuple[str, ...] = declare((), flags=("-O",), help="Option of the planner, k=v.")
     pp: int | None = declare(None, minimum=1, help="Number of stages of the pipeline.")
     dp: int | None = declare(None, minimum=1, help="Number of replicas of every stage.")
-    tp: int = declare(1, minimum=1, help="Devices per op: only 1 can be run.")
+    tp: int = declare(
+        1, minimum=1, help="Devices that divide the tensors of every replica of a stage."
+    )
     seed: int = declare(0, help="Seed of weights and data.")
     loss: str | None = declare(
         None,
@@ -135,9 +259,15 @@ class TrainRequest(StepFields, SourceFields, RunFields):
     )
     device: int | None = declare(None, help="Number of the device of --baseline single.")
 
+    def __post_init__(self) -> None:
+        if self.schedule in LEARNING_RATE_SCHEDULES:
+            object.__setattr__(self, "lr_schedule", self.schedule)
+            object.__setattr__(self, "schedule", None)
+        super().__post_init__()
+
 
 @dataclass(frozen=True, kw_only=True)
-class RunRequest(SolutionRequest, RunFields):
+class RunRequest(SolutionRequest, RunFields, SavingFields):
     """A saved plan, and how it is carried out."""
 
     script: tuple[str, ...] = declare(
@@ -149,6 +279,12 @@ class RunRequest(SolutionRequest, RunFields):
     seed: int = declare(0, help="Seed of dropout and other random numbers, a script's too.")
 
 
+_OF_TRAINING = (
+    *("epochs", "tokens", "data", "sampling", "last_batch", "weight_decay", "lr_schedule"),
+    *("warmup", "lr_floor", "clip", "eval_every", "eval_data", "metrics"),
+)
+
+
 def check_training(request: TrainRequest) -> None:
     """Refuse options of a training that would be ignored.
 
@@ -157,7 +293,11 @@ def check_training(request: TrainRequest) -> None:
     """
     if request.model is None:
         raise InvalidInputError("name a MODEL, or one in the --config file")
+    if request.baseline:
+        _refuse_given(request, "baselines train in the model's own dtype", "precision")
     _check_together(request, request.baseline)
+    _check_saving(request, request.baseline)
+    _check_survival(request)
     if request.device is not None and request.baseline != "single":
         raise InvalidInputError("--device says where --baseline single runs; name both")
     if request.baseline:
@@ -180,11 +320,32 @@ def check_run(request: RunRequest) -> None:
         InvalidInputError: One would be.
     """
     _check_together(request)
+    _check_saving(request)
+    _check_survival(request)
     if request.script:
         why = "the script says that itself"
         _refuse_given(request, why, "steps", "optimizer", "learning_rate", "model", "repeatable")
+        _refuse_given(request, why, "precision", *_OF_TRAINING)
         why = "a script is run for real, by itself"
         _refuse_given(request, why, "check", "emulate", "capture")
+
+
+def _check_survival(request: TrainRequest | RunRequest) -> None:
+    """Check that the options by which a run survives go together.
+
+    Raises:
+        InvalidInputError: One would be ignored.
+    """
+    if request.emulate:
+        why = "an emulated run has nothing to go on from"
+        _refuse_given(request, why, "on_nan", "elastic", "max_restarts")
+    if not request.save_every:
+        why = "there is nothing to go on from: add --save-every"
+        _refuse_given(request, why, "elastic")
+        if request.on_nan == "rollback":
+            raise InvalidInputError(f"--on-nan rollback: {why}")
+    if request.available is not None and request.elastic is None:
+        raise InvalidInputError("--available says which devices --elastic may use: add --elastic")
 
 
 def _refuse_given(request: Request, why: str, *names: str) -> None:
@@ -193,6 +354,25 @@ def _refuse_given(request: Request, why: str, *names: str) -> None:
     for name in names:
         if name in given:
             raise InvalidInputError(f"--{name.replace('_', '-')}: {why}")
+
+
+def _check_saving(request: TrainRequest | RunRequest, baseline: str | None = None) -> None:
+    """Refuse checkpoints where there are none.
+
+    Raises:
+        InvalidInputError: They were asked for all the same.
+    """
+    saving = ("save_every", "checkpoints", "resume")
+    if request.emulate:
+        _refuse_given(request, "an emulated run computes nothing", *saving)
+    if baseline in TORCH_WAYS:
+        _refuse_given(request, f"--baseline {baseline} runs by torch's own ways", *saving)
+    if request.resume is not None and request.check:
+        raise InvalidInputError(
+            "--check compares the first steps, from the first weights; leave out --resume"
+        )
+    if not request.saves:
+        _refuse_given(request, "is for checkpoints: add --save-every", "keep")
 
 
 def _check_together(request: RunFields, baseline: str | None = None) -> None:
@@ -204,8 +384,18 @@ def _check_together(request: RunFields, baseline: str | None = None) -> None:
     rate = request.learning_rate
     if rate is not None and not rate > 0:
         raise InvalidInputError(f"--learning-rate {rate}; expected more than 0")
+    lengths = [name for name in ("steps", "epochs", "tokens") if name in request.given()]
+    if len(lengths) > 1:
+        raise InvalidInputError(
+            f"--{lengths[0]} and --{lengths[1]} both say how long the run is; give one of them"
+        )
+    if request.tokens is not None:
+        parse_tokens(request.tokens, "--tokens")
+    if not request.eval_every:
+        _refuse_given(request, "nothing is evaluated: add --eval-every", "eval_data")
     if request.emulate:
         why = "an emulated run computes nothing"
+        _refuse_given(request, why, *_OF_TRAINING)
         _refuse_given(request, why, "check", "capture", "order", "recalibrate", "repeatable")
         _refuse_given(request, why, "learning_rate")
     elif request.emulate_scale:
@@ -221,4 +411,5 @@ def _check_together(request: RunFields, baseline: str | None = None) -> None:
         why = f"{baseline} is torch's own way, without a plan of ours"
         _refuse_given(request, why, "capture", "order", "transfers", "report", "recalibrate")
         _refuse_given(request, why, "launcher", "energy_server", "power_device")
-        _refuse_given(request, why, "export_timing_csv")
+        _refuse_given(request, why, "export_timing_csv", "eval_every")
+        _refuse_given(request, why, "max_restarts", "elastic", "on_nan")

@@ -1,24 +1,29 @@
 """The steps of ``partita.train`` and ``partita.run``: profile, plan, carry out, write down."""
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from partita.capture.captured import CaptureMode, Granularity
 from partita.capture.origin import Captures, ModelOrigin, load_origin, origin_of
-from partita.capture.sources import SourceOptions
+from partita.capture.sources import ModelSource, SourceOptions
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.shorthand import local_cluster, read_shorthand
 from partita.core.cluster import Cluster
 from partita.core.graph import DeviceKind, Graph
+from partita.core.plan import Plan
+from partita.core.precision import DEFAULT_OPTIMIZER, parse_precision
 from partita.core.problem import Mode, Objective, Problem
 from partita.core.program import TransferMode
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.flows.baselines import baseline_plan
+from partita.flows.elastic import execute_surviving
 from partita.flows.estimated import estimator_of, find_modules_here, source_options
 from partita.flows.execute import (
     Execution,
@@ -43,16 +48,27 @@ from partita.program.order import ListOrder
 from partita.ranks.setup import limit_threads, visible_gpus
 from partita.requests import OnProgress, silent
 from partita.runtime.baseline_names import TORCH_WAYS
+from partita.runtime.batches import LastBatch, Sampling
+from partita.runtime.checkpoint_files import newest_in, newest_of_runs, read_manifest
+from partita.runtime.data import DataSpec, open_data, tokens_of
 from partita.runtime.directory import make_run_directory
 from partita.runtime.emulation import Emulation
+from partita.runtime.evaluation import Evaluation
 from partita.runtime.job import Job
 from partita.runtime.launch import Host
+from partita.runtime.metrics import OnRow, RunFacts, Tracker, check_sinks, open_sinks
 from partita.runtime.power import Power
+from partita.runtime.rank import StepNews
 from partita.runtime.rank_capture import Capture
+from partita.runtime.recipe import NanPolicy, Recipe, Schedule
+from partita.runtime.saving import AUTO
+from partita.units import parse_tokens
 
 USUAL_DEVICES = 2
 _STAGED = ("uniform", "uniform_floor", "uniform_transformer", "parameters", "autopipe")
 """Planners that take a number of stages."""
+_DIVIDING = ("uniform", "custom")
+"""Planners that take a tensor-parallel degree."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,6 +80,7 @@ class PreparedRun:
         summary: The plan and its figures.
         host: This host among those of the run.
         gpus: GPUs of this host that the ranks may use.
+        steps: Number of steps.
         profiled: The measured model; None where costs were estimated, or the plan was read.
         remarks: What was done other than asked, a sentence each.
     """
@@ -72,6 +89,7 @@ class PreparedRun:
     summary: Summary
     host: Host
     gpus: int
+    steps: int
     profiled: ProfiledModel | None = None
     remarks: tuple[str, ...] = ()
 
@@ -96,13 +114,21 @@ def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) ->
     on_progress(f"profiling {request.model}")
     profiled = None if request.cluster is not None else _profiled(request, cluster)
     graph = _estimated(request, cluster) if profiled is None else profiled.graph
+    types = sorted({device.type for device in cluster.devices})
+    if profiled is not None and request.tp > 1 and all(types):
+        captured = profiled.captures.at(graph.batch_size)
+        graph = replace(graph, degrees=captured.degrees_at(request.tp, graph, types))
     objective = objective_of(graph, Objective(), request)
     objective = with_usual_reserve(objective, cluster, request)
     problem = Problem(graph=graph, cluster=cluster, objective=objective)
     on_progress("planning")
     noisy = replace(problem, graph=perturbed(graph, request.perturb, request.seed))
     found = _plan(noisy, request, stages, replicas)
+    steps = request.steps
+    if profiled is not None:
+        steps = steps_of(request, found.plan, lambda: profiled.captures.source)
     return PreparedRun(
+        steps=steps,
         request=request,
         summary=summarise(evaluated(problem, found.plan, found)),
         host=host,
@@ -122,7 +148,11 @@ def prepare_run(request: RunRequest) -> PreparedRun:
     solution = read_solution(request)
     host, gpus = Host.of(os.environ), use_device_ids(request.device_ids, visible_gpus())
     limit_threads(len(used_names(solution.plan)))
+    graph = solution.problem.graph
     return PreparedRun(
+        steps=steps_of(
+            request, solution.plan, lambda: load_origin(named_origin(graph, request.model))
+        ),
         request=request,
         summary=summarise(solution),
         host=host,
@@ -132,7 +162,10 @@ def prepare_run(request: RunRequest) -> PreparedRun:
 
 
 def carry_out(
-    prepared: PreparedRun, on_progress: OnProgress = silent, on_step: OnStep = unwatched
+    prepared: PreparedRun,
+    on_progress: OnProgress = silent,
+    on_step: OnStep = unwatched,
+    on_row: OnRow = lambda _: None,
 ) -> Outcome | None:
     """Carry out a plan in a run directory of its own, and write there what came of it.
 
@@ -140,6 +173,7 @@ def carry_out(
         prepared: The plan.
         on_progress: Called with each step of the work.
         on_step: Called with a rank and each training step that it has done.
+        on_row: Called with the metrics of each step that all ranks have done.
 
     Returns:
         The run beside its prediction; None on other hosts than the first, which has it.
@@ -155,6 +189,12 @@ def carry_out(
     if not request.emulate:
         kind = device_kind(cluster, plan, prepared.gpus, prepared.host.num_hosts)
     origin = _origin(prepared)
+    check_sinks(request.metrics)
+    captures: Captures | None = None
+    if prepared.profiled is not None:
+        captures = prepared.profiled.captures
+    elif origin is not None and not script:
+        captures = Captures(load_origin(origin), origin)
     used = used_names(plan)
     types = sorted({device.type for device in cluster.devices if device.name in used})
     baseline = (request.baseline or "") if isinstance(request, TrainRequest) else ""
@@ -166,23 +206,113 @@ def carry_out(
         "emulated" if request.emulate else "",
     )
     execution = Execution(
-        job=job_of(request, origin, kind),
+        job=with_checkpoints(
+            job_of(request, origin, kind, prepared.steps),
+            request,
+            directory,
+            graph.name,
+            on_progress,
+        ),
         directory=directory,
         check=request.check,
         launcher=request.launcher,
         host=prepared.host,
         baseline=baseline,
         on_progress=on_progress,
-        on_step=on_step,
     )
-    if script:
-        outcome = run_script(solution, execution, script)
-    elif prepared.profiled is not None:
-        outcome = execute(solution, execution, prepared.profiled.captures)
-    else:
-        captures = None if origin is None else Captures(load_origin(origin), origin)
-        outcome = execute(solution, execution, captures)
+    facts = RunFacts(
+        ranks=len(used),
+        samples=plan.samples,
+        tokens=0 if captures is None else plan.samples * tokens_of(captures.source),
+        recipe=execution.job.recipe,
+        has_loss=not request.emulate,
+    )
+    settings = {name: value for name, value in request.given().items() if name != "plan"}
+    sinks = open_sinks(request.metrics, directory, settings)
+    with Tracker(facts, sinks, on_row) as tracker:
+
+        def noted(rank: int, news: StepNews) -> None:
+            tracker(rank, news)
+            on_step(rank, news)
+
+        execution = replace(execution, on_step=noted)
+
+        def run_plan(found: Solution, way: Execution) -> Outcome | None:
+            if script:
+                return run_script(found, way, script)
+            return execute(found, way, captures)
+
+        outcome = execute_surviving(
+            solution, execution, request, run_plan, partial(_plan_for, request, solution)
+        )
     return None if outcome is None else write_files(outcome, execution, request)
+
+
+def _plan_for(request: TrainRequest | RunRequest, first: Solution, problem: Problem) -> Solution:
+    """Plan for some of the devices of a run, by the planner of its first plan where that can be."""
+    if isinstance(request, TrainRequest) and request.pp is None and request.dp is None:
+        stages, replicas = degrees(len(problem.cluster.devices), None, None, 1)
+        return _plan(problem, request, stages, replicas)
+    planner = first.planner if isinstance(request, RunRequest) and first.planner else None
+    return chosen_planner(PlannerFields(planner=planner)).function()(problem)
+
+
+def steps_of(request: RunFields, plan: Plan, source: Callable[[], ModelSource]) -> int:
+    """Return the steps of a run: as many as it says, or as its epochs or tokens take.
+
+    Raises:
+        InvalidInputError: The data have no end, or samples are no texts.
+    """
+    if request.epochs is None and request.tokens is None:
+        return request.steps
+    model, sizes = source(), plan.microbatch_sizes.tolist()
+    if request.tokens is not None:
+        per_step = plan.samples * tokens_of(model)
+        if not per_step:
+            raise InvalidInputError(
+                f"--tokens {request.tokens}: {model.name!r} reads no texts; give --steps or "
+                "--epochs"
+            )
+        return max(1, math.ceil(parse_tokens(request.tokens, "--tokens") / per_step))
+    assert request.epochs is not None
+    batches, _ = open_data(data_of(request), model, sizes)
+    if not batches.steps_per_epoch:
+        raise InvalidInputError(
+            f"--epochs {request.epochs:g}: {request.data} has no end; give --steps"
+        )
+    return max(1, round(request.epochs * batches.steps_per_epoch))
+
+
+def recipe_of(request: RunFields, steps: int) -> Recipe:
+    """Return what a request trains with, for a number of steps."""
+    assert isinstance(request, TrainRequest | RunRequest)
+    constant = request.lr_schedule == "constant"
+    return Recipe(
+        optimizer=request.optimizer or DEFAULT_OPTIMIZER,
+        learning_rate=request.learning_rate,
+        weight_decay=request.weight_decay,
+        clip_norm=request.clip,
+        precision=None if request.precision is None else parse_precision(request.precision),
+        schedule=Schedule(
+            name=request.lr_schedule,
+            warmup=request.warmup,
+            steps=0 if constant else steps,
+            floor=request.lr_floor,
+        ),
+        on_nan=NanPolicy(request.on_nan),
+    )
+
+
+def data_of(request: RunFields) -> DataSpec:
+    """Return the data that a request names."""
+    assert isinstance(request, TrainRequest | RunRequest)
+    return DataSpec(
+        source=request.data,
+        held_out=request.eval_data or "",
+        sampling=None if request.sampling is None else Sampling(request.sampling),
+        last_batch=LastBatch(request.last_batch),
+        seed=request.seed,
+    )
 
 
 def _origin(prepared: PreparedRun) -> ModelOrigin | None:
@@ -206,7 +336,9 @@ def named_origin(graph: Graph, text: str | None) -> ModelOrigin:
         return ModelOrigin(text=text, options=SourceOptions(batch_size=graph.batch_size))
 
 
-def job_of(request: RunFields, model: ModelOrigin | None, kind: DeviceKind) -> Job:
+def job_of(
+    request: RunFields, model: ModelOrigin | None, kind: DeviceKind, steps: int
+) -> Job:  # fmt: skip
     """Return how the ranks run, as a request says."""
     assert isinstance(request, TrainRequest | RunRequest)
     transfers = TransferMode(request.transfers)
@@ -214,7 +346,7 @@ def job_of(request: RunFields, model: ModelOrigin | None, kind: DeviceKind) -> J
     if request.emulate:
         emulation = Emulation(
             scale=request.emulate_scale,
-            steps=request.steps,
+            steps=steps,
             blocking=transfers is TransferMode.BLOCKING,
         )
     power = None
@@ -228,9 +360,10 @@ def job_of(request: RunFields, model: ModelOrigin | None, kind: DeviceKind) -> J
         )
     return Job(
         model=None if emulation else model,
-        steps=request.steps,
-        optimizer=request.optimizer or "adam",
-        learning_rate=request.learning_rate,
+        steps=steps,
+        recipe=recipe_of(request, steps),
+        data=data_of(request),
+        evaluation=Evaluation(every=request.eval_every, batches=request.eval_batches),
         seed=request.seed,
         order=ListOrder(request.order),
         transfers=transfers,
@@ -241,6 +374,56 @@ def job_of(request: RunFields, model: ModelOrigin | None, kind: DeviceKind) -> J
         device=kind,
         emulate=emulation,
         power=power,
+    )
+
+
+def with_checkpoints(
+    job: Job,
+    request: TrainRequest | RunRequest,
+    directory: Path,
+    model: str,
+    on_progress: OnProgress = silent,
+) -> Job:
+    """Return how the ranks run, with the checkpoints that a request asks for.
+
+    Args:
+        job: How they run without.
+        request: What was asked.
+        directory: The run directory.
+        model: Name of the model's graph.
+        on_progress: Told which checkpoint the run goes on from.
+
+    Raises:
+        InvalidInputError: There is no such checkpoint, or it leaves nothing to do.
+    """
+    if not request.saves:
+        return job
+    folder = Path(request.checkpoints or directory / "checkpoints").absolute()
+    resume, found = request.resume, None
+    if resume is not None and resume != AUTO:
+        found = newest_in(Path(resume))
+        if found is None:
+            raise InvalidInputError(f"--resume {resume}: there is no checkpoint")
+        resume = str(Path(resume).absolute())
+    elif resume == AUTO and request.checkpoints is not None:
+        found = newest_in(folder)
+    elif resume == AUTO:
+        found = newest_of_runs(Path(request.runs), model)
+        resume = None if found is None else str(found.parent.absolute())
+    if found is not None:
+        step = read_manifest(found).step
+        has_script = isinstance(request, RunRequest) and request.script
+        if step >= job.steps and not has_script:
+            raise InvalidInputError(
+                f"{found} has done {step} steps; --steps {job.steps} leaves nothing to do"
+            )
+        on_progress(f"going on from {found}")
+    return replace(
+        job,
+        checkpoints=str(folder),
+        save_every=request.save_every,
+        keep=request.keep,
+        resume=resume,
     )
 
 
@@ -353,7 +536,7 @@ def _profiled(request: TrainRequest, cluster: Cluster) -> ProfiledModel:
 def _plan(problem: Problem, request: TrainRequest, stages: int, replicas: int) -> Solution:
     if request.baseline:
         return _baseline(problem, request, request.baseline)
-    has_degrees = request.pp is not None or request.dp is not None
+    has_degrees = request.pp is not None or request.dp is not None or request.tp > 1
     planner = request.planner
     if has_degrees and planner is None and request.partition is None:
         planner = "uniform"
@@ -366,9 +549,15 @@ def _plan(problem: Problem, request: TrainRequest, stages: int, replicas: int) -
             options.setdefault("stages", stages)
         elif name != "custom":
             raise InvalidInputError(
-                f"--pp and --dp say nothing to planner {name!r}; leave them out"
+                f"--pp, --dp and --tp say nothing to planner {name!r}; leave them out"
             )
         options.setdefault("replicas", replicas)
+    if request.tp > 1:
+        if name not in _DIVIDING:
+            raise InvalidInputError(
+                f"--tp says nothing to planner {name!r}; use {' or '.join(_DIVIDING)}"
+            )
+        options.setdefault("tp", request.tp)
     if name == "random":
         options.setdefault("seed", request.seed)
     solution = get_planner(name, **options)(problem)
@@ -392,13 +581,13 @@ def degrees(devices: int, pp: int | None, dp: int | None, tp: int) -> tuple[int,
 
     Raises:
         InvalidInputError: Their product is not the number of devices; says which would be.
-        UnsupportedError: Tensor parallelism.
     """
-    if tp > 1:
-        raise UnsupportedError(
-            f"--tp {tp}: tensor parallelism can be planned and simulated, but not run yet; "
-            "use --tp 1"
+    if devices % tp:
+        raise InvalidInputError(
+            f"--tp {tp} does not divide {devices} devices; expected a divisor, or --devices "
+            f"{tp * max(1, devices // tp)}"
         )
+    devices //= tp
     if pp is None and dp is None:
         return devices, 1
     stages = pp if pp is not None else max(1, devices // (dp or 1))
@@ -406,9 +595,10 @@ def degrees(devices: int, pp: int | None, dp: int | None, tp: int) -> tuple[int,
     if stages * replicas != devices:
         pairs = [(d, devices // d) for d in range(1, devices + 1) if devices % d == 0]
         fitting = ", ".join(f"{a} x {b}" for a, b in pairs)
+        groups = "devices" if tp == 1 else f"groups of {tp} devices"
         raise InvalidInputError(
             f"--pp {stages} x --dp {replicas} = {stages * replicas} does not match {devices} "
-            f"devices; pp x dp could be {fitting}"
+            f"{groups}; pp x dp could be {fitting}"
         )
     return stages, replicas
 

@@ -14,12 +14,15 @@ from partita.core.program import TransferMode
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
 from partita.cost import predict
+from partita.cost.memory import MemoryBreakdown, memory_breakdown
 from partita.cost.predict import Disturbance
 from partita.cost.proof import CheckReport, check
 from partita.errors import InvalidInputError
+from partita.flows.fields import PlanSource
 from partita.flows.results import Result
-from partita.flows.solutions import PlanSource, SolutionRequest, read_solution
+from partita.flows.solutions import SolutionRequest, read_solution
 from partita.flows.summary import describe_plan
+from partita.program.lower import lower
 from partita.requests import OnProgress, declare, make, silent
 from partita.units import format_seconds
 
@@ -50,12 +53,14 @@ class Simulation(Result):
         timeline: What every device did when.
         transfers: How messages travelled.
         report: What the checker proved of the plan's Program.
+        memory: Where the memory of each device goes at its peak.
     """
 
     solution: Solution
     timeline: Timeline
     transfers: TransferMode
     report: CheckReport
+    memory: MemoryBreakdown
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON values; the timeline is a document of its own."""
@@ -84,6 +89,7 @@ class Simulation(Result):
                 "bubble": float(timeline.bubble[index]),
                 "peak_bytes": float(timeline.peak_bytes[index]),
                 "limit_bytes": number_or_none(float(timeline.limit_bytes[index])),
+                "memory": self.memory.to_json(index),
             }
             for index, name in enumerate(timeline.devices)
         ]
@@ -160,12 +166,15 @@ def simulate_request(request: SimulateRequest, on_progress: OnProgress = silent)
     )
     on_progress(solution.problem.graph.name)
     transfers = TransferMode(request.transfers)
+    program = lower(solution.problem, solution.plan)
     return Simulation(
         solution=solution,
-        report=check(solution.problem, solution.plan),
+        report=check(solution.problem, solution.plan, program),
+        memory=memory_breakdown(solution.problem, solution.plan, program),
         timeline=predict.simulate(
             solution.problem,
             solution.plan,
+            program=program,
             disturbance=disturbance,
             transfers=transfers,
             period=request.period or solution.plan.stashes_weights,

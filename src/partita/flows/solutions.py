@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from partita.bounds import lower_bound
 from partita.core.json_values import thawed
@@ -18,6 +18,7 @@ from partita.flows.fields import (
     EstimateFields,
     Model,
     ObjectiveFields,
+    PlanSource,
     RuleFields,
     StepFields,
 )
@@ -32,19 +33,6 @@ from partita.flows.problem import (
 )
 from partita.objectives.placed import placement_errors
 from partita.requests import Request, declare, fields_of
-
-
-class HasSolution(Protocol):
-    """A result that holds a plan with its problem, such as that of ``partita.plan``."""
-
-    @property
-    def solution(self) -> Solution:
-        """The plan with its problem."""
-        ...
-
-
-PlanSource: TypeAlias = str | OpenedFile | Solution | HasSolution
-"""A plan: the path of a file, the file opened already, a solution, or a result that has one."""
 
 
 @dataclass(frozen=True, kw_only=True)

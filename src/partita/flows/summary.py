@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from partita.bounds import CLEARLY, bound
 from partita.core.graph import CostOrigin, Graph
 from partita.core.json_values import number_or_none, thawed
@@ -37,6 +39,28 @@ class Summary:
             f"device {timeline.devices[worst]!r} needs {format_bytes(float(need))} of "
             f"{format_bytes(float(limit))}"
         )
+
+    @property
+    def cuts_inside_blocks(self) -> str:
+        """Cuts inside blocks that send more than those between blocks do; empty = none.
+
+        A block's input and output are narrow; a cut inside sends what is wide.
+        """
+        graph, plan = self.solution.problem.graph, self.solution.plan
+        block, source = graph.ops.blocks.of, graph.edge_source
+        if not len(block):
+            return ""
+        inner = np.flatnonzero(source >= 0)
+        maker, reader, tensor = source[inner], graph.edges.reader[inner], graph.edges.tensor[inner]
+        within = (block[maker] == block[reader]) & (block[maker] >= 0)
+        # What a block hands to the next is as narrow as a cut can be.
+        narrow = graph.tensors.bytes[tensor[~within & (block[maker] >= 0)]].min(initial=np.inf)
+        cut = within & (plan.stage_of[maker] != plan.stage_of[reader])
+        wide = cut & (graph.tensors.bytes[tensor] > 1.5 * narrow)
+        if not wide.any():
+            return ""
+        most = format_bytes(float(graph.tensors.bytes[tensor[wide]].max()))
+        return f"cuts inside blocks send up to {most}, cuts between them {format_bytes(narrow)}"
 
     @property
     def bound_term(self) -> str:
@@ -76,6 +100,7 @@ class Summary:
                 "peak_bytes": float(timeline.peak_bytes[index]),
                 "limit_bytes": number_or_none(float(timeline.limit_bytes[index])),
                 "headroom_bytes": number_or_none(float(evaluation.headroom_bytes[index])),
+                "memory": evaluation.memory.to_json(index),
             }
             for index, name in enumerate(timeline.devices)
         ]
@@ -100,6 +125,7 @@ class Summary:
             "bottleneck": evaluation.bottleneck,
             "assumptions": list(evaluation.assumptions),
             "estimated": estimate_basis(solution.problem.graph),
+            "precision": getattr(solution.problem.objective.precision, "name", None),
             "memory_factor": solution.problem.objective.memory_factor,
             "overfull": self.overfull or None,
             "rules": [str(rule) for rule in solution.problem.rules],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from partita.flows.extras import torch_needed
+from partita.flows.fields import PlanSource
 from partita.flows.options_file import read_options_file
 from partita.flows.run_requests import (
     RUNS,
@@ -17,7 +18,6 @@ from partita.flows.run_requests import (
     check_training,
     unwatched,
 )
-from partita.flows.solutions import PlanSource
 from partita.requests import OnProgress, Request, make, silent
 
 if TYPE_CHECKING:

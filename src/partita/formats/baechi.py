@@ -264,7 +264,7 @@ def _written_edges(
     problem: Problem, ids: Sequence[str], notes: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     graph, cluster = problem.graph, problem.cluster
-    rates = [float(level.bandwidth_bytes_per_s.min()) for level in cluster.levels]
+    rates = [level.slowest_bytes_per_s for level in cluster.levels]
     if cluster.matrix is not None:
         rates.append(float(cluster.matrix.bandwidth_bytes_per_s.min()))
     given = graph.tensors.transfer_s

@@ -318,7 +318,7 @@ def read_synergy_profile(
         text: The file.
         name: Of the job.
         gpus: GPUs of the job.
-        batch_size: Samples an iteration and GPU; 0 = not known.
+        batch_size: Samples per iteration and GPU; 0 = not known.
 
     Raises:
         FormatError: It is not a profile.

@@ -212,13 +212,13 @@ def _architecture(transformers: Any, config: Any) -> Any:  # noqa: ANN401 (witho
 
 
 def usual_length(model: Any) -> int:  # noqa: ANN401 (a class of an optional package without types)
-    """Return tokens a sample of what is measured: 128, or as many as the model can read."""
+    """Return tokens per sample of what is measured: 128, or as many as the model can read."""
     limit = _length_limit(model.config.get_text_config())
     return min(_USUAL_LENGTH, limit) if limit else _USUAL_LENGTH
 
 
 def estimated_length(model: Any) -> int:  # noqa: ANN401 (see above)
-    """Return tokens a sample of an estimate where none are asked for.
+    """Return tokens per sample of an estimate where none are asked for.
 
     They are as many as the configuration says, up to 4096, and 2048 where it says nothing. Models
     are trained at such lengths, and an estimate of a long sample takes no longer than of a short.
@@ -278,7 +278,7 @@ def _generated(
     limit, words = _length_limit(config.get_text_config()), config.get_text_config().vocab_size
     if limit and sequence_length > limit:
         raise InvalidInputError(
-            f"{sequence_length} tokens a sample are more than the {limit} that this "
+            f"{sequence_length} tokens per sample are more than the {limit} that this "
             f"{config.model_type} model can read"
         )
     tokens = draw.integers(0, words, batch_size, sequence_length + 1)

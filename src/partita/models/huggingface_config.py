@@ -120,3 +120,23 @@ def _value(text: str) -> Any:  # noqa: ANN401 (any JSON value)
         return json.loads(text)
     except ValueError:
         return text
+
+
+def configuration_with_defaults(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with what its class of transformers adds.
+
+    Raises:
+        InvalidInputError: The class does not take it.
+        UnsupportedError: transformers is not installed, or has no such model type.
+    """
+    options = dict(configuration)
+    transformers, kind = import_transformers(), options.pop("model_type", "")
+    if kind not in transformers.CONFIG_MAPPING:
+        raise UnsupportedError(
+            f"transformers {transformers.__version__} has no model type {kind!r}"
+        )
+    try:
+        whole = transformers.AutoConfig.for_model(kind, **options).to_dict()
+    except (TypeError, ValueError, AttributeError) as exc:
+        raise InvalidInputError(f"configuration of {kind!r} is refused: {exc}") from exc
+    return {str(key): value for key, value in whole.items()}

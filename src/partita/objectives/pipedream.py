@@ -85,7 +85,7 @@ def servers(problem: Problem, plan: Plan) -> Servers:
     inner = cluster.levels[0]
     between = np.inf
     if len(cluster.levels) == 2:
-        between = float(cluster.levels[1].bandwidth_bytes_per_s.min())
+        between = cluster.levels[1].slowest_bytes_per_s
     sizes = np.bincount(inner.group_of)
     return Servers(
         inner.group_of[here], inner.bandwidth_bytes_per_s, between, int(sizes.max()), len(sizes)

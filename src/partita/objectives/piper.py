@@ -150,10 +150,7 @@ def _stage_figures(
     leaving = size + sync_bytes(graph, row_of, side="out")[crossing]
     edge = sum_by(stage_of[reader[crossing]], 2 * entering, count)
     edge += sum_by(stage_of[source[crossing]], 2 * leaving, count)
-    rate = min(
-        (float(level.bandwidth_bytes_per_s.min()) for level in problem.cluster.levels),
-        default=math.inf,
-    )
+    rate = min((level.slowest_bytes_per_s for level in problem.cluster.levels), default=math.inf)
     return (edge / stages.data + reduced) / rate + seconds / stages.data, memory
 
 

@@ -121,7 +121,7 @@ def _sizes(problem: Problem, plan: Plan) -> _Sizes:
     return _Sizes(
         total(held.gradients),
         total(held.weights),
-        total(held.stepped),
+        total(held.copy + held.stepped),
         saved,
         _model_input_bytes(problem, plan),
         live_cut_bytes(graph, plan.stage_of, count, counted),

@@ -85,7 +85,7 @@ def transfer_seconds(problem: Problem) -> Floats:
     np.fmax.at(known, producer, given)
     rate, latency = math.inf, 0.0
     if cluster.levels:
-        rate = min(float(level.bandwidth_bytes_per_s.min()) for level in cluster.levels)
+        rate = min(level.slowest_bytes_per_s for level in cluster.levels)
         latency = max(float(level.latency_s.max()) for level in cluster.levels)
     size = sum_by(producer, graph.tensors.bytes[made], len(graph))
     return frozen_array(np.where(np.isnan(known), latency + size / rate, known), np.float64)

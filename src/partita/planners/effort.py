@@ -6,9 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from partita.errors import InvalidInputError
+from partita.kernels import compiling_s
 
 ENDLESS = 2**40
 """Steps of a search that the clock ends."""
+
+
+def search_clock() -> float:
+    """Return seconds that go on while a search works, and stand while kernels are compiled."""
+    return time.monotonic() - compiling_s()
 
 
 @dataclass(slots=True)
@@ -25,13 +31,13 @@ class SearchTrace:
 
     on_record: Callable[[float, float], None] | None = None
     points: list[tuple[float, float]] = field(default_factory=list)
-    _begin: float = field(default_factory=time.monotonic)
+    _begin: float = field(default_factory=search_clock)
 
     def record(self, value: float) -> None:
         """Note a value; one that is no better than the last is left out."""
         if self.points and not value < self.points[-1][1]:
             return
-        point = (time.monotonic() - self._begin, float(value))
+        point = (search_clock() - self._begin, float(value))
         self.points.append(point)
         if self.on_record is not None:
             self.on_record(*point)
@@ -41,7 +47,8 @@ class SearchTrace:
 class Effort:
     """The limits of one search: a number of steps, seconds on the clock, both or neither.
 
-    With steps alone a search is the same every time; what a step is, the search says.
+    With steps alone a search is the same every time; what a step is, the search says. Seconds in
+    which kernels are compiled, which happens once per machine, do not count.
 
     Attributes:
         iterations: Steps; ``None`` = no such limit.
@@ -60,7 +67,7 @@ class Effort:
     trace: SearchTrace | None = None
     spent: int = 0
     timed_out: bool = False
-    _begin: float = field(default_factory=time.monotonic)
+    _begin: float = field(default_factory=search_clock)
 
     def __post_init__(self) -> None:
         for name, value in (("iterations", self.iterations), ("time_limit", self.time_limit)):
@@ -82,7 +89,7 @@ class Effort:
     @property
     def elapsed_s(self) -> float:
         """Seconds since the search began."""
-        return time.monotonic() - self._begin
+        return search_clock() - self._begin
 
     @property
     def left_s(self) -> float:

@@ -20,7 +20,7 @@ from partita.core.columns import Array
 from partita.core.graph import Graph
 from partita.core.placement import placement_plan
 from partita.core.plan import equal_microbatches
-from partita.core.problem import Mode, Problem, Schedule
+from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
 from partita.planners.pipeline import main_devices, pipeline_plan, solution_of
@@ -47,12 +47,11 @@ def plan_expert(problem: Problem) -> Solution:
     if layer is None:
         plan = pipeline_plan(problem, stack.astype(np.int32), [devices[:1], devices[1:2]])
         return solution_of(problem, plan, "expert", {})
-    infers = problem.objective.mode is Mode.INFERENCE
     plan = placement_plan(
         problem.graph,
         problem.cluster.device_names,
         np.array(devices)[layer % len(devices)],
-        schedule=problem.objective.schedule or (Schedule.INFERENCE if infers else Schedule.GPIPE),
+        schedule=problem.objective.placement_schedule,
         microbatch_sizes=equal_microbatches(problem.microbatches, problem.microbatch_size),
     )
     return solution_of(problem, plan, "expert", {})

@@ -11,7 +11,7 @@ from partita.core.problem import Problem
 from partita.core.rules import name_matcher
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
-from partita.planners.pipeline import default_schedule, solution_of
+from partita.planners.pipeline import solution_of
 
 
 def plan_manual(problem: Problem, *, assignment: Mapping[str, str]) -> Solution:
@@ -55,7 +55,7 @@ def plan_manual(problem: Problem, *, assignment: Mapping[str, str]) -> Solution:
 def _plan(problem: Problem, device_of: Array) -> Plan:
     """Return a pipeline with one stage a device where the map allows it, else a placement."""
     sizes = equal_microbatches(problem.microbatches, problem.microbatch_size)
-    schedule = default_schedule(problem)
+    schedule = problem.objective.pipeline_schedule
     fine = placement_plan(
         problem.graph,
         problem.cluster.device_names,

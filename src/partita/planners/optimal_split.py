@@ -42,7 +42,8 @@ from partita.planners.effort import Effort, SearchTrace, either_limit
 from partita.planners.lattice.ideals import count_ideals, window
 from partita.planners.lattice.orders import linear_orders
 from partita.planners.lattice.quotient import Quotient, quotient, unordered_quotient
-from partita.planners.pipeline import default_schedule, pipeline_plan, solution_of
+from partita.planners.obstacle import Needs, obstacle, unfound
+from partita.planners.pipeline import pipeline_plan, solution_of
 from partita.planners.split.contiguous import ORDERS, contiguous_split
 from partita.planners.split.latency import (
     best_calls,
@@ -53,7 +54,6 @@ from partita.planners.split.latency import (
 )
 from partita.planners.split.max_load import Chain, liquid_bound
 from partita.planners.split.model import SplitModel, split_model, without_idle_nodes
-from partita.planners.split.obstacle import why_no_split
 from partita.planners.split.refine import anneal, devices_in_order, no_flow
 
 NAME = "optimal-split"
@@ -88,7 +88,8 @@ def plan_optimal_split(
         contiguous: Whether the devices' parts must follow one another; latency plans always do.
         ideals: Ideals that may be held; above, the search is near good orders.
         iterations: Moves of annealing, where there is any; 0 = as many as suit the size.
-        time_limit: Wall seconds for annealing instead, counted from the call; 0 = none.
+        time_limit: Wall seconds instead, counted from the call, which also end the looks at chains
+            of ideals; 0 = none.
         seed: Seed of random orders and moves.
         trace: Told every new best value.
 
@@ -109,6 +110,8 @@ def plan_optimal_split(
     own_rule = problem.objective.metric.row.memory is MemoryRule.METRIC
     refusal: InfeasibleError | None = None
     for shrink in SHRINKS[:1] if own_rule else SHRINKS:
+        if refusal is not None and effort.is_over():
+            break
         try:
             found = _search(_with_memory(problem, shrink), effort, ideals, contiguous=contiguous)
             return _solution(problem, found, options)
@@ -155,7 +158,7 @@ def _least_load(problem: Problem, effort: Effort, limit: int, *, contiguous: boo
     rebuild = partial(split_model, problem, cpus_are_hosts=is_metric)
     loose = rebuild(unordered_quotient(problem.graph))
     if np.isinf(loose.seconds).all(axis=0).any():
-        raise InfeasibleError(f"{NAME}: {why_no_split(problem, loose)}")
+        raise InfeasibleError(f"{NAME}: {_why_no_split(problem, loose)}")
     bound = liquid_bound(loose) if is_metric else 0.0
     model = without_idle_nodes(rebuild(quotient(problem.graph)), rebuild)
     found = contiguous_split(model, limit, effort)
@@ -168,8 +171,25 @@ def _least_load(problem: Problem, effort: Effort, limit: int, *, contiguous: boo
         plans = [*refined, *plans]
     if not plans:
         hint = "; contiguous=false looks at other splits" if contiguous else ""
-        raise InfeasibleError(f"{NAME}: {why_no_split(problem, model)}{hint}")
+        raise InfeasibleError(f"{NAME}: {_why_no_split(problem, model)}{hint}")
     return _Found(plans, bound, stats)
+
+
+def _why_no_split(problem: Problem, model: SplitModel) -> str:
+    """Return what keeps all splits of a model from fitting, as far as it is plain."""
+    kinds = np.repeat(np.arange(model.num_classes), [len(members) for members in model.devices])
+    need, sizes = model.node_bytes.copy(), np.diff(model.shared.ptr)
+    np.add.at(need, model.shared.pins, np.repeat(model.shared_bytes, sizes))
+    needs = Needs(
+        problem=problem,
+        unit_of=model.q.node_of,
+        unit_bytes=need,
+        devices=devices_in_order(model),
+        limit_bytes=model.limit_bytes[kinds],
+        may=np.isfinite(model.seconds)[kinds],
+        total_bytes=float(model.node_bytes.sum() + model.shared_bytes.sum()),
+    )
+    return obstacle(needs) or unfound(needs, "split")
 
 
 def _refined(
@@ -209,10 +229,10 @@ def _least_latency(problem: Problem, effort: Effort, limit: int) -> _Found:
     rebuild = partial(latency_model, problem)
     loose = rebuild(unordered_quotient(problem.graph))
     if np.isinf(loose.seconds).all(axis=0).any():
-        raise InfeasibleError(f"{NAME}: {why_no_split(problem, loose)}")
+        raise InfeasibleError(f"{NAME}: {_why_no_split(problem, loose)}")
     model, chain, num_ideals = _chain_of_calls(problem, effort, limit)
     if chain is None:
-        raise InfeasibleError(f"{NAME}: {why_no_split(problem, model)}")
+        raise InfeasibleError(f"{NAME}: {_why_no_split(problem, model)}")
     effort.record(chain.value)
     flow = latency_flow(problem, loose)
     found = anneal(
@@ -246,7 +266,7 @@ def _calls_on(
         model = without_idle_nodes(model, rebuild, any_size=True)
     weight = model.seconds.min(axis=0)
     orders = linear_orders(model.q, weight=weight, count=ORDERS, seed=effort.seed)
-    chain = best_calls_of_orders(model, orders, effort.record)
+    chain = best_calls_of_orders(model, orders, effort)
     around = orders[0] if chain is None else np.concatenate([np.sort(p) for p, _ in chain.pieces])
     lattice = window(model.q, around, min(limit, LATENCY_IDEALS))
     upper = np.inf if chain is None else chain.value
@@ -284,6 +304,6 @@ def _placed_plan(problem: Problem, device_of: Array) -> Plan:
         problem.graph,
         problem.cluster.device_names,
         frozen_array(device_of, np.int32),
-        schedule=default_schedule(problem),
+        schedule=problem.objective.pipeline_schedule,
         microbatch_sizes=equal_microbatches(problem.microbatches, problem.microbatch_size),
     )

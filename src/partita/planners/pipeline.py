@@ -11,20 +11,10 @@ from partita.core.cluster import Cluster
 from partita.core.columns import Array
 from partita.core.graph import DeviceKind, Graph
 from partita.core.plan import Plan, Stage, equal_microbatches
-from partita.core.problem import Mode, Problem, Schedule
+from partita.core.problem import Problem
 from partita.core.solution import Proof, Solution
 from partita.cost.judge import Limit, check_memory, judge
 from partita.errors import InfeasibleError, InvalidInputError
-
-"""Metrics whose objective checks memory by its authors' rule; the others keep to ours."""
-
-
-def default_schedule(problem: Problem) -> Schedule:
-    """Return the schedule that was asked for, else 1F1B or plain inference."""
-    if problem.objective.schedule is not None:
-        return problem.objective.schedule
-    infers = problem.objective.mode is Mode.INFERENCE
-    return Schedule.INFERENCE if infers else Schedule.ONE_F_ONE_B
 
 
 def main_devices(problem: Problem) -> list[int]:
@@ -145,18 +135,28 @@ def legal_boundaries(graph: Graph, wanted: Sequence[int]) -> list[int]:
     return [*moved[first[:-1]].tolist(), int(moved[-1])]
 
 
-def pipeline_plan(problem: Problem, stage_of: Array, groups: Sequence[Sequence[int]]) -> Plan:
-    """Return a pipeline: stage k runs on the k-th group of cluster devices, a replica each."""
+def pipeline_plan(
+    problem: Problem, stage_of: Array, groups: Sequence[Sequence[int]], *, tp: int = 1
+) -> Plan:
+    """Return a pipeline: stage k runs on the k-th group of cluster devices, ``tp`` a replica."""
     used = [device for group in groups for device in group]
     names = problem.cluster.device_names
     index = {device: number for number, device in enumerate(dict.fromkeys(used))}
-    stages = [Stage(devices=tuple((index[device],) for device in group)) for group in groups]
+    stages = [
+        Stage(
+            devices=tuple(
+                tuple(index[device] for device in group[first : first + tp])
+                for first in range(0, len(group), tp)
+            )
+        )
+        for group in groups
+    ]
     return Plan(
         fingerprint=problem.graph.fingerprint,
         devices=tuple(names[device] for device in index),
         stage_of=stage_of,
         stages=tuple(stages),
-        schedule=default_schedule(problem),
+        schedule=problem.objective.pipeline_schedule,
         microbatch_sizes=equal_microbatches(problem.microbatches, problem.microbatch_size),
     )
 

@@ -7,9 +7,10 @@ import numpy as np
 from partita.core.graph import KIND_BIT
 from partita.core.placement import placement_plan
 from partita.core.plan import equal_microbatches
-from partita.core.problem import Mode, Problem, Schedule
+from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InfeasibleError
+from partita.planners.obstacle import no_device
 from partita.planners.pipeline import solution_of
 
 _TRIES = 20
@@ -27,8 +28,7 @@ def plan_random(problem: Problem, *, seed: int = 0) -> Solution:
     """
     rng = random.Random(seed)
     refusal = InfeasibleError("no random placement was tried")
-    infers = problem.objective.mode is Mode.INFERENCE
-    schedule = problem.objective.schedule or (Schedule.INFERENCE if infers else Schedule.GPIPE)
+    schedule = problem.objective.placement_schedule
     for _ in range(_TRIES):
         plan = placement_plan(
             problem.graph,
@@ -62,9 +62,10 @@ def _draw(problem: Problem, rng: random.Random) -> list[int]:
     for op, (color, kind) in enumerate(zip(colors, kinds, strict=True)):
         choices = able[allowed_of[color] if color >= 0 else kind]
         if not choices:
-            raise InfeasibleError(
-                f"no device may run all ops that share one with {graph.ops.names[op]!r}"
+            together = (
+                np.flatnonzero(graph.ops.colocation == color) if color >= 0 else np.array([op])
             )
+            raise InfeasibleError(no_device(problem, together))
         if color < 0:
             placed.append(rng.choice(choices))
         else:

@@ -6,6 +6,7 @@ from partita.core.graph import KIND_BIT
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.cost.durations import op_seconds
+from partita.cost.tables import device_classes
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.planners.pipeline import pipeline_plan, solution_of
 
@@ -24,7 +25,8 @@ def plan_single(problem: Problem, *, device: str = "") -> Solution:
     if device and device not in cluster.index_of:
         known = ", ".join(cluster.device_names[:8])
         raise InvalidInputError(f"device {device!r} is not in the cluster; there are {known}")
-    wanted = [cluster.index_of[device]] if device else range(len(cluster))
+    # Devices of one class give one value, so that the first of each stands for all.
+    wanted = [cluster.index_of[device]] if device else device_classes(problem).first
     refused = {
         index: (graph.ops.device_kinds & KIND_BIT[cluster.devices[index].kind]) == 0
         for index in wanted

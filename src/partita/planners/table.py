@@ -155,6 +155,8 @@ DEFAULT_PLANNER = "auto"
 PLUGINS = PluginGroup(group="partita.planners", noun="planner")
 TRACE = "trace"
 """The keyword of planners that report progress: no option, as it never changes the result."""
+STARTS = "starts"
+"""The keyword of planners that search on from given plans: no option of a document."""
 AS_RELEASED = "as_released"
 """The option of every planner whose row has a released form: whether to call that one."""
 _AS_RELEASED = inspect.Parameter(
@@ -239,7 +241,8 @@ def _options(planner: Planner) -> dict[str, inspect.Parameter]:
     return {
         parameter.name: parameter
         for parameter in inspect.signature(planner).parameters.values()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name != TRACE
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        and parameter.name not in (TRACE, STARTS)
     }
 
 

@@ -22,7 +22,7 @@ from partita.planners.pipeline import (
 
 
 def plan_uniform(
-    problem: Problem, *, stages: int = 0, replicas: int = 1, chunks: int = 1
+    problem: Problem, *, stages: int = 0, replicas: int = 1, chunks: int = 1, tp: int = 1
 ) -> Solution:
     """Cut the layers into equal stages on consecutive devices.
 
@@ -32,20 +32,24 @@ def plan_uniform(
         replicas: Replicas of every stage.
         chunks: Stages that each device takes in turn, for ``interleaved-1f1b``; the layers are cut
             into ``stages * chunks``.
+        tp: Devices that divide the tensors of a replica.
 
     Raises:
         InfeasibleError: A device has too little memory.
         InvalidInputError: There are not that many devices.
     """
     devices = main_devices(problem)
-    if replicas < 1 or replicas > len(devices):
-        raise InvalidInputError(f"replicas is {replicas}; expected 1 to {len(devices)}")
-    most = len(devices) // replicas
+    if tp < 1 or tp > len(devices):
+        raise InvalidInputError(f"tp is {tp}; expected 1 to {len(devices)}")
+    if replicas < 1 or replicas * tp > len(devices):
+        raise InvalidInputError(f"replicas is {replicas}; expected 1 to {len(devices) // tp}")
+    each = replicas * tp
+    most = len(devices) // each
     if stages < 0:
         raise InvalidInputError(f"stages is {stages}; expected 0 or more")
     if stages > most:
         raise InvalidInputError(
-            f"{stages} stages of {replicas} replicas need {stages * replicas} devices; "
+            f"{stages} stages of {replicas} replicas need {stages * each} devices; "
             f"there are {len(devices)}"
         )
     if chunks < 1:
@@ -54,11 +58,10 @@ def plan_uniform(
     boundaries = uniform_boundaries(problem.graph, ring * chunks)
     stage_of = cut_layers(problem.graph, boundaries)
     places = [stage % ring for stage in range(len(boundaries) - 1)]
-    groups = [devices[place * replicas : (place + 1) * replicas] for place in places]
-    plan = pipeline_plan(problem, stage_of, groups)
-    return solution_of(
-        problem, plan, "uniform", {"stages": stages, "replicas": replicas, "chunks": chunks}
-    )
+    groups = [devices[place * each : (place + 1) * each] for place in places]
+    plan = pipeline_plan(problem, stage_of, groups, tp=tp)
+    options = {"stages": stages, "replicas": replicas, "chunks": chunks}
+    return solution_of(problem, plan, "uniform", {**options, "tp": tp} if tp > 1 else options)
 
 
 def uniform_boundaries(graph: Graph, stages: int) -> list[int]:

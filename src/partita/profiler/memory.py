@@ -28,8 +28,7 @@ from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.cost.memory import peak_memory
 from partita.profiler.flops import aten_name, attention_kernels, kernels_of
 from partita.profiler.measure.ops import OpRunner
-from partita.profiler.measure.step import NO_OP, ConnectedStep
-from partita.profiler.measure.whole import WholeStep
+from partita.profiler.measure.step import NO_OP, ConnectedStep, WholeStep
 from partita.program.lower import lower
 
 

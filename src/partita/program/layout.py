@@ -3,7 +3,7 @@
 Shared by lowering, checking and the memory model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -13,16 +13,18 @@ import numpy as np
 from partita.core.columns import Array
 from partita.core.graph import Graph
 from partita.core.plan import Plan, Shard
+from partita.core.precision import wire_bytes
 from partita.core.problem import Mode, Problem
 from partita.errors import InvalidInputError
 
 
 class Layout:
-    """The devices of every stage, replica and tensor-parallel rank.
+    """The devices of every stage, replica and rank.
 
     Attributes:
         plan: The plan.
-        tp: Tensor-parallel degree of each stage.
+        ranks: Devices of a replica of each stage.
+        tensor_parts: Parts in which the ranks of each stage hold a tensor between stages.
         replicas: Number of replicas of each stage.
         round: Microbatches in a round of each stage.
     """
@@ -33,10 +35,11 @@ class Layout:
         distinct = list(index)
         of = np.fromiter((index[stage] for stage in plan.stages), np.int64, len(plan.stages))
         flat = [device for stage in distinct for group in stage.devices for device in group]
-        sizes = [stage.num_replicas * stage.tp for stage in distinct]
+        sizes = [len(stage) for stage in distinct]
         self._flat = np.array(flat, dtype=np.int32)
         self._base = (np.cumsum([0, *sizes])[:-1])[of]
-        self.tp = np.array([stage.tp for stage in distinct], dtype=np.int32)[of]
+        self.ranks = np.array([stage.ranks for stage in distinct], dtype=np.int32)[of]
+        self.tensor_parts = np.array([s.tensor_parts for s in distinct], dtype=np.int32)[of]
         self.replicas = np.array([stage.num_replicas for stage in distinct], dtype=np.int32)[of]
         self.round = np.array([stage.round for stage in distinct], dtype=np.int32)[of]
         self._of = of
@@ -45,7 +48,7 @@ class Layout:
     @property
     def num_stages(self) -> int:
         """Number of stages."""
-        return len(self.tp)
+        return len(self.ranks)
 
     @property
     def num_microbatches(self) -> int:
@@ -62,11 +65,11 @@ class Layout:
     def device(self, stage: Array, microbatch: Array, rank: Array | int = 0) -> Array:
         """Return the device of a rank of the replica that runs (stage, microbatch)."""
         replica = self.replica_of[stage, microbatch]
-        result: Array = self._flat[self._base[stage] + replica * self.tp[stage] + rank]
+        result: Array = self._flat[self._base[stage] + replica * self.ranks[stage] + rank]
         return result
 
     def members(self, stage: int, rank: int) -> list[int]:
-        """Return the devices with one tensor-parallel rank in all replicas of a stage."""
+        """Return the devices of one rank in all replicas of a stage."""
         return [group[rank] for group in self.plan.stages[stage].devices]
 
 
@@ -114,6 +117,27 @@ def _unique_pairs(first: Array, second: Array, size: int) -> tuple[Array, Array]
     return (keys // size).astype(np.int32), (keys % size).astype(np.int32)
 
 
+class Divisions(NamedTuple):
+    """Division of the parameters of each stage; columns: dense ones, and those of experts.
+
+    Attributes:
+        parts: Parts that devices hold.
+        group: Devices that divide the state of a part among themselves, where it is sharded.
+    """
+
+    parts: Array
+    group: Array
+
+
+def divisions(plan: Plan) -> Divisions:
+    """Return how the stages of a plan divide their parameters."""
+    index = plan.stage_index
+    of = np.array([index[stage] for stage in plan.stages])
+    parts = [(stage.parts(), stage.parts(experts=True)) for stage in index]
+    group = [(stage.shard_size(), stage.shard_size(experts=True)) for stage in index]
+    return Divisions(np.array(parts)[of], np.array(group)[of])
+
+
 def tensor_bytes(graph: Graph, samples: Array, tensor: Array) -> Array:
     """Return the bytes of tensors for numbers of samples (broadcast together)."""
     table = graph.tensors
@@ -121,29 +145,38 @@ def tensor_bytes(graph: Graph, samples: Array, tensor: Array) -> Array:
     return fixed + (table.bytes[tensor] - fixed) * samples / graph.batch_size
 
 
+Members = tuple[tuple[int, ...], tuple[int, ...]]
+"""Devices, and for each of them the lowest stage there that owns the parameters."""
+
+
 @dataclass(frozen=True)
 class Bucket:
-    """Trainable parameters that the same stages own, reduced together.
+    """Trainable parameters that the same stages own and divide alike, reduced together.
 
     Attributes:
         index: Row of the Program's bucket table.
         stages: The owning stages, ascending.
-        bytes_per_rank: Bytes that one tensor-parallel rank reduces.
-        groups: For each tensor-parallel rank the devices, ascending, and for each of them the
-            lowest owning stage there.
-        shard: What the replicas divide.
+        reduced_bytes: Bytes of a part in a reduction.
+        gathered_bytes: Bytes of a part's weights in a gather.
+        teams: For each part of the parameters the devices that hold it, and for each of them the
+            lowest owning stage there; empty where nobody shares them.
+        sharding: For each group that divides the state of a part the same; as ``teams`` where
+            whole teams do.
+        shard: What such a group divides.
     """
 
     index: int
     stages: tuple[int, ...]
-    bytes_per_rank: int
-    groups: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    reduced_bytes: int
+    gathered_bytes: int
+    teams: tuple[Members, ...]
+    sharding: tuple[Members, ...]
     shard: Shard
 
     @property
     def is_shared(self) -> bool:
         """Whether several devices hold the parameters, so that a reduction is needed."""
-        return len(self.groups) > 0
+        return len(self.teams) > 0
 
 
 @dataclass(frozen=True)
@@ -153,14 +186,14 @@ class Reductions:
     Attributes:
         buckets: The buckets.
         parameters: The parameters of each bucket.
-        own: The bucket of parameters that a stage shares with no other.
+        own: The buckets of parameters that a stage shares with no other.
         updating: The stages that update parameters, ascending.
         tied: For stages that own shared parameters only: the devices where they step them.
     """
 
     buckets: tuple[Bucket, ...]
     parameters: tuple[Array, ...]
-    own: Mapping[int, Bucket]
+    own: Mapping[int, tuple[Bucket, ...]]
     updating: tuple[int, ...]
     tied: Mapping[int, frozenset[int]]
 
@@ -169,7 +202,7 @@ class Reductions:
         return stage in self.own or device in self.tied.get(stage, ())
 
 
-def reductions(problem: Problem, plan: Plan, layout: Layout) -> Reductions:
+def reductions(problem: Problem, plan: Plan) -> Reductions:
     """Return the buckets of a plan.
 
     Raises:
@@ -183,45 +216,52 @@ def reductions(problem: Problem, plan: Plan, layout: Layout) -> Reductions:
     trained = table.trainable[parameter]
     parameter, stage = parameter[trained], stage[trained]
     count = np.bincount(parameter, minlength=len(table))
-    members: dict[tuple[int, ...], Array] = {}
+    members: dict[tuple[tuple[int, ...], bool], Array] = {}
+    # Parameters of experts are reduced apart only where the stage divides them in another way.
+    apart = np.array([part.ep > 1 for part in plan.stages])
     single = count[parameter] == 1
-    by_stage = np.argsort(stage[single], kind="stable")
-    alone, at = parameter[single][by_stage], stage[single][by_stage]
+    alone, home = parameter[single], stage[single]
+    at = 2 * home + (table.expert[alone] & apart[home])
+    order = np.argsort(at, kind="stable")
+    alone, at = alone[order], at[order]
     for part in np.split(np.arange(len(at)), np.flatnonzero(np.diff(at)) + 1) if len(at) else []:
-        members[(int(at[part[0]]),)] = alone[part]
+        owner, experts = divmod(int(at[part[0]]), 2)
+        members[(owner,), bool(experts)] = alone[part]
     for shared in np.flatnonzero(count > 1).tolist():
-        key = tuple(stage[parameter == shared].tolist())
+        key = (tuple(stage[parameter == shared].tolist()), False)
         members[key] = np.append(members.get(key, np.array([], dtype=np.int64)), shared)
-    return _assemble(problem, plan, layout, members)
+    return _assemble(problem, plan, members)
 
 
 def _assemble(
-    problem: Problem, plan: Plan, layout: Layout, members: Mapping[tuple[int, ...], Array]
+    problem: Problem, plan: Plan, members: Mapping[tuple[tuple[int, ...], bool], Array]
 ) -> Reductions:
     names = problem.graph.parameters.names
-    buckets, own = [], {}
+    buckets: list[Bucket] = []
+    own: dict[int, tuple[Bucket, ...]] = {}
     tied: dict[int, frozenset[int]] = {}
-    for index, (stages, rows) in enumerate(members.items()):
+    for index, (key, rows) in enumerate(members.items()):
+        stages, _ = key
         if len(stages) > 1:
-            _check_tied(plan, layout, stages, names[int(rows[0])])
+            _check_tied(plan, stages, names[int(rows[0])])
             for device, lowest in _lowest_stage(plan, stages).items():
                 tied[lowest] = tied.get(lowest, frozenset()) | {device}
-        bucket = _bucket(problem, plan, index, stages, rows)
+        bucket = _bucket(problem, plan, index, key, rows)
         buckets.append(bucket)
         if len(stages) == 1:
-            own[stages[0]] = bucket
+            own[stages[0]] = (*own.get(stages[0], ()), bucket)
     updating = tuple(sorted(set(own) | set(tied)))
     return Reductions(tuple(buckets), tuple(members.values()), own, updating, tied)
 
 
-def _check_tied(plan: Plan, layout: Layout, stages: tuple[int, ...], name: str) -> None:
+def _check_tied(plan: Plan, stages: tuple[int, ...], name: str) -> None:
     if plan.stashes_weights:
         raise InvalidInputError(
             f"parameter {name!r} is tied over stages {list(stages)}; schedule "
             f"{plan.schedule.value!r} keeps versions of each stage alone; use a schedule that "
             "flushes, or keep them in one stage"
         )
-    degrees = sorted({int(layout.tp[stage]) for stage in stages})
+    degrees = sorted({plan.stages[stage].tp for stage in stages})
     if len(degrees) > 1:
         raise InvalidInputError(
             f"parameter {name!r} is tied over stages {list(stages)} with tensor-parallel degrees "
@@ -239,21 +279,31 @@ def _lowest_stage(plan: Plan, stages: tuple[int, ...]) -> dict[int, int]:
 
 
 def _bucket(
-    problem: Problem, plan: Plan, index: int, stages: tuple[int, ...], rows: Array
+    problem: Problem, plan: Plan, index: int, key: tuple[tuple[int, ...], bool], rows: Array
 ) -> Bucket:
+    stages, experts = key
     first = plan.stages[stages[0]]
-    size = float(problem.graph.parameters.bytes[rows].sum())
-    groups = []
-    if len(stages) > 1 or first.num_replicas > 1:
-        lowest = _lowest_stage(plan, stages)
-        for rank in range(first.tp):
-            devices = sorted({group[rank] for s in stages for group in plan.stages[s].devices})
-            groups.append((tuple(devices), tuple(lowest[device] for device in devices)))
-    shared = len(groups) > 0 and len(groups[0][0]) > 1
+    wire = wire_bytes(problem.graph.parameters, problem.objective.precision)
+    lowest = _lowest_stage(plan, stages)
+    # Team i of every stage holds part i, so that tied parameters are reduced over all of them.
+    by_stage = [plan.stages[stage].teams(experts=experts) for stage in stages]
+    teams = [sorted(set().union(*parts)) for parts in zip(*by_stage, strict=True)]
+
+    def with_stages(devices: Sequence[int]) -> Members:
+        return tuple(devices), tuple(lowest[device] for device in devices)
+
+    def part(size_bytes: Array) -> int:
+        return int(np.ceil(float(size_bytes[rows].sum()) / first.parts(experts=experts)))
+
+    shared = len(teams[0]) > 1
+    shard = first.shard if shared and len(stages) == 1 else Shard.NONE
+    groups = [group for team in teams for group in first.divide(team, experts=experts)]
     return Bucket(
         index=index,
         stages=stages,
-        bytes_per_rank=int(np.ceil(size / first.tp)),
-        groups=tuple(groups) if shared else (),
-        shard=first.shard if len(stages) == 1 else Shard.NONE,
+        reduced_bytes=part(wire.reduced),
+        gathered_bytes=part(wire.gathered),
+        teams=tuple(map(with_stages, teams)) if shared else (),
+        sharding=tuple(map(with_stages, groups)) if shard is not Shard.NONE else (),
+        shard=shard,
     )

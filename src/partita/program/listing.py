@@ -133,15 +133,14 @@ class Listing:
 
     def _column(self, name: str, dtype: type) -> Array:
         default = _DEFAULTS.get(name, -1)
-        return np.concatenate(
-            [
-                np.broadcast_to(
-                    np.asarray(block.get(name, default)).astype(dtype, copy=False),
-                    (len(block["device"]),),
-                )
-                for block in self._blocks
-            ]
-        )
+        whole: Array = np.empty(sum(len(block["device"]) for block in self._blocks), dtype=dtype)
+        begin = 0
+        for block in self._blocks:
+            end = begin + len(block["device"])
+            # One value for all rows of a block, or one each.
+            whole[begin:end] = block.get(name, default)
+            begin = end
+        return whole
 
     def _sorted(self, device: Array, pointers: Array) -> Array:
         """Return the order of all rows: by device first, then each device by itself."""

@@ -8,6 +8,7 @@ rendezvous sends, overlapped and blocking.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from partita.program.layout import (
 from partita.program.levels import longest_levels
 from partita.program.listing import Listing
 from partita.program.order import ListOrder, ordered
-from partita.program.schedules import Order, Pipeline, in_flight
+from partita.program.schedules import SLOTS, Order, Pipeline, in_flight
 
 _GRADIENT_KINDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 
@@ -68,7 +69,7 @@ class _Lowering:
         pipe = Pipeline(plan, self.layout, self.in_flight)
         self.order: Order = ordered(order, _order(problem, pipe), pipe, self.crossing)
         self.kinds = list(self.order)
-        self.reductions: Reductions = reductions(problem, plan, self.layout)
+        self.reductions: Reductions = reductions(problem, plan)
         self.stages, self.microbatches = self.layout.num_stages, self.layout.num_microbatches
         self.size = self.stages * self.microbatches
         self.exists = self._existing()
@@ -115,8 +116,8 @@ class _Lowering:
         A backward that follows its RECOMPUTE uses the copy that was gathered for that.
         """
         entries: list[tuple[int, Kind, Array]] = []
-        for stage, bucket in sorted(self.reductions.own.items()):
-            if bucket.shard is not Shard.PARAMETERS or not bucket.is_shared:
+        for stage, buckets in sorted(self.reductions.own.items()):
+            if not any(bucket.shard is Shard.PARAMETERS for bucket in buckets):
                 continue
             # Every replica of the stage takes one microbatch of a row; they gather together for it.
             turns = np.arange(self.microbatches).reshape(-1, int(self.layout.replicas[stage]))
@@ -144,8 +145,17 @@ class _Lowering:
         ]
 
     def _levels(self) -> Array:
-        """Return the level of every node."""
-        device, key, node, total = self._order_entries()
+        """Return the level of every node.
+
+        Gathers are issued one compute ahead, unless devices would then wait for each other in a
+        circle.
+        """
+        if self.gathers:
+            with suppress(InvalidInputError):
+                return self._levels_of(*self._order_entries(ahead=True))
+        return self._levels_of(*self._order_entries(ahead=False))
+
+    def _levels_of(self, device: Array, key: Array, node: Array, total: int) -> Array:
         by_device = _by_device(device, key)
         device, node = device[by_device], node[by_device]
         # One sort of edges: each entry of a device's order waits for the one before it.
@@ -179,8 +189,13 @@ class _Lowering:
             )
         return level
 
-    def _order_entries(self) -> tuple[Array, Array, Array, int]:
-        """Return device, key and node of every entry in a device's order, and the node count."""
+    def _order_entries(self, *, ahead: bool) -> tuple[Array, Array, Array, int]:
+        """Return device, key and node of every entry in a device's order, and the node count.
+
+        Args:
+            ahead: Whether a gather stands before the compute that precedes the one it is for, if
+                that is of another stage (whose copy it would else replace), and so runs beside it.
+        """
         stage, turn = self._grid()
         # One rank stands for its tensor-parallel group, whose members list the same.
         rank0 = self.layout.device(stage, turn)
@@ -192,10 +207,15 @@ class _Lowering:
         for s, kind, turns in self.gathers:
             # A gather is one node that stands in the order of every replica's device, before the
             # compute that needs it: keys are multiples of SLOTS, RECOMPUTE is one below, so two
-            # below is free.
-            members = self.layout.device(np.full(turns.shape, s), turns)
-            device.append(members.ravel())
-            key.append(self.order[kind][s, turns].ravel() - 2)
+            # and three below are free. What is fetched ahead lets the compute's own gather go
+            # first.
+            members = self.layout.device(np.full(turns.shape, s), turns).ravel()
+            needs = self.order[kind][s, turns].ravel()
+            before = needs
+            if ahead:
+                before = self._one_ahead(device[0], key[0], node[0], (members, needs, s))
+            device.append(members)
+            key.append(np.where(before == needs, needs - 3, before - 2))
             node.append(total + np.repeat(np.arange(len(turns)), turns.shape[1]))
             total += len(turns)
         for s, lasts in self.updates:
@@ -206,6 +226,24 @@ class _Lowering:
             node.append(total + np.repeat(np.arange(len(lasts)), len(members)))
             total += len(lasts)
         return np.concatenate(device), np.concatenate(key), np.concatenate(node), total
+
+    def _one_ahead(
+        self, device: Array, key: Array, node: Array, entries: tuple[Array, Array, int]
+    ) -> Array:
+        """Return the key of the compute before each entry on its device, if of another stage."""
+        members, before, stage = entries
+        order = np.lexsort((key, device))
+        low, span = int(key.min()), int(key.max() - key.min()) + 1
+        keys = device[order].astype(np.int64) * span + key[order] - low
+        place = np.searchsorted(keys, members.astype(np.int64) * span + before - low)
+        previous = order[np.maximum(place - 1, 0)]
+        other = (node[previous] % self.size) // self.microbatches != stage
+        # Equal keys stand in the order of nodes: what goes before one of them goes before all.
+        alone = (place < 2) | (keys[np.maximum(place - 2, 0)] != keys[np.maximum(place - 1, 0)])
+        # Right before a key between the multiples stands other compute.
+        alone &= key[previous] % SLOTS == 0
+        takes = (place > 0) & (device[previous] == members) & other & alone
+        return np.where(takes, key[previous], before)
 
     def program(self) -> Program:
         """Return the finished Program."""
@@ -235,8 +273,8 @@ class _Lowering:
         version = self._versions(stage, turn)
         for index, kind in enumerate(self.kinds):
             there = self.exists[index * self.size : (index + 1) * self.size]
-            for rank in range(int(self.layout.tp.max())):
-                rows = np.flatnonzero(there & (self.layout.tp[stage] > rank))
+            for rank in range(int(self.layout.ranks.max())):
+                rows = np.flatnonzero(there & (self.layout.ranks[stage] > rank))
                 s, m = stage[rows], turn[rows]
                 node = self.node(kind, s, m)
                 self.listing.compute(
@@ -257,7 +295,7 @@ class _Lowering:
     def _tp_groups(self, stage: Array, turn: Array) -> Array:
         """Return the group of each instruction of a tensor-parallel stage; -1 elsewhere."""
         group = np.full(len(stage), -1, dtype=np.int64)
-        for s in np.unique(stage[self.layout.tp[stage] > 1]).tolist():
+        for s in np.unique(stage[self.layout.ranks[stage] > 1]).tolist():
             rows = np.flatnonzero(stage == s)
             ids = [self.listing.group(devices) for devices in self.plan.stages[s].devices]
             group[rows] = np.array(ids)[self.layout.replica_of[s, turn[rows]]]
@@ -269,8 +307,8 @@ class _Lowering:
         turn = np.tile(np.arange(self.microbatches), len(tensor))
         tensor, stage = (np.repeat(part, self.microbatches) for part in (tensor, stage))
         node = self.node(Kind.FORWARD, stage, turn)
-        for rank in range(int(self.layout.tp.max())):
-            rows = np.flatnonzero(self.layout.tp[stage] > rank)
+        for rank in range(int(self.layout.ranks.max())):
+            rows = np.flatnonzero(self.layout.ranks[stage] > rank)
             self.listing.compute(
                 Kind.LOAD,
                 device=self.layout.device(stage[rows], turn[rows], rank),
@@ -304,14 +342,14 @@ class _Lowering:
             # Back to the order of crossings, which numbers the messages the same way at both ends.
             first = np.sort(early_first[_first_of(home[early_first])])
             tensor, producer, reader, turn = (p[first] for p in (tensor, producer, reader, turn))
-        for rank in range(int(self.layout.tp.max())):
-            rows = np.flatnonzero(self.layout.tp[reader] > rank)
+        for rank in range(int(self.layout.ranks.max())):
+            rows = np.flatnonzero(self.layout.ranks[reader] > rank)
             a, b, m = producer[rows], reader[rows], turn[rows]
             self._list_pairs(
                 tensor[rows],
                 m,
-                # Producers of fewer ranks serve several; every rank holds the whole tensor.
-                source=self.layout.device(a, m, rank % self.layout.tp[a]),
+                # Producers of fewer ranks serve several.
+                source=self.layout.device(a, m, rank % self.layout.ranks[a]),
                 target=self.layout.device(b, m, rank),
                 # A message has its producer's level at both ends: that makes the lists one global
                 # order.
@@ -332,13 +370,13 @@ class _Lowering:
             tensor, producer, reader, turn, level = (
                 p[last] for p in (tensor, producer, reader, turn, level)
             )
-        for rank in range(int(self.layout.tp.max())):
-            rows = np.flatnonzero(self.layout.tp[producer] > rank)
+        for rank in range(int(self.layout.ranks.max())):
+            rows = np.flatnonzero(self.layout.ranks[producer] > rank)
             a, b, m = producer[rows], reader[rows], turn[rows]
             self._list_pairs(
                 tensor[rows],
                 m,
-                source=self.layout.device(b, m, rank % self.layout.tp[b]),
+                source=self.layout.device(b, m, rank % self.layout.ranks[b]),
                 target=self.layout.device(a, m, rank),
                 level=level[rows],
                 stages=(b, a),
@@ -362,7 +400,9 @@ class _Lowering:
         gradient: bool,
     ) -> None:
         samples = self.plan.microbatch_sizes[turn]
-        size = np.ceil(tensor_bytes(self.graph, samples, tensor)).astype(np.int64)
+        # A rank receives what it holds of the tensor.
+        parts = self.layout.tensor_parts[stages[1]]
+        size = np.ceil(tensor_bytes(self.graph, samples, tensor) / parts).astype(np.int64)
         self.listing.messages(
             tensor=tensor,
             microbatch=turn,
@@ -378,20 +418,24 @@ class _Lowering:
         """Gather sharded parameters before each compute of their stage."""
         first = len(self.kinds) * self.size
         for stage, _, turns in self.gathers:
-            bucket = self.reductions.own[stage]
             for number in range(len(turns)):
-                self._list_collective(Kind.ALL_GATHER, bucket, self.level[first + number])
+                for bucket in self.reductions.own[stage]:
+                    if bucket.shard is Shard.PARAMETERS:
+                        self._list_collective(Kind.ALL_GATHER, bucket, self.level[first + number])
             first += len(turns)
 
     def _list_collective(self, kind: Kind, bucket: Bucket, level: int) -> None:
-        for members, stages in bucket.groups:
+        # Whole teams reduce; only those gather that hold parts of the same copy.
+        gathers = kind is Kind.ALL_GATHER
+        size = bucket.gathered_bytes if gathers else bucket.reduced_bytes
+        for members, stages in bucket.sharding if gathers else bucket.teams:
             self.listing.collective(
                 kind,
                 members=members,
                 stages=stages,
                 level=level,
                 bucket=bucket.index,
-                size_bytes=bucket.bytes_per_rank,
+                size_bytes=size,
             )
 
     def _last_level(self, stages: tuple[int, ...], turns: Array) -> int:
@@ -404,10 +448,12 @@ class _Lowering:
         # Nodes of updates come after those of compute and of gathers.
         first = len(self.kinds) * self.size + sum(len(turns) for _, _, turns in self.gathers)
         for stage, lasts in self.updates:
-            bucket, length = self.reductions.own[stage], int(self.layout.round[stage])
-            for last in lasts.tolist() if bucket.is_shared else []:
-                turns = np.arange(last - length + 1, last + 1)
-                self._list_collective(Kind.ALL_REDUCE, bucket, self._last_level((stage,), turns))
+            length = int(self.layout.round[stage])
+            shared = [bucket for bucket in self.reductions.own[stage] if bucket.is_shared]
+            for last in lasts.tolist() if shared else []:
+                level = self._last_level((stage,), np.arange(last - length + 1, last + 1))
+                for bucket in shared:
+                    self._list_collective(Kind.ALL_REDUCE, bucket, level)
             levels = self.level[first : first + len(lasts)]
             self._list_updates([stage], levels, np.arange(1, len(lasts) + 1))
             first += len(lasts)

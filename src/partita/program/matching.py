@@ -73,8 +73,7 @@ def _matched(program: Program) -> Matching:
     )
     if error[0] >= 0:
         _refuse(program, int(error[0]), int(error[1]))
-    joint, joint_size = _joints(program)
-    return Matching(columns[0], columns[1], columns[2], columns[3], joint, joint_size)
+    return Matching(columns[0], columns[1], columns[2], columns[3], *joints(program))
 
 
 def _refuse(program: Program, row: int, other: int) -> None:
@@ -237,49 +236,75 @@ def forward_rows(program: Program, device: Array, stage: Array, microbatch: Arra
     return np.where(keys[found] == wanted, rows[found], -1)
 
 
-def _joints(program: Program) -> tuple[Array, Array]:
-    """Number the joint instructions: the k-th of a group on each member is the same one."""
+class Joints(NamedTuple):
+    """Instructions that several devices do together.
+
+    Attributes:
+        number: A number shared by the rows that run together, -1 = the row runs alone; empty where
+            the Program has no groups.
+        size: Rows of each number.
+    """
+
+    number: Array
+    size: Array
+
+
+def joints(program: Program) -> Joints:
+    """Number the joint instructions: the k-th of a group on each member is the same one.
+
+    Collectives and tensor-parallel compute of a group count together. A member that computes
+    waits for the others before it issues what follows, and an executor has one communicator for a
+    group, which pairs whatever its members issue, in their order.
+
+    Raises:
+        InvalidInputError: A member lists another instruction than the others, or lacks one.
+    """
     if len(program.group_ptr) == 1:
-        return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
-    joint = np.full(len(program), -1, dtype=np.int32)
+        return Joints(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64))
+    number = np.full(len(program), -1, dtype=np.int32)
     rows = np.flatnonzero(program.group >= 0)
-    collective = program.kind[rows] >= FIRST_COLLECTIVE
-    # Collectives and tensor-parallel compute of one group are counted apart: each has an order of
-    # its own.
-    team = program.group[rows].astype(np.int64) * 2 + collective
-    home = team * len(program.devices) + program.device[rows]
-    # The turn of a row is its place among the rows of its team on its device; the sort is stable,
+    group = program.group[rows].astype(np.int64)
+    home = group * len(program.devices) + program.device[rows]
+    # The turn of a row is its place among the rows of its group on its device; the sort is stable,
     # so that places are in list order.
     order = np.argsort(home, kind="stable")
     begins = np.flatnonzero(np.r_[True, np.diff(home[order]) != 0])[: len(order)]
     lengths = np.diff(np.r_[begins, len(order)])
     turn = np.empty(len(rows), dtype=np.int64)
     turn[order] = np.arange(len(order)) - np.repeat(begins, lengths)
-    span = int(turn.max()) + 1 if len(turn) else 1
-    # Rows of one team and turn are one joint instruction, whatever their device.
-    _, number = np.unique(team * span + turn, return_inverse=True)
-    joint[rows] = number
-    _check_joints(program, rows, number, team // 2)
-    return joint, np.bincount(number)
+    # Rows of one group and turn are one joint instruction, whatever their device.
+    span = int(turn.max(initial=0)) + 1
+    _, joint = np.unique(group * span + turn, return_inverse=True)
+    number[rows] = joint
+    found = Joints(number, np.bincount(joint))
+    _check_alike(program, rows, joint)
+    short = found.size[joint] != np.diff(program.group_ptr)[group]
+    if short.any():
+        row = int(rows[np.argmax(short)])
+        there = set(program.device[number == number[row]].tolist())
+        group_of = set(program.group_of(row).tolist())
+        absent = ", ".join(program.devices[d] for d in sorted(group_of - there))
+        beside = ", ".join(program.devices[d] for d in sorted(there - group_of))
+        why = f"{absent} of its group does not list it"
+        if not absent:
+            why = f"{beside} lists it and is not of its group"
+        raise InvalidInputError(f"{program.describe(row)} waits for ever: {why}")
+    return found
 
 
-def _check_joints(program: Program, rows: Array, number: Array, group: Array) -> None:
-    sizes = np.diff(program.group_ptr)
-    present = np.bincount(number)
-    # All members are compared with the lowest row of their number.
-    first = np.full(len(present), len(program), dtype=np.int64)
-    np.minimum.at(first, number, rows)
-    short = np.flatnonzero(present[number] != sizes[group])
-    if len(short):
-        row = int(rows[short[0]])
-        raise InvalidInputError(
-            f"{program.describe(row)} is not issued by all members of its group"
-        )
-    for what in ("kind", "microbatch", "bucket", "bytes"):
+def _check_alike(program: Program, rows: Array, joint: Array) -> None:
+    """Check that members list the same: all are compared with the lowest row of their number."""
+    first = np.full(int(joint.max(initial=-1)) + 1, len(program), dtype=np.int64)
+    np.minimum.at(first, joint, rows)
+    others = first[joint]
+    for what in ("kind", "stage", "microbatch", "bucket", "bytes"):
         values = getattr(program, what)
-        wrong = np.flatnonzero(values[rows] != values[first[number]])
-        if len(wrong):
-            row, other = int(rows[wrong[0]]), int(first[number[wrong[0]]])
+        differs = values[rows] != values[others]
+        if what == "stage":
+            # A collective is for all stages that share its parameters; each member names its own.
+            differs &= program.kind[rows] < FIRST_COLLECTIVE
+        if differs.any():
+            row, other = (int(side[np.argmax(differs)]) for side in (rows, others))
             raise InvalidInputError(
                 f"{program.describe(row)} meets {program.describe(other)}: members of a group must "
                 f"list their joint instructions in one order (their {what} differ)"

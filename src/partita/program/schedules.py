@@ -22,7 +22,7 @@ from partita.core.program import Kind
 from partita.kernels import Column, kernel, run
 from partita.program.layout import Crossings, Layout
 
-SLOTS = 4
+SLOTS = 5
 """Keys are multiples of this, which leaves room for what stands right before or after."""
 
 

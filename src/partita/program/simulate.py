@@ -102,13 +102,13 @@ def _times(
     cause, position = np.full(rows, -1, dtype=np.int32), program.ptr[:-1].copy()
     blocking = transfers is TransferMode.BLOCKING
     run(
-        _play,
+        play_rows,
         effort,
         [
             *(program.ptr, program.kind, seconds, program.device, out_port, in_port),
             np.array([int(by_time), int(joints > 0), int(blocking)]),
             *(matching.partner, matching.joint, matching.joint_size),
-            *(matching.first_wait, matching.next_wait, _turns(program, matching)),
+            *(matching.first_wait, matching.next_wait, collective_turns(program, matching)),
         ],
         [start, end, cause, position, *_scratch(rows, devices, joints, num_ports)],
     )
@@ -219,7 +219,7 @@ def _any_port_shared(program: Program, sends: Array, links: Links) -> bool:
     )
 
 
-def _turns(program: Program, matching: Matching) -> Array:
+def collective_turns(program: Program, matching: Matching) -> Array:
     """Return the place of each joint number among collectives: as in all lists, then by device."""
     size = len(matching.joint_size)
     rows = np.flatnonzero(program.kind >= FIRST_COLLECTIVE)
@@ -251,7 +251,7 @@ def _ring_successor(program: Program, rows: Array, to_cluster: Array) -> Array:
 
 
 @kernel(allocates=True)
-def _play(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event loop)
+def play_rows(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 (one compiled event loop)
     ptr: Column,
     kind: Column,
     seconds: Column,

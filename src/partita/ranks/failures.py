@@ -20,15 +20,28 @@ from partita.errors import (
 from partita.processes import how_it_ended, last_lines
 
 _LOG_LINES = 5
+_LOST_PEER = ("gloo", "NCCL", "Connection")
+"""What torch's errors speak of when another rank went away or did not come."""
 
 
 class PeerError(WorkerError):
     """A rank lost another one: it is not to blame."""
 
 
+class NotFiniteError(WorkerError):
+    """A loss or gradient is no number: all ranks have agreed on that, before any weight changed."""
+
+
 _ERRORS: Mapping[str, type[PartitaError]] = {
     kind.__name__: kind
-    for kind in (InvalidInputError, InfeasibleError, UnsupportedError, WorkerError, PeerError)
+    for kind in (
+        InvalidInputError,
+        InfeasibleError,
+        UnsupportedError,
+        WorkerError,
+        PeerError,
+        NotFiniteError,
+    )
 }
 
 
@@ -108,7 +121,17 @@ def error_of(
         parts += [f"  rank {failure.rank} said: {line}" for line in lines]
     if stands:
         parts.append(stands)
-    return WorkerError("\n".join(parts))
+    if isinstance(error, NotFiniteError):
+        return NotFiniteError(str(error))  # where ranks stood says nothing about it
+    found = WorkerError("\n".join(parts))
+    if not held_up:
+        found.rank = failure.rank
+    return found
+
+
+def speaks_of_peer(exc: BaseException) -> bool:
+    """Return whether an error of torch says that another rank went away or did not come."""
+    return any(word in first_line(exc) for word in _LOST_PEER)
 
 
 def as_partita_error(rank: int, exc: BaseException) -> PartitaError:

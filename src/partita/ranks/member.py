@@ -69,7 +69,9 @@ class Member:
         except RuntimeError:  # the store is gone too
             return []
 
-    def group_of(self, ranks: Sequence[int], purpose: str = "") -> Any:  # noqa: ANN401  # torch's
+    def group_of(
+        self, ranks: Sequence[int], purpose: str = "", *, backend: str | None = None
+    ) -> Any:  # noqa: ANN401  # torch's
         """Return a group of some ranks, of which this is one; all of them call it.
 
         torch calls a group by how many its maker has made, which differs from rank to rank: members
@@ -79,11 +81,12 @@ class Member:
         Args:
             ranks: The ranks, in any order.
             purpose: What it is for; the same ranks have another group for every purpose.
+            backend: Its backend; that of all ranks if not given.
         """
         key = (purpose, tuple(sorted(ranks)))
         if key not in self.groups:
             digest = hashlib.sha1(repr(key).encode(), usedforsecurity=False).hexdigest()
             dist.distributed_c10d._world.group_count = int(digest[:12], 16)  # noqa: SLF001 (see above)
             limit = timedelta(seconds=self.limit_s)
-            self.groups[key] = dist.new_group(list(key[1]), timeout=limit)
+            self.groups[key] = dist.new_group(list(key[1]), timeout=limit, backend=backend)
         return self.groups[key]

@@ -36,7 +36,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # not in its stub
 )
 
 from partita.errors import PartitaError, WorkerError
-from partita.processes import die_with_parent, redirect_output
+from partita.processes import STOP_SIGNALS, die_with_parent, redirect_output
 from partita.ranks.failures import (
     Failure,
     PeerError,
@@ -226,6 +226,7 @@ class RankPool:
         *,
         limit_s: float | None = None,
         on_message: OnMessage = lambda _, __: None,
+        on_look: Callable[[], None] = lambda: None,
         view: View | None = None,
     ) -> list[Any]:
         """Return the answers of all ranks to a request, by rank.
@@ -234,7 +235,9 @@ class RankPool:
             request: Anything that can be pickled.
             limit_s: How long it may take; no limit if not given, as a rank that stands still ends
                 by itself.
-            on_message: Called with a rank and each message that it sends on the way.
+            on_message: Called with a rank and each message that it sends on the way; also with
+                those that a rank had sent before it, or another one, failed.
+            on_look: Called a few times a second while they are waited for.
             view: What can be seen of what they run; says who is to blame, and what they were doing.
 
         Raises:
@@ -248,24 +251,37 @@ class RankPool:
             for worker in self._workers:
                 with suppress(OSError):  # its end is seen, and explained, below
                     worker.pipe.send_bytes(message)
-            return self._collect(limit_s, on_message)
+            return self._collect(limit_s, on_message, on_look)
         except BaseException as exc:  # the answers that are still to come must not be mixed up
-            self._end_by(exc)
+            self._end_by(exc, on_message)
             raise
 
-    def _end_by(self, exc: BaseException) -> None:
+    def _end_by(self, exc: BaseException, on_message: OnMessage | None = None) -> None:
+        if on_message is not None and isinstance(exc, WorkerError):
+            # All end first: what one of them says after this may be in nobody's record.
+            for worker in self._workers:
+                worker.kill()
+            for worker in self._workers:
+                _hear_out(worker, on_message)
         self.close(kill=True)
         self._ended_by = first_line(exc)
 
     def _collect(
-        self, limit_s: float | None, on_message: OnMessage = lambda _, __: None
+        self,
+        limit_s: float | None,
+        on_message: OnMessage = lambda _, __: None,
+        on_look: Callable[[], None] = lambda: None,
     ) -> list[Any]:
+        looked_s = time.monotonic()
         deadline = math.inf if limit_s is None else time.monotonic() + limit_s
         answers: dict[int, Any] = {}
         while len(answers) < len(self._workers):
             waiting = {w.pipe: w for w in self._workers if w.rank not in answers}
             left_s = max(0.0, deadline - time.monotonic())
             ready = wait(list(waiting), timeout=min(left_s, _LOOK_S))
+            if time.monotonic() - looked_s >= _LOOK_S:
+                looked_s = time.monotonic()
+                on_look()
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 worker = waiting[pipe]
@@ -275,9 +291,9 @@ class RankPool:
                 elif kind == "done":
                     answers[worker.rank] = value
                 else:
-                    self._refuse(worker)
+                    self._refuse(worker, on_message)
             if not ready:
-                self._look(list(waiting.values()))
+                self._look(list(waiting.values()), on_message)
                 if not left_s:
                     late = ", ".join(self._late(worker.rank) for worker in waiting.values())
                     failure = WorkerError(f"no answer of {late} in {limit_s:g} s")
@@ -287,18 +303,18 @@ class RankPool:
     def _late(self, rank: int) -> str:
         return f"rank {rank} {self._view.where(rank) if self._view else ''}".rstrip()
 
-    def _look(self, waiting: Sequence[_Worker]) -> None:
+    def _look(self, waiting: Sequence[_Worker], on_message: OnMessage) -> None:
         """Look whether one of the ranks has ended or stands still without a word."""
         for worker in waiting:
             if worker.has_ended() and not worker.pipe.poll():
-                self._refuse(worker)
+                self._refuse(worker, on_message)
         frozen = self.board.frozen([worker.rank for worker in waiting], self._silence_s)
         if frozen:
             silent = f"rank {frozen[0]} shows no sign of life"
             who = self._view.stands_still(frozen[0]) if self._view else silent
             raise self._explained(Failure(rank=frozen[0], error=WorkerError(who)))
 
-    def _refuse(self, first: _Worker) -> NoReturn:
+    def _refuse(self, first: _Worker, on_message: OnMessage) -> NoReturn:
         """Raise the error of a rank that has failed, or of the one that it has lost.
 
         The others are given a moment to fail as well: the one that failed first of its own may be
@@ -309,8 +325,10 @@ class RankPool:
         deadline = time.monotonic() + _GRACE_S / 3
         while time.monotonic() < deadline and not any(_failure(w).is_own for w in seen):
             for worker in self._workers:
-                if worker not in seen and (_has_failed(worker) or worker.has_ended()):
-                    seen.append(worker)
+                if worker not in seen:
+                    _hear_out(worker, on_message)
+                    if worker.error is not None or worker.has_ended():
+                        seen.append(worker)
             if all(worker in seen for worker in self._workers):
                 break
             time.sleep(0.01)
@@ -368,7 +386,8 @@ def _be_fresh_rank(birth: _Birth, pipe: Connection, main: Main, board: StatusBoa
 def _be_rank(birth: _Birth, pipe: Connection, main: Main, board: StatusBoard) -> int:
     """Answer requests until the parent closes the pipe; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks itself
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in STOP_SIGNALS:  # a scheduler may send them to all processes of a job
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform.startswith("linux"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would resolve the host's name
     code = 0
@@ -413,12 +432,15 @@ def _receive(worker: _Worker) -> tuple[str, Any]:
     return kind, value
 
 
-def _has_failed(worker: _Worker) -> bool:
-    """Return whether a rank has said that it failed; what else it says is let go."""
-    while worker.error is None and worker.pipe.poll():
-        if _receive(worker)[0] == "gone":
-            break
-    return worker.error is not None
+def _hear_out(worker: _Worker, on_message: OnMessage) -> None:
+    """Take what a rank has said so far: that it failed, or messages, which are passed on."""
+    with suppress(OSError):
+        while worker.error is None and worker.pipe.poll():
+            kind, value = _receive(worker)
+            if kind == "message":
+                on_message(worker.rank, value)
+            elif kind == "gone":
+                break
 
 
 def _failure(worker: _Worker) -> Failure:

@@ -3,6 +3,9 @@
 A rank writes its line a few times a second; whoever looks can say what a rank was doing when it
 stopped answering, even if that rank is frozen or dead. A rank that only waits for another one says
 so, so that the one that holds up all the others can be named (``culprit``).
+
+The board also says before which step all ranks stop (``agree_on_stop``). A rank looks at that word
+before every step, which costs it nothing; they need not wait for one another to agree.
 """
 
 import mmap
@@ -21,6 +24,10 @@ from partita.core.program import FIRST_COLLECTIVE, Kind, Program
 STALE_S = 1.0
 """A rank that has not written for so long, ten times as long as it should, stands still."""
 _LINE = struct.Struct("<7q")
+_WORD = struct.Struct("<q")
+_SETTLE_S = 0.01
+"""How long after it was written a word of the board is certainly seen by all."""
+_STOP_LOOK_S = 0.001
 
 
 class Place(NamedTuple):
@@ -51,6 +58,7 @@ class Phase(IntEnum):
     CLOCKS = 8
     REPORT = 9
     ENDED = 10
+    EVALUATE = 11
 
     @property
     def is_alive(self) -> bool:
@@ -68,6 +76,7 @@ _PHASES: Mapping[Phase, str] = {
     Phase.CLOCKS: "compares its clock with that of rank 0",
     Phase.REPORT: "hands over what it saw",
     Phase.ENDED: "has done all its steps",
+    Phase.EVALUATE: "evaluates",
 }
 
 
@@ -106,7 +115,11 @@ class RankStatus(NamedTuple):
 
 
 class StatusBoard:
-    """A line for each rank."""
+    """A line for each rank, and the step before which all of them stop.
+
+    Behind the lines stand a word for each rank (the step it has announced, plus 1) and two for all:
+    the step that is proposed to stop before and the one that is certain, both plus 1; 0 = none.
+    """
 
     def __init__(self, ranks: int, path: Path | None = None) -> None:
         """Open a board in a file, or in memory that forked processes share.
@@ -116,7 +129,8 @@ class StatusBoard:
             path: The file; made if it is not there.
         """
         self._ranks, self._path = ranks, path
-        size = max(1, ranks) * _LINE.size
+        self._words = max(1, ranks) * _LINE.size
+        size = self._words + (max(1, ranks) + 2) * _WORD.size
         if path is None:
             self._memory = mmap.mmap(-1, size)
         else:
@@ -153,9 +167,58 @@ class StatusBoard:
         """Forget what a run before has written."""
         self._memory[:] = bytes(len(self._memory))
 
+    def announced(self, rank: int) -> int:
+        """Return the step that a rank has announced last; -1 = none yet."""
+        return self._word(rank)
+
+    def stops_before(self, rank: int, step: int) -> bool:
+        """Return whether a rank stops before a step; waits while that is being decided.
+
+        The rank announces the step first and looks then; who proposes writes first and looks then.
+        So at least one of the two sees the other, and no rank can pass a step that is certain.
+        """
+        while True:
+            self._set_word(rank, step)
+            proposed, certain = self._word(self._ranks), self._word(self._ranks + 1)
+            if proposed < 0 or step < proposed:
+                return False
+            if certain >= 0:
+                return step >= certain
+            self._set_word(rank, step - 1)  # it has not begun
+            time.sleep(_STOP_LOOK_S)
+
+    def propose_stop(self, step: int, ranks: Iterable[int]) -> int:
+        """Propose to stop before a step; returns the last step that a rank has begun by then."""
+        self._set_word(self._ranks, step)
+        time.sleep(_SETTLE_S)
+        return max(self.announced(rank) for rank in ranks)
+
+    def decide_stop(self, step: int) -> None:
+        """Make a step that was proposed, and that no rank has begun, the one to stop before."""
+        self._set_word(self._ranks + 1, step)
+
+    def _word(self, place: int) -> int:
+        (value,) = _WORD.unpack_from(self._memory, self._words + place * _WORD.size)
+        return int(value) - 1
+
+    def _set_word(self, place: int, value: int) -> None:
+        _WORD.pack_into(self._memory, self._words + place * _WORD.size, value + 1)
+
     def frozen(self, ranks: Iterable[int], limit_s: float) -> list[int]:
         """Return the ranks that have shown no sign of life for longer than they may."""
         return [rank for rank in ranks if self.read(rank).silent_s > limit_s]
+
+
+def agree_on_stop(board: StatusBoard, ranks: Sequence[int]) -> int:
+    """Let all ranks of a host stop at the same step, as soon as can be; returns that step.
+
+    No rank has to do anything for it but begin its next step, so it cannot hang.
+    """
+    step = max(board.announced(rank) for rank in ranks) + 1
+    while (begun := board.propose_stop(step, ranks)) >= step:
+        step = begun + 1
+    board.decide_stop(step)
+    return step
 
 
 def describe(line: RankStatus, rank: int, program: Program | None) -> str:

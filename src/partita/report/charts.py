@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from partita.core.fleet import Sensitivity
 from partita.core.timeline import Timeline
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.fleet.study.panels import Panel
+from partita.report.curves import Curve, finite
 from partita.units import format_bytes, format_joules, joule_unit
 
 if TYPE_CHECKING:
@@ -94,6 +95,18 @@ def _figure(panels: int = 1) -> "tuple[Figure, list[Axes]]":
     figure = Figure(figsize=(9.0, 4.8 if panels == 1 else 3.3 * panels))
     found = figure.subplots(panels, 1, squeeze=False)
     return figure, [row[0] for row in found]
+
+
+def curves_chart(curves: Sequence[Curve], *, over: str) -> "Figure":
+    """Return the losses of several runs over steps, tokens or seconds."""
+    figure, (axes,) = _figure()
+    for name, points in curves:
+        found = finite(points)
+        axes.plot([x for x, _ in found], [y for _, y in found], linewidth=1.2, label=name)
+    axes.set_xlabel(over)
+    axes.set_ylabel("loss")
+    axes.legend()
+    return figure
 
 
 def frontier_chart(frontier: Frontier, *, title: str = "", chosen: int | None = None) -> "Figure":
@@ -201,6 +214,71 @@ def _amounts(sensitivity: Sensitivity) -> list[float]:
     amounts = np.unique(sensitivity.memory_bytes)[::-1]
     chosen = np.linspace(0, len(amounts) - 1, min(_MAX_CURVES, len(amounts))).round()
     return [float(amounts[int(index)]) for index in chosen]
+
+
+class TradeOff(NamedTuple):
+    """A point of a chart of two figures of which one is traded for the other.
+
+    Attributes:
+        x: Figure of the horizontal axis.
+        y: Figure of the vertical axis.
+        group: Points of one group have a colour.
+        on_front: Whether no other point is better in both.
+        words: Text beside the point; empty = none.
+    """
+
+    x: float
+    y: float
+    group: str
+    on_front: bool = False
+    words: str = ""
+
+
+def trade_off_chart(points: Sequence[TradeOff], *, title: str, x: str, y: str) -> "Figure":
+    """Return points of two figures with their front; axes are logarithmic where they span much.
+
+    Raises:
+        InvalidInputError: There is no point.
+    """
+    if not points:
+        raise InvalidInputError("there is no point to draw")
+    figure, (axes,) = _figure()
+    groups = list(dict.fromkeys(point.group for point in points))
+    for index, group in enumerate(groups):
+        own = [point for point in points if point.group == group]
+        axes.plot(
+            [point.x for point in own],
+            [point.y for point in own],
+            "os^Dv"[index // 10 % 5],
+            color=f"C{index % 10}",
+            markersize=5,
+            label=group,
+        )
+    front = sorted((point.x, point.y) for point in points if point.on_front)
+    axes.plot(
+        [at for at, _ in front], [at for _, at in front], "--", color="#777777", label="best of all"
+    )
+    middle = (min(point.x for point in points) + max(point.x for point in points)) / 2
+    for point in points:
+        left = point.x > middle  # where there is room
+        axes.annotate(
+            point.words,
+            (point.x, point.y),
+            textcoords="offset points",
+            xytext=(-6 if left else 6, 6),
+            horizontalalignment="right" if left else "left",
+        )
+    for values, scale in (
+        ([point.x for point in points], axes.set_xscale),
+        ([point.y for point in points], axes.set_yscale),
+    ):
+        if min(values) > 0 and max(values) > _WIDE * min(values):
+            scale("log")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
 
 
 def search_csv(points: Points) -> str:

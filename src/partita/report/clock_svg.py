@@ -1,4 +1,4 @@
-"""A step with its clocks as one SVG file: a lane a device, cells coloured by clock.
+"""A step with its clocks as one SVG file: a lane per device, cells coloured by clock.
 
 Low clocks are blue, the highest red; a cell without a known clock is grey. Forward cells fill the
 upper part of their lane and backward cells the lower, so that both are told apart without colour.
@@ -14,8 +14,18 @@ from partita.core.columns import Array
 from partita.core.program import Kind
 from partita.core.timeline import Timeline
 from partita.report.lanes import Cell, cell_numbers, cell_of, compute_rows
-from partita.report.svg_frame import STYLE, Frame, axis, backgrounds, frame_of
-from partita.report.svg_parts import number, opening, plain, rect, text_at
+from partita.report.svg_frame import (
+    STYLE,
+    Frame,
+    axis,
+    backgrounds,
+    frame_of,
+    number,
+    opening,
+    plain,
+    rect,
+    text_at,
+)
 from partita.report.trace import KIND_LABELS
 from partita.units import format_joules, format_seconds
 

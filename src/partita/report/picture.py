@@ -1,20 +1,24 @@
-"""A Timeline as a picture of characters that fits the terminal.
+"""A Timeline and a frontier as pictures of characters that fit the terminal.
 
-One row is one device, time goes to the right. A cell begins with the number of its microbatch (of
-its stage where the step has one microbatch) and goes on with a line: single for forward, double for
-backward. A cell of one column is a digit for forward, a small letter for backward and a capital for
-weight gradients (0, a and A are microbatch 0). Unless all numbers fit, all show their last digit.
-Where cells are narrower than a column, the column shows what fills it best.
+Of a Timeline one row is one device, time goes to the right. A cell begins with the number of its
+microbatch (of its stage where the step has one microbatch) and goes on with a line: single for
+forward, double for backward. A cell of one column is a digit for forward, a small letter for
+backward and a capital for weight gradients (0, a and A are microbatch 0). Unless all numbers fit,
+all show their last digit. Where cells are narrower than a column, the column shows what fills it
+best.
+
+A frontier is a curve over time and energy.
 """
 
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from partita.core.columns import Array
+from partita.core.energy import Frontier
 from partita.core.program import Kind
 from partita.core.timeline import Timeline
 from partita.report.lanes import (
@@ -28,10 +32,7 @@ from partita.report.lanes import (
     dominant_cells,
     shown_devices,
 )
-from partita.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from rich.text import Text
+from partita.units import format_bytes, format_joules, format_seconds
 
 MIN_WIDTH = 40
 MAX_ROWS = 40
@@ -138,24 +139,6 @@ def pipeline_picture(
     """
     lines = _lines(timeline, width, encoding, max_rows)
     return "".join(_plain(line, colour=colour) + "\n" for line in lines)
-
-
-def picture_text(
-    timeline: Timeline,
-    width: int,
-    *,
-    encoding: str = "utf-8",
-    max_rows: int = MAX_ROWS,
-) -> "Text":
-    """Return the same picture as a ``rich`` text, for a console that draws other things too."""
-    from rich.text import Text  # noqa: PLC0415 (only command lines have a use for it)
-
-    text = Text(no_wrap=True, overflow="crop")
-    for number, line in enumerate(_lines(timeline, width, encoding, max_rows)):
-        text.append("\n" if number else "")
-        for part, style in line:
-            text.append(part, _RICH_STYLES[style] or None)
-    return text
 
 
 def _plain(line: _Line, *, colour: bool) -> str:
@@ -400,3 +383,68 @@ def _hidden_line(timeline: Timeline, shown: Shown, width: int, glyphs: _Glyphs) 
     for fact in facts[1:]:
         text += fact if _columns(text + fact) <= width else ""
     return [(text, "axis")]
+
+
+_POINT, _ALL_MAX, _CHOSEN, _BOUND = "●", "▲", "◆", "·"
+_PLAIN = {_POINT: "o", _ALL_MAX: "^", _CHOSEN: "#", _BOUND: ".", "│": "|", "└": "+", "─": "-"}
+
+
+def frontier_picture(
+    frontier: Frontier,
+    width: int,
+    *,
+    height: int = 12,
+    chosen: int | None = None,
+    encoding: str = "utf-8",
+) -> str:
+    """Return energy against time as lines of text, with the bound and all-max.
+
+    Args:
+        frontier: What to draw.
+        width: Columns.
+        height: Lines of the curve.
+        chosen: A point to be marked.
+        encoding: Of the terminal; other signs are used where it lacks ours.
+    """
+    energies = (*frontier.energy_j, *frontier.bound_j, frontier.all_max_j)
+    times = (*frontier.time_s, frontier.all_max_s)
+    top, bottom = float(max(energies)), float(min(energies))
+    first, last = float(min(times)), float(max(times))
+    labels = [format_joules(top), format_joules(bottom)]
+    left = max(map(len, labels)) + 1
+    columns = max(MIN_WIDTH, width) - left - 2
+    grid = np.full((height, columns), " ", dtype="<U1")
+
+    def put(time_s: float, energy_j: float, sign: str) -> None:
+        x = round((time_s - first) / max(last - first, 1e-300) * (columns - 1))
+        y = round((top - energy_j) / max(top - bottom, 1e-300) * (height - 1))
+        grid[min(max(y, 0), height - 1), min(max(x, 0), columns - 1)] = sign
+
+    for column, sign in ((frontier.bound_j, _BOUND), (frontier.energy_j, _POINT)):
+        for time_s, energy_j in zip(frontier.time_s.tolist(), column.tolist(), strict=True):
+            put(time_s, energy_j, sign)
+    put(frontier.all_max_s, frontier.all_max_j, _ALL_MAX)
+    if chosen is not None:
+        put(float(frontier.time_s[chosen]), float(frontier.energy_j[chosen]), _CHOSEN)
+    lines = []
+    for row in range(height):
+        label = labels[0] if row == 0 else labels[1] if row == height - 1 else ""
+        lines.append(f"{label:>{left - 1}} │{''.join(grid[row])}".rstrip())
+    lines.append(f"{'':>{left - 1}} └{'─' * columns}")
+    ends = format_seconds(first), format_seconds(last)
+    between = columns - len(ends[0]) - len(ends[1])
+    lines.append(f"{'':>{left + 1}}{ends[0]}{' ' * max(1, between)}{ends[1]}")
+    keys = f"{_POINT} point  {_BOUND} bound  {_ALL_MAX} all-max"
+    keys += f"  {_CHOSEN} chosen" if chosen is not None else ""
+    lines.append(f"{'':>{left + 1}}{keys}")
+    return _written("\n".join(lines) + "\n", encoding)
+
+
+def _written(text: str, encoding: str) -> str:
+    """Return the picture in signs that an encoding has."""
+    try:
+        text.encode(encoding)
+    except (LookupError, UnicodeEncodeError):
+        for sign, other in _PLAIN.items():
+            text = text.replace(sign, other)
+    return text

@@ -1,4 +1,4 @@
-"""A Timeline as one SVG file: a lane a device, transfers between them, memory below.
+"""A Timeline as one SVG file: a lane per device, transfers between them, memory below.
 
 Colours have a middle tone and there is no background, so that the picture reads on light and dark
 pages alike. Cells narrower than a pixel are drawn as columns of what fills them best, so the file
@@ -22,8 +22,19 @@ from partita.report.lanes import (
     compute_rows,
     dominant_cells,
 )
-from partita.report.svg_frame import STYLE, Frame, axis, backgrounds, frame_of
-from partita.report.svg_parts import line, number, opening, plain, rect, text_at
+from partita.report.svg_frame import (
+    STYLE,
+    Frame,
+    axis,
+    backgrounds,
+    frame_of,
+    line,
+    number,
+    opening,
+    plain,
+    rect,
+    text_at,
+)
 from partita.report.trace import KIND_LABELS, ORIGIN_LABELS
 from partita.report.transfers import transfers
 from partita.units import format_bytes, format_seconds

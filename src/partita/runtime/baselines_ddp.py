@@ -9,7 +9,7 @@ import torch._dynamo  # noqa: F401 (torch imports it on first use; here it is on
 from torch.nn.parallel import DistributedDataParallel
 
 from partita.ranks.member import Member
-from partita.runtime.baselines_rank import Baseline, Subject
+from partita.runtime.baselines import Baseline, Subject
 from partita.runtime.baselines_replica import (
     ReplicaTrainer,
     Wrapping,
@@ -23,10 +23,6 @@ from partita.runtime.baselines_replica import (
 from partita.runtime.rank import RankOptions
 
 
-def _check(subject: Subject) -> None:
-    check_replicas("ddp", subject.task.plan)
-
-
 def _make(subject: Subject, member: Member, options: RankOptions) -> ReplicaTrainer:
     whole = prepared_model(subject).to(member.device)
     if not subject.task.is_training:
@@ -38,4 +34,9 @@ def _make(subject: Subject, member: Member, options: RankOptions) -> ReplicaTrai
     return rank_trainer(subject, whole, wrapping, member, options)
 
 
-BASELINE = Baseline(check=_check, world=num_replicas, make=_make, verify=verify_replicas)
+BASELINE = Baseline(
+    check=lambda subject: check_replicas("ddp", subject.task.plan),
+    world=num_replicas,
+    make=_make,
+    verify=verify_replicas,
+)

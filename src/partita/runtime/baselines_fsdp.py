@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from partita.capture.setting import CONTAINERS
 from partita.errors import UnsupportedError
 from partita.ranks.member import Member
-from partita.runtime.baselines_rank import Baseline, Subject
+from partita.runtime.baselines import Baseline, Subject
 from partita.runtime.baselines_replica import (
     ReplicaTrainer,
     WholeModel,
@@ -58,7 +58,7 @@ def _make(subject: Subject, member: Member, options: RankOptions) -> ReplicaTrai
         finally:
             sharded.set_requires_gradient_sync(True)
 
-    wrapping = Wrapping(call=whole, pause=pause, local=_local, whole=_whole)
+    wrapping = Wrapping(call=whole, pause=pause, local=_local, whole=_whole, divides=True)
     return rank_trainer(subject, whole, wrapping, member, options)
 
 

@@ -16,13 +16,13 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from partita.errors import UnsupportedError
 from partita.ranks.member import Member
-from partita.runtime.baselines_rank import Baseline, Subject
+from partita.runtime.baselines import Baseline, Subject
 from partita.runtime.device_parts import StepRecord
+from partita.runtime.optimizers import Agreement, make_optimizer
 from partita.runtime.rank import RankOptions
-from partita.runtime.results import RunResult
 from partita.runtime.stage_code import Call
 from partita.runtime.task import Task
-from partita.runtime.verify import Verdict, verify
+from partita.runtime.verify import verify
 
 
 def _check(subject: Subject) -> None:
@@ -132,7 +132,9 @@ class PipelineTrainer:
         task = subject.task
         self._task, self._stage = task, member.rank
         self._module = StageModule(subject, member.rank, options)
-        self._optimizer = options.make_optimizer()
+        self._optimizer = make_optimizer(options.recipe, self._module.weights)
+        self._agreement = Agreement(options.recipe)
+        self._trained = [(stage, border.trained) for stage, border in enumerate(task.borders)]
         self._tied = _tied_groups(task)
         self._gradients: dict[str, Tensor] = {}
         self._turns = torch.arange(len(task.plan.microbatch_sizes))
@@ -174,9 +176,19 @@ class PipelineTrainer:
         for name, group in self._tied.items():
             if name in weights:
                 dist.all_reduce(self._gradients[name], group=group)
-        for name, weight in weights.items():
+        for weight in weights.values():
             weight.grad = None
-            self._optimizer(name, weight, self._gradients[name])
+        agreement = self._agreement
+        if agreement.is_needed:
+            first = {name: stage for stage, names in reversed(self._trained) for name in names}
+            mine = [g for name, g in self._gradients.items() if first[name] == self._stage]
+            total = agreement.measure(mine)
+            dist.all_reduce(total)
+            agreement.conclude(float(total))
+            self._gradients = {n: agreement.used(value) for n, value in self._gradients.items()}
+        if not agreement.skips:
+            self._optimizer.step({n: (weight, self._gradients[n]) for n, weight in weights.items()})
+        self._optimizer.end_step()
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the stage's parameters in the last step."""
@@ -210,12 +222,9 @@ def _shapes(subject: Subject, tensors: Sequence[int]) -> tuple[Tensor, ...]:
     return tuple(made)
 
 
-def _verify(subject: Subject, found: RunResult, options: RankOptions) -> Verdict:
-    return verify(subject.task, subject.workload, found, options)
-
-
-def _num_stages(task: Task) -> int:
-    return len(task.plan.stages)
-
-
-BASELINE = Baseline(check=_check, world=_num_stages, make=PipelineTrainer, verify=_verify)
+BASELINE = Baseline(
+    check=_check,
+    world=lambda task: len(task.plan.stages),
+    make=PipelineTrainer,
+    verify=lambda subject, found, options: verify(subject.task, subject.workload, found, options),
+)

@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from partita.capture.setting import Example, example_inputs
+from partita.capture.setting import Example, example_inputs, with_metrics
 from partita.capture.tree import Value, leaves_of, map_leaves
 from partita.core.plan import Plan
 from partita.errors import UnsupportedError
 from partita.ranks.member import Member
-from partita.runtime.baselines_rank import Subject
+from partita.runtime.baselines import Subject
 from partita.runtime.device_parts import StepRecord
+from partita.runtime.optimizers import Agreement, RankOptimizer, make_optimizer
 from partita.runtime.rank import RankOptions
 from partita.runtime.results import RunResult, step_result
 from partita.runtime.stage_code import Call, op_seed
@@ -93,7 +95,7 @@ class WholeModel(nn.Module):
         found: dict[int, Tensor] = {place: leaf for place, (_, leaf) in places if place >= 0}
         loss = found.get(self._loss)
         if loss is None and self.criterion is not None:
-            loss = self.criterion(output, example.labels)
+            loss, _ = with_metrics(self.criterion(output, example.labels))
         if loss is not None:
             found[self._loss] = loss
         self.seen = {t: value.detach() for t, value in found.items() if t in self._kept}
@@ -121,6 +123,7 @@ class Wrapping:
         local: Returns the part of a parameter or gradient that is here.
         whole: Returns the whole of it; all ranks call it.
         drawing: Entered for a microbatch after random numbers are seeded.
+        divides: Whether ranks hold different parts of the parameters.
     """
 
     call: Callable[[Example], Tensor | None]
@@ -128,6 +131,7 @@ class Wrapping:
     local: Callable[[Tensor], Tensor] = lambda tensor: tensor
     whole: Callable[[Tensor], Tensor] = lambda tensor: tensor
     drawing: Callable[[Call], AbstractContextManager[Any]] = lambda _: nullcontext()
+    divides: bool = False
 
 
 class ReplicaTrainer:
@@ -156,7 +160,8 @@ class ReplicaTrainer:
         task = subject.task
         self._subject, self._model, self._wrapping = subject, whole, wrapping
         self._options, self._rank, self._world = options, rank, world
-        self._optimizer = options.make_optimizer()
+        self._optimizer: RankOptimizer | None = None
+        self._agreement = Agreement(options.recipe)
         self._turns = (
             microbatches_of(task, rank) if world > 1 else [*range(len(task.plan.microbatch_sizes))]
         )
@@ -212,12 +217,32 @@ class ReplicaTrainer:
     @torch.no_grad()
     def _update(self) -> None:
         local = self._wrapping.local
-        self._gradients = {}
+        self._gradients, stepped = {}, {}
         for name, parameter in self._trained():
             gradient = parameter.grad
             self._gradients[name] = torch.zeros_like(parameter) if gradient is None else gradient
             parameter.grad = None
-            self._optimizer(name, local(parameter), local(self._gradients[name]))
+            stepped[name] = (local(parameter), local(self._gradients[name]))
+        if self._optimizer is None:  # once the wrapping has made what is stepped
+            held = {name: value for name, (value, _) in stepped.items()}
+            shapes = {name: parameter.shape for name, parameter in self._trained()}
+            self._optimizer = make_optimizer(self._options.recipe, held, shapes)
+        self._agree_and_step(stepped)
+
+    def _agree_and_step(self, stepped: dict[str, tuple[Tensor, Tensor]]) -> None:
+        """Step by the recipe; where ranks hold parts, they agree on the norm of all of them."""
+        assert self._optimizer is not None
+        agreement = self._agreement
+        if agreement.is_needed:
+            total = agreement.measure([gradient for _, gradient in stepped.values()])
+            if self._world > 1 and self._wrapping.divides:
+                dist.all_reduce(total)
+            agreement.conclude(float(total))
+            self._gradients = {n: agreement.used(value) for n, value in self._gradients.items()}
+            stepped = {n: (value, agreement.used(grad)) for n, (value, grad) in stepped.items()}
+        if not agreement.skips:
+            self._optimizer.step(stepped)
+        self._optimizer.end_step()
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         table = self._subject.task.graph.parameters

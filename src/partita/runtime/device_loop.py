@@ -85,6 +85,26 @@ def _posted_ahead(instructions: Sequence[Instruction], ahead: int) -> list[Instr
     return [instructions[place] for *_, place in sorted(keys)]
 
 
+def _updates_last(
+    instructions: Sequence[Instruction],
+) -> tuple[list[Instruction], list[Instruction]]:
+    """Return a list without its updates, and the updates with the gathers of what they changed.
+
+    Both keep their order, on every device alike, so that members of a group still meet in one.
+    """
+    updated: set[int] = set()
+    first: list[Instruction] = []
+    last: list[Instruction] = []
+    for instruction in instructions:
+        stage = instruction.visit.stage
+        is_update = instruction.kind is Kind.UPDATE
+        if is_update:
+            updated.add(stage)
+        gathers = instruction.kind is Kind.ALL_GATHER and stage in updated
+        (last if is_update or gathers else first).append(instruction)
+    return first, last
+
+
 class DeviceLoop:
     """The state of one device and the meaning of its instructions.
 
@@ -127,6 +147,10 @@ class DeviceLoop:
         self._instructions = self._read_instructions()
         ahead = 0 if blocking else transport.posted_ahead
         self._issued = _posted_ahead(self._instructions, ahead)
+        # What comes after all devices have agreed on what to do with the gradients.
+        self._after: list[Instruction] = []
+        if store.agrees:
+            self._issued, self._after = _updates_last(self._issued)
         self._step = 0
         # Inputs by (stage, microbatch, tensor).
         self._loaded: dict[tuple[int, int, int], Tensor] = {}
@@ -169,6 +193,11 @@ class DeviceLoop:
             Kind.ALL_GATHER: self._start_collective,
             Kind.REDUCE_SCATTER: self._start_collective,
         }
+
+    @property
+    def task(self) -> Task:
+        """What is run."""
+        return self._task
 
     def _read_instructions(self) -> list[Instruction]:
         program = self._program
@@ -216,6 +245,16 @@ class DeviceLoop:
                 uses[visit.stage, visit.version] += 1
         return uses
 
+    def wrap_runner(self, wrap: Callable[[Runner], Runner]) -> Callable[[], None]:
+        """Let another runner compute; returns what puts the old one back."""
+        before = self._runner
+        self._runner = wrap(before)
+
+        def put_back() -> None:
+            self._runner = before
+
+        return put_back
+
     def play(self, step: int) -> Waiting[None]:
         """Carry out the whole list once, yielding where the device has to wait.
 
@@ -230,8 +269,19 @@ class DeviceLoop:
         self._begun_ns, self._ended_ns = [0] * size, [0] * size
         record = StepRecord()
         self.records.append(record)
+        yield from self._carry_out(self._issued)
+        if self._store.agrees and self._task.is_training:
+            yield from self._agree()
+            yield from self._carry_out(self._after)
+        yield from self._end_step()
+        self.meter.end_step()
+        record.begin_ns = np.array(self._begun_ns, np.int64)
+        record.end_ns = np.array(self._ended_ns, np.int64)
+        self.place = Place(-1, -1, time.perf_counter_ns())
+
+    def _carry_out(self, instructions: Sequence[Instruction]) -> Waiting[None]:
         clock, handlers = time.perf_counter_ns, self._handlers
-        for instruction in self._issued:
+        for instruction in instructions:
             kind, position = instruction.kind, instruction.row - self._first
             if kind not in handlers:
                 self._refuse(instruction.row, "this kind has no meaning yet")
@@ -251,11 +301,23 @@ class DeviceLoop:
             self._ended_ns[position] = clock()
             self.executed += 1
             self.statistics.instructions[kind] += 1
-        yield from self._end_step()
-        self.meter.end_step()
-        record.begin_ns = np.array(self._begun_ns, np.int64)
-        record.end_ns = np.array(self._ended_ns, np.int64)
-        self.place = Place(-1, -1, clock())
+
+    def _agree(self) -> Waiting[None]:
+        """Sum over all devices what is known of the gradients when all of them are reduced."""
+        yield from self._finish_batch()
+        yield from self._finish_collectives(lambda other: other.kind is not Kind.ALL_GATHER)
+        measured = self._store.measure()
+        program = self._program
+        members = tuple(
+            d for d in range(len(program.devices)) if program.ptr[d] < program.ptr[d + 1]
+        )
+        meeting = Meeting(
+            kind=Kind.ALL_REDUCE, device=self._device, members=members, bucket=-1, microbatch=-1
+        )
+        pending = self._transport.meet(meeting, [measured])
+        row = self._issued[-1].row
+        (total,) = yield from self._until(row, row, pending, "all devices to know their gradients")
+        self._store.agree(total)
 
     def _end_step(self) -> Waiting[None]:
         yield from self._finish_batch()
@@ -273,6 +335,8 @@ class DeviceLoop:
                 raise InvalidInputError(f"{name}: {what.format(*cells[0])}")
         if unused := self._store.left_over():
             raise InvalidInputError(f"{name}: the gradient of parameter {unused[0]!r} is not used")
+        if self._task.is_training:  # an evaluation must not move the schedule of the training on
+            self._store.end_step()
 
     def _refuse(self, row: int, why: str) -> NoReturn:
         raise InvalidInputError(f"{self._program.describe(row)}: {why}")
@@ -364,15 +428,29 @@ class DeviceLoop:
             members=tuple(program.group_of(row).tolist()),
             bucket=int(program.bucket[row]),
             microbatch=instruction.visit.microbatch,
+            parts=self._parts_of(instruction),
         )
         with self._at(row):
             return self._transport.meet(meeting, values)
 
-    def _start_collective(self, instruction: Instruction) -> Iterable[Wait]:
+    def _parts_of(self, instruction: Instruction) -> int:
+        """Return into how many parts a scatter divides; 0 = it is none."""
+        if instruction.kind is not Kind.REDUCE_SCATTER:
+            return 0
+        return self._task.plan.stages[instruction.visit.stage].shard_size()
+
+    def _start_collective(self, instruction: Instruction) -> Waiting[None]:
         bucket = int(self._program.bucket[instruction.row])
+        if instruction.kind is Kind.REDUCE_SCATTER:
+            # Each holds the gradients of a whole stage until it is done: one at a time.
+            yield from self._finish_collectives(
+                lambda other: (
+                    other.kind is Kind.REDUCE_SCATTER
+                    and int(self._program.bucket[other.row]) == bucket
+                )
+            )
         values = self._store.outgoing(instruction.kind, bucket)
         self._collectives.append((instruction, self._meet(instruction, values)))
-        return ()
 
     def _finish_collectives(self, wanted: Callable[[Instruction], bool]) -> Waiting[None]:
         """Wait for the collectives that are wanted, in the order of issue."""
@@ -485,7 +563,6 @@ class DeviceLoop:
             # Nothing to do where a graph is there already, from forward or from a RECOMPUTE.
             self._runner.recompute(self._step, visit, done)
             self._runner.begin_backward(visit, done, cotangents)
-        self._store.release(visit.stage)
         return done
 
     def _output_gradient(self, row: int, visit: Visit, tensor: int) -> Waiting[Tensor]:
@@ -562,13 +639,16 @@ class DeviceLoop:
         visit = instruction.visit
         done = yield from self._begin_backward(instruction)
         of_inputs, of_weights = self._runner.gradients(visit, done)
+        self._store.release(visit.stage)
         self._contribute(visit, of_inputs)
         self._add_gradients(visit, of_weights)
 
     def _backward_input(self, instruction: Instruction) -> Waiting[None]:
         visit = instruction.visit
         done = yield from self._begin_backward(instruction)
-        self._contribute(visit, self._runner.input_gradients(visit, done))
+        of_inputs = self._runner.input_gradients(visit, done)
+        self._store.release(visit.stage)
+        self._contribute(visit, of_inputs)
         self._count_version(visit)
 
     def _backward_weight(self, instruction: Instruction) -> Iterable[Wait]:

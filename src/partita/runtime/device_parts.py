@@ -10,7 +10,7 @@ from torch import Tensor
 
 from partita.core.columns import Longs
 from partita.core.program import Kind
-from partita.runtime.parameters import Part
+from partita.runtime.parts import Part
 from partita.runtime.stage_pass import StagePass, Visit
 from partita.runtime.transport import Message
 
@@ -95,6 +95,11 @@ class Store(Protocol):
     """Holds the parameters and gradients of a device."""
 
     @property
+    def agrees(self) -> bool:
+        """Whether all devices agree on what to do with the gradients before any is used."""
+        ...
+
+    @property
     def num_versions(self) -> int:
         """Versions of weights that are kept, over all stages."""
         ...
@@ -123,12 +128,24 @@ class Store(Protocol):
         """Take home the result of a collective."""
         ...
 
+    def measure(self) -> Tensor:
+        """Return what this device adds to what all agree on, once its gradients are reduced."""
+        ...
+
+    def agree(self, total: Tensor) -> None:
+        """Take home the sum of what all devices have measured."""
+        ...
+
     def update(self, stage: int, version: int) -> Mapping[str, Tensor | Part]:
         """Step the parameters of a stage; returns their gradients."""
         ...
 
     def left_over(self) -> list[str]:
         """Return the parameters whose gradients nobody used."""
+        ...
+
+    def end_step(self) -> None:
+        """Let the learning rate go on to the next step."""
         ...
 
 

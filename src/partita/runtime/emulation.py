@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partita.core.cluster import Cluster, Level, LinkMatrix
+from partita.capture.splits import Split
+from partita.core.cluster import Cluster, LinkMatrix
 from partita.core.columns import Array, frozen_array
 from partita.core.graph import ANY_KIND
 from partita.core.plan import Plan
@@ -28,6 +29,7 @@ from partita.core.program import FIRST_COLLECTIVE, Kind, Program, TransferMode
 from partita.core.timeline import Timeline, TimelineOrigin
 from partita.cost.durations import instruction_seconds
 from partita.errors import InvalidInputError
+from partita.processes import run_soon
 from partita.program.lower import lower
 from partita.program.matching import match
 from partita.program.simulate import play
@@ -42,9 +44,7 @@ from partita.runtime.emulation_device import (
     Pacer,
 )
 from partita.runtime.executor import MEETING_LIMIT_S, Run, aligned, put_together, reports_of_forked
-from partita.runtime.parameters import sgd
 from partita.runtime.power import Power, open_power
-from partita.runtime.priority import run_soon
 from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import (
     RankOptions,
@@ -125,6 +125,16 @@ class NoCode:
         raise InvalidInputError(
             f"stage {stage} has no code here: the run was emulated, or made elsewhere"
         )
+
+    def parameter_splits(self, degree: int) -> Mapping[str, Split]:
+        """Return nothing: nothing is held."""
+        del degree
+        return {}
+
+    def split_notes(self, degree: int) -> list[str]:
+        """Return that nothing is divided."""
+        del degree
+        return []
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -332,19 +342,8 @@ def relinked(cluster: Cluster, program: Program, links: Cluster) -> Cluster:
             )
             for name, at in zip(program.devices, place.tolist(), strict=True)
         ),
-        levels=tuple(_placed(level, place) for level in links.levels),
+        levels=tuple(level.taken(place) for level in links.levels),
         matrix=matrix,
-    )
-
-
-def _placed(level: Level, place: Array) -> Level:
-    groups, group_of = np.unique(level.group_of[place], return_inverse=True)
-    return Level(
-        name=level.name,
-        group_of=frozen_array(group_of, np.int32),
-        bandwidth_bytes_per_s=level.bandwidth_bytes_per_s[groups],
-        latency_s=level.latency_s[groups],
-        port_per_device=level.port_per_device,
     )
 
 
@@ -408,7 +407,6 @@ def _rank_options(workload: EmulatedWorkload, limit_s: float) -> RankOptions:
     emulation = workload.emulation
     return RankOptions(
         steps=emulation.steps,
-        make_optimizer=sgd,
         blocking=emulation.blocking,
         stall_limit_s=limit_s + float(workload.seconds.sum()),
         keep_results=False,

@@ -18,7 +18,7 @@ from partita.core.program import LAST_COMPUTE, Kind
 from partita.energy.devices.protocol import WorkingDevice
 from partita.ranks.member import Member
 from partita.ranks.status import Phase
-from partita.runtime.parameters import Part
+from partita.runtime.parts import Part
 from partita.runtime.process_transport import ProcessTransport
 from partita.runtime.stage_pass import StagePass, Visit
 from partita.runtime.task import Task
@@ -84,7 +84,7 @@ class _Collected:
 class EmulatedTransport(ProcessTransport):
     """Carries messages over processes, and tells the device's clock what it had to wait for.
 
-    It has the collectives of sharded stages, too; what they carry has no meaning.
+    What they carry has no meaning.
     """
 
     def __init__(
@@ -109,24 +109,10 @@ class EmulatedTransport(ProcessTransport):
         return _Paced(super().receive(message), self._pacer)
 
     def meet(self, meeting: Meeting, values: Sequence[Tensor] = ()) -> Pending[Sequence[Tensor]]:
-        """Start a collective; of compute nothing, as its members meet when their inputs are there.
-
-        A gather takes and a scatter gives this member's part of a flat tensor.
-        """
+        """Start a collective; compute meets when its inputs are there."""
         if meeting.kind <= LAST_COMPUTE:
             return _Collected()
-        if meeting.kind is Kind.ALL_REDUCE:
-            return _Paced(super().meet(meeting, values), self._pacer)
-        group, size = self._groups[meeting.members], len(meeting.members)
-        (value,) = values
-        if meeting.kind is Kind.ALL_GATHER:
-            result = torch.empty(size, value.numel(), dtype=value.dtype)
-            work = dist.all_gather(list(result), value, group=group, async_op=True)
-        else:
-            parts = list(value.view(size, -1))
-            result = torch.empty_like(parts[0])
-            work = dist.reduce_scatter(result, parts, group=group, async_op=True)
-        return _Paced(_Collected([result], work), self._pacer)
+        return _Paced(super().meet(meeting, values), self._pacer)
 
     def assemble(self, members: tuple[int, ...] | None = None) -> None:
         """Wait until all members of a group, or all ranks, have come here."""
@@ -263,6 +249,8 @@ class EmulatedStore:
         self._transport = transport
         self.began_ns: list[int] = []
 
+    agrees = False
+
     @property
     def num_versions(self) -> int:
         """None are kept."""
@@ -296,6 +284,16 @@ class EmulatedStore:
         del version
         self._work.compute(Kind.UPDATE, self._figures.update_s[stage])
         return {}
+
+    def measure(self) -> Tensor:
+        """Return nothing: there is no gradient to agree on."""
+        return torch.zeros(0)
+
+    def agree(self, total: Tensor) -> None:
+        """Do nothing."""
+
+    def end_step(self) -> None:
+        """Do nothing: there is no learning rate."""
 
     def left_over(self) -> list[str]:
         """Return nothing: no gradient is kept."""

@@ -2,29 +2,35 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from partita.core.plan import Plan, Shard
+from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.program import Kind, Program
 from partita.core.timeline import Timeline, TimelineOrigin
-from partita.energy.client.usage import EnergyUse
-from partita.errors import UnsupportedError
+from partita.energy.client.counter import EnergyUse
+from partita.errors import UnsupportedError, WorkerError
 from partita.processes import ended_by_signals
 from partita.program.lower import lower
 from partita.program.order import ListOrder
+from partita.ranks.failures import NotFiniteError
 from partita.ranks.member import Member
 from partita.ranks.pool import Main, RankPool
 from partita.ranks.status import StatusBoard, StatusView
 from partita.runtime.clocks import to_rank_0
 from partita.runtime.process_transport import used_devices
-from partita.runtime.rank import RankOptions, RankReport, run_rank
+from partita.runtime.rank import RankOptions, RankReport, StepNews, run_rank
 from partita.runtime.rank_capture import MemoryUse, merged_trace
+from partita.runtime.recipe import NanPolicy
+from partita.runtime.restarts import Attempts, Incident, Stopper, Survival, newest_step
 from partita.runtime.results import RunResult, merged, step_result
+from partita.runtime.saving import import_writer
 from partita.runtime.task import Task
 from partita.runtime.workload import Workload
 
@@ -47,6 +53,12 @@ class Run:
         trace: What torch's profiler saw of all ranks, a Chrome trace; empty = nothing.
         energy: What each rank used, by the name of its device, in the order of ranks; empty = that
             was not asked for.
+        held_out: Loss on held-out data after some steps, by step.
+        losses: The loss of every step that is known of, by its number: also of steps that an
+            earlier attempt has done, each once. Of the other figures those of the last attempt
+            count.
+        incidents: Failures that it has survived.
+        stopped: Why it ended before its last step; empty = it did not.
     """
 
     result: RunResult
@@ -55,6 +67,10 @@ class Run:
     memory: Mapping[str, MemoryUse] = field(default_factory=dict)
     trace: str = ""
     energy: Mapping[str, EnergyUse] = field(default_factory=dict)
+    held_out: Mapping[int, float] = field(default_factory=dict)
+    losses: Mapping[int, float] = field(default_factory=dict)
+    incidents: tuple[Incident, ...] = ()
+    stopped: str = ""
 
 
 def check_runnable(plan: Plan) -> None:
@@ -64,16 +80,12 @@ def check_runnable(plan: Plan) -> None:
         UnsupportedError: It cannot yet; names the stage and what it needs.
     """
     for index, stage in enumerate(plan.stages):
-        if len(stage.devices[0]) > 1:
-            raise UnsupportedError(
-                f"stage {index} is split over {len(stage.devices[0])} devices by tensor "
-                "parallelism, which can be planned and simulated but not run yet; plan with tp 1"
-            )
-        if stage.shard is not Shard.NONE:
-            raise UnsupportedError(
-                f"stage {index} shards its {stage.shard.value}, which can be planned and simulated "
-                "but not run yet; plan without sharding, or run --baseline fsdp"
-            )
+        for what, degree in (("context", stage.cp), ("expert", stage.ep)):
+            if degree > 1:
+                raise UnsupportedError(
+                    f"stage {index} has {what}-parallel degree {degree}, which can be planned, "
+                    "simulated and exported but not run; plan with degree 1"
+                )
 
 
 def make_task(
@@ -101,6 +113,7 @@ def run_forked(
     options: RankOptions,
     log_directory: Path | None = None,
     on_step: Callable[[int, Any], None] = lambda _, __: None,
+    survival: Survival | None = None,
 ) -> Run:
     """Run a plan in forked processes of this machine.
 
@@ -110,24 +123,80 @@ def run_forked(
         options: How.
         log_directory: Where what the ranks print goes.
         on_step: Called with a rank and each message that it sends.
+        survival: How it goes on when a rank fails; if not given, it does not.
 
     Raises:
         WorkerError: A rank failed, died or stood still; names it.
     """
+    if options.saving is not None:
+        import_writer()
     world = len(used_devices(task.program))
-    board = StatusBoard(world)
+    survival = Survival() if survival is None else survival
+    attempts = Attempts(survival, partial(newest_step, options.saving))
 
-    def main(member: Member, _: object) -> RankReport:
-        return run_rank(task, member, workload, options=options, board=board, on_step=member.notify)
+    def note(rank: int, news: Any) -> None:  # noqa: ANN401 (ranks may send anything)
+        if isinstance(news, StepNews):
+            attempts.note(rank, news)
+        on_step(rank, news)
 
-    reports = reports_of_forked(
-        main,
-        StatusView(board, task.program, range(world)),
-        stall_limit_s=options.stall_limit_s,
-        log_directory=log_directory,
-        on_step=on_step,
-    )
-    return put_together(task, reports)
+    while True:
+        board = StatusBoard(world)
+        stopper = Stopper(board, range(world), survival.stop)
+        main = partial(_be_rank, task, workload, options, board)
+        try:
+            reports = reports_of_forked(
+                main,
+                StatusView(board, task.program, range(world)),
+                stall_limit_s=options.stall_limit_s,
+                log_directory=log_directory,
+                on_step=note,
+                on_look=stopper.look,
+            )
+        except WorkerError as exc:
+            if isinstance(exc, NotFiniteError):
+                workload = _past_bad_data(workload, options, attempts, exc)
+            attempts.fail(exc)
+            options = options.again()
+        else:
+            stopped = stopper.why if 0 <= stopper.step < options.steps else ""
+            return replace(
+                put_together(task, reports),
+                losses=attempts.record.losses(),
+                incidents=tuple(attempts.incidents),
+                stopped=stopped,
+            )
+
+
+def _past_bad_data(
+    workload: Workload, options: RankOptions, attempts: Attempts, error: NotFiniteError
+) -> Workload:
+    """Return a workload that leaves out the data since the newest checkpoint.
+
+    The same steps on the same data would come to the same end.
+
+    Raises:
+        NotFiniteError: The run is not to go on.
+    """
+    if options.recipe.on_nan is not NanPolicy.ROLLBACK or options.saving is None:
+        raise error
+    resumed, load = newest_step(options.saving), workload.load
+    shift = attempts.record.steps_done + 1 - resumed
+
+    def shifted(step: int, microbatch: int, name: str) -> Tensor:
+        return load(step + shift if step >= resumed else step, microbatch, name)
+
+    return replace(workload, load=shifted)
+
+
+def _be_rank(
+    task: Task,
+    workload: Workload,
+    options: RankOptions,
+    board: StatusBoard,
+    member: Member,
+    _: object,
+) -> RankReport:
+    return run_rank(task, member, workload, options=options, board=board, on_step=member.notify)
 
 
 def reports_of_forked(
@@ -138,6 +207,7 @@ def reports_of_forked(
     wait_limit_s: float = MEETING_LIMIT_S,
     log_directory: Path | None = None,
     on_step: Callable[[int, Any], None] = lambda _, __: None,
+    on_look: Callable[[], None] = lambda: None,
 ) -> list[RankReport]:
     """Let forked ranks do something once; signals that end this process end them first.
 
@@ -148,6 +218,7 @@ def reports_of_forked(
         wait_limit_s: How long they wait for one another, if that is longer.
         log_directory: Where what the ranks print goes.
         on_step: Called with a rank and each message that it sends.
+        on_look: Called a few times a second while they run.
 
     Raises:
         WorkerError: A rank failed, died or stood still; names it.
@@ -163,7 +234,7 @@ def reports_of_forked(
             log_directory=log_directory,
         ) as pool,
     ):
-        return pool.call(None, on_message=on_step, view=view)
+        return pool.call(None, on_message=on_step, on_look=on_look, view=view)
 
 
 def put_together(
@@ -194,6 +265,9 @@ def put_together(
         memory={names[r.device]: r.memory for r in reports if r.memory is not None},
         trace=merged_trace({names[r.device]: r.trace for r in reports if r.trace}),
         energy={names[r.device]: r.energy for r in reports if r.energy is not None},
+        held_out={
+            step: sum(report.held_out[step] for report in reports) for step in reports[0].held_out
+        },
     )
 
 
@@ -220,9 +294,17 @@ def aligned(report: RankReport) -> RankReport:
 def step_seconds(reports: Sequence[RankReport]) -> tuple[float, ...]:
     """Return the seconds of each step over all ranks, from end to end."""
     steps = range(len(reports[0].step_ns))
+    if not steps:
+        return ()  # resumed where it had ended
     begin = min(report.step_ns[0][0] for report in reports)
     edges = [begin, *(max(report.step_ns[step][1] for report in reports) for step in steps)]
-    return tuple((after - before) / 1e9 for before, after in pairwise(edges))
+    seconds = [(after - before) / 1e9 for before, after in pairwise(edges)]
+    for step in reports[0].held_out:  # evaluations come between two steps
+        after = step + 1 - reports[0].first_step
+        if after in steps:
+            begin = min(report.step_ns[after][0] for report in reports)
+            seconds[after] = (edges[after + 1] - begin) / 1e9
+    return tuple(seconds)
 
 
 def _timeline(

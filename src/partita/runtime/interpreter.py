@@ -9,8 +9,8 @@ Every member of a tensor-parallel group runs the whole op, so of tensor parallel
 is tested here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -21,7 +21,8 @@ from partita.errors import InvalidInputError
 from partita.program.lower import lower
 from partita.runtime.device_loop import DeviceLoop
 from partita.runtime.device_parts import Load, Wait, Waiting
-from partita.runtime.parameters import Optimizer, ParameterStore, sgd
+from partita.runtime.parameters import ParameterStore
+from partita.runtime.recipe import Recipe
 from partita.runtime.results import RunResult, merged, step_result
 from partita.runtime.stage_code import StageCode
 from partita.runtime.stage_pass import StageRunner
@@ -38,13 +39,13 @@ class RunOptions:
     Attributes:
         steps: Number of steps.
         seed: Seed of all random numbers.
-        make_optimizer: Makes the optimizer of a device.
+        recipe: What is trained with.
         blocking: Whether SEND and RECV hold their device; those that stand together are a batch.
     """
 
     steps: int = 1
     seed: int = 0
-    make_optimizer: Callable[[], Optimizer] = sgd
+    recipe: Recipe = field(default_factory=Recipe)
     blocking: bool = False
 
 
@@ -77,8 +78,7 @@ def interpret(
     task = Task(problem, plan, program or lower(problem, plan), code)
     transport = MemoryTransport()
     stores = [
-        ParameterStore(task, device, state, options.make_optimizer())
-        for device in range(len(plan.devices))
+        ParameterStore(task, device, state, options.recipe) for device in range(len(plan.devices))
     ]
     loops = [
         DeviceLoop(

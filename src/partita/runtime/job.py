@@ -2,7 +2,8 @@
 
 A job directory holds ``plan.json`` (the plan with its problem), ``job.json`` (how it is run), and,
 once it runs: ``logs/rank3.log``, ``ranks/rank3.pt`` (what the rank saw), ``ranks/rank3.error`` (why
-it failed), ``ranks/rank3.news`` (a line a step) and a board for each host, ``host0.board``.
+it failed), ``ranks/rank3.news`` (a line per step) and a board for each host, ``host0.board``. What
+ranks leave after the k-th restart is in folders named ``attempt<k>`` below ``logs`` and ``ranks``.
 """
 
 import json
@@ -25,13 +26,15 @@ from partita.program.lower import lower
 from partita.program.order import ListOrder
 from partita.ranks.failures import read_error, write_error
 from partita.ranks.status import StatusBoard
+from partita.runtime.data import DataSpec
 from partita.runtime.emulation import Emulation
-from partita.runtime.optimizers import LEARNING_RATES, OPTIMIZERS
-from partita.runtime.parameters import Optimizer
+from partita.runtime.evaluation import Evaluation
 from partita.runtime.power import Power
 from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import RankOptions, RankReport, StepNews
 from partita.runtime.rank_capture import Capture
+from partita.runtime.recipe import Recipe
+from partita.runtime.saving import Saving
 
 _T = TypeVar("_T")
 
@@ -44,8 +47,7 @@ class Job:
         model: The model; None for a plan that is emulated, or run by a script.
         script: A script of the user's, with its arguments, that every rank runs.
         steps: Number of steps.
-        optimizer: A name of ``OPTIMIZERS``.
-        learning_rate: Its rate; None = its usual one.
+        recipe: What it trains with.
         seed: Seed of all random numbers.
         order: Whose order the devices list their compute in.
         transfers: Whether transfers run beside compute or hold it.
@@ -58,13 +60,19 @@ class Job:
         emulate: How it is emulated instead, but for steps, transfers and power, which are those of
             the job; None = it is run for real.
         power: How it sees to its energy; None = it does not.
+        data: The data that it trains on.
+        evaluation: When it is evaluated on held-out data.
+        checkpoints: Folder of its checkpoints; empty = it saves nothing.
+        save_every: Steps from one checkpoint to the next; 0 = only where it ends before its last.
+        keep: Number of checkpoints that stay.
+        resume: A checkpoint, or a folder of them, to go on from; ``auto`` = the newest of its own
+            folder; None = it begins at the beginning.
     """
 
     model: ModelOrigin | None = None
     script: tuple[str, ...] = ()
     steps: int = 1
-    optimizer: str = "sgd"
-    learning_rate: float | None = None
+    recipe: Recipe = field(default_factory=Recipe)
     seed: int = 0
     order: ListOrder = ListOrder.DEVICE
     transfers: TransferMode = TransferMode.OVERLAPPED
@@ -76,14 +84,17 @@ class Job:
     device: DeviceKind = DeviceKind.CPU
     emulate: Emulation | None = None
     power: Power | None = None
+    data: DataSpec = field(default_factory=DataSpec)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoints: str = ""
+    save_every: int = 0
+    keep: int = 2
+    resume: str | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise InvalidInputError(f"steps of a job is {self.steps}; expected 1 or more")
-        if self.optimizer not in OPTIMIZERS:
-            raise InvalidInputError(
-                f"optimizer {self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}"
-            )
+        self.saving()
         for what in ("stall_limit_s", "start_limit_s"):
             if not 0 < getattr(self, what) <= 1e9:
                 raise InvalidInputError(f"{what} of a job is {getattr(self, what)}; expected > 0")
@@ -97,22 +108,38 @@ class Job:
                 f"{ListOrder.DEVICE.value!r}"
             )
 
-    def make_optimizer(self) -> Optimizer:
-        """Return a new optimizer."""
-        rate = LEARNING_RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
-        return OPTIMIZERS[self.optimizer](rate)
+    def saving(self) -> Saving | None:
+        """Return when it saves and what it goes on from; None = it saves nothing.
+
+        Raises:
+            InvalidInputError: It is to save or go on, but there is no folder for checkpoints.
+        """
+        if not self.checkpoints:
+            if self.save_every or self.resume:
+                raise InvalidInputError(
+                    "a job that saves or goes on from a checkpoint needs a folder of checkpoints"
+                )
+            return None
+        return Saving(
+            folder=self.checkpoints,
+            every=self.save_every,
+            keep=self.keep,
+            resume=self.resume or "",
+        )
 
     def rank_options(self) -> RankOptions:
         """Return how its ranks run."""
         return RankOptions(
             steps=self.steps,
-            make_optimizer=self.make_optimizer,
+            recipe=self.recipe,
             seed=self.seed,
             blocking=self.transfers is TransferMode.BLOCKING,
             stall_limit_s=self.stall_limit_s,
             keep_results=self.keep_results,
             capture=self.capture,
             power=self.power,
+            evaluation=self.evaluation,
+            saving=self.saving(),
         )
 
     def emulation(self) -> Emulation | None:
@@ -138,7 +165,12 @@ def read_job(text: str) -> Job:
     Raises:
         FormatError: It is no job.
     """
-    return decode_part(parse_json(text), Job, "job")
+    values = parse_json(text)
+    if isinstance(values, dict) and "recipe" not in values:
+        # Before there were recipes, a job had an optimizer and its rate.
+        before = {key: values.pop(key) for key in ("optimizer", "learning_rate") if key in values}
+        values["recipe"] = before
+    return decode_part(values, Job, "job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +179,30 @@ class JobDirectory:
 
     Attributes:
         path: The directory.
+        attempt: How often the job was restarted: each attempt has reports, errors, news and logs of
+            its own, so that none is taken for that of another.
     """
 
     path: Path
+    attempt: int = 0
 
     @property
     def ranks(self) -> Path:
         """Where ranks leave what they saw."""
-        return self.path / "ranks"
+        return self._of_attempt(self.path / "ranks")
 
     def log(self, rank: int) -> Path:
         """Return where a rank prints."""
-        return self.path / "logs" / f"rank{rank}.log"
+        return self._of_attempt(self.path / "logs") / f"rank{rank}.log"
+
+    def _of_attempt(self, folder: Path) -> Path:
+        return folder / f"attempt{self.attempt}" if self.attempt else folder
+
+    def attempts(self) -> list["JobDirectory"]:
+        """Return the attempts that were made, in order; the first is there even before it is."""
+        found = (path.name.removeprefix("attempt") for path in self.path.glob("ranks/attempt*"))
+        numbers = sorted(int(name) for name in found if name.isdecimal())
+        return [JobDirectory(self.path, number) for number in (0, *numbers)]
 
     def report(self, rank: int) -> Path:
         """Return where a rank leaves its report."""
@@ -181,7 +225,7 @@ class JobDirectory:
 
     def prepare(self) -> None:
         """Make the folders that ranks write to."""
-        for folder in (self.ranks, self.path / "logs"):
+        for folder in (self.ranks, self.log(0).parent):
             folder.mkdir(parents=True, exist_ok=True)
 
     def read_job(self) -> Job:

@@ -12,11 +12,13 @@ from pathlib import Path
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not in its stubs
 
-from partita.capture.origin import Captures, load_origin
+from partita.capture.origin import Captures, load_origin_partly
+from partita.capture.partial import without_saved_tensors
 from partita.core.graph import DeviceKind
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
 from partita.processes import interface_towards, redirect_output
+from partita.ranks.device import seam_of
 from partita.ranks.environment import RankEnvironment
 from partita.ranks.failures import as_partita_error
 from partita.ranks.member import Member
@@ -25,8 +27,13 @@ from partita.ranks.status import Phase, StatusBoard
 from partita.runtime.emulation import emulated_workload, run_emulated_rank
 from partita.runtime.executor import make_task
 from partita.runtime.job import Job, JobDirectory, Placement, place_ranks
+from partita.runtime.numerics import ready_numerics
+from partita.runtime.ownership import held_names
 from partita.runtime.parallelize import ScriptRank, run_script
+from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import RankReport, Watchdog, run_rank
+from partita.runtime.rank_capture import ProcessMemory
+from partita.runtime.saving import AUTO
 from partita.runtime.workload import model_workload, use_repeatable_algorithms
 
 _CHUNK_BYTES = 2**20
@@ -38,7 +45,8 @@ def be_rank(directory: Path, environment: RankEnvironment) -> int:
     What it prints goes to its log; why it failed, in one line, to stderr as well.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever started it passes the signal on
-    files = JobDirectory(directory)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # asks the launcher, sent to all of a job
+    files = JobDirectory(directory, environment.attempt)
     job, solution = files.read_job(), files.read_solution()
     placement = place_ranks(solution.problem, job.program(solution), environment.num_hosts)
     rank = find_rank(placement, environment)
@@ -100,7 +108,7 @@ def _take_part(
             placement.local_index[rank], gpu=gpu, num_local_ranks=environment.num_local_ranks
         )
         warm_up_autograd()
-        play = _prepare(job, solution, device)
+        play = _prepare(job, solution, rank, device, is_again=environment.attempt > 0)
         watchdog.enter(Phase.MEET)
         store = environment.open_store(job.start_limit_s)
         member = Member(
@@ -108,7 +116,7 @@ def _take_part(
             world=placement.num_ranks,
             store=PrefixStore(f"attempt{environment.attempt}", store),
             device=device,
-            backend="nccl" if gpu else "gloo",
+            backend=seam_of(device).backend,
             limit_s=max(job.start_limit_s, job.stall_limit_s),
             notify=lambda news: files.write_news(rank, news),
         )
@@ -121,9 +129,10 @@ def _take_part(
 
 
 def _prepare(
-    job: Job, solution: Solution, device: torch.device
+    job: Job, solution: Solution, rank: int, device: torch.device, *, is_again: bool
 ) -> Callable[[Member, StatusBoard], RankReport]:
     """Return what the rank does once it has met the others."""
+    memory = ProcessMemory()
     problem, plan = solution.problem, solution.plan
     emulation = job.emulation()
     if emulation is not None:
@@ -132,6 +141,8 @@ def _prepare(
             emulated, member, board=board, on_step=member.notify
         )
     if job.script:
+        if is_again and job.checkpoints:
+            job = replace(job, resume=AUTO)
         return lambda member, board: run_script(
             job.script, ScriptRank(member=member, board=board, solution=solution, job=job)
         )
@@ -139,12 +150,27 @@ def _prepare(
     if job.same_data:
         use_repeatable_algorithms()
     origin = replace(job.model, options=replace(job.model.options, device=str(device)))
-    captures = Captures(load_origin(origin), origin)
-    workload = model_workload(captures, problem, plan, same_data=job.same_data)
+    numerics = ready_numerics(job.recipe.precision, device.type)
+    # A rank has memory for what its stages hold: the model has stand-ins for all else.
+    here = used_devices(job.program(solution))[rank]
+    source = load_origin_partly(origin, held_names(problem.graph, plan, here))
+    captures = Captures(source, origin, lambda: numerics.autocast(device.type))
+    with without_saved_tensors():
+        workload = model_workload(
+            captures, problem, plan, same_data=job.same_data, data=job.data, hands_over=True
+        )
     task = make_task(problem, plan, workload, order=job.order)
-    return lambda member, board: run_rank(
-        task, member, workload, options=job.rank_options(), board=board, on_step=member.notify
-    )
+    options = job.rank_options().again() if is_again else job.rank_options()
+
+    def play(member: Member, board: StatusBoard) -> RankReport:
+        report = run_rank(
+            task, member, workload, options=options, board=board, on_step=member.notify
+        )
+        if report.memory is not None and report.memory.exact:
+            return report
+        return replace(report, memory=memory.use())  # the growth since before the model was built
+
+    return play
 
 
 def hand_over(files: JobDirectory, member: Member) -> None:

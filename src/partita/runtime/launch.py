@@ -16,12 +16,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # not in its stubs
+from torch.distributed import (  # type: ignore[attr-defined]  # not in its stubs
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, SignalException
@@ -33,25 +38,38 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, PartitaError, UnsupportedError, WorkerError
-from partita.processes import ended_by_signals
+from partita.processes import ended_by_signals, is_noticed
 from partita.ranks.failures import (
     Failure,
+    NotFiniteError,
     error_of,
     first_cause,
     first_line,
     read_error,
     write_error,
 )
-from partita.ranks.status import STALE_S, StatusView
+from partita.ranks.status import STALE_S, StatusBoard, StatusView
 from partita.runtime.emulation import NoCode, emulated_workload, put_emulated_together
 from partita.runtime.executor import Run, check_runnable, put_together
 from partita.runtime.job import Job, JobDirectory, place_ranks
 from partita.runtime.rank import StepNews
+from partita.runtime.restarts import (
+    Attempts,
+    Incident,
+    LossRecord,
+    Stopper,
+    Survival,
+    never,
+    newest_step,
+)
 from partita.runtime.task import Task
 
 DEFAULT_PORT = 29500
 _LOOK_S = 0.1
 _GRACE_S = 3.0
+_GIVEN_UP = "given up"
+_AGENT_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+"""Variable that tells torch's agent by which signals it ends the ranks."""
 
 OnStep = Callable[[int, StepNews], None]
 
@@ -112,26 +130,49 @@ class Host:
         return f"host {self.index}"
 
 
-def run_launched(directory: Path, *, on_step: OnStep = lambda _, __: None) -> Run:
+def run_launched(
+    directory: Path,
+    *,
+    on_step: OnStep = lambda _, __: None,
+    survival: Survival | None = None,
+) -> Run:
     """Run a job directory in fresh processes of this host.
 
     Args:
         directory: The job directory.
         on_step: Called with a rank and each step that it has done.
+        survival: How it goes on when a rank fails; if not given, it does not.
 
     Raises:
         WorkerError: A rank failed, died or stood still; names it.
     """
-    launch(directory, on_step=on_step)
-    return collect(directory)
+    return collect(directory, launch(directory, on_step=on_step, survival=survival))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a job has ended, which ended well.
+
+    Attributes:
+        incidents: Failures that it has survived.
+        stopped: Why it ended before its last step; empty = it did not.
+    """
+
+    incidents: tuple[Incident, ...] = ()
+    stopped: str = ""
 
 
 def launch(
-    directory: Path, host: Host | None = None, *, on_step: OnStep = lambda _, __: None
-) -> None:  # fmt: skip
+    directory: Path,
+    host: Host | None = None,
+    *,
+    on_step: OnStep = lambda _, __: None,
+    survival: Survival | None = None,
+) -> Ended:
     """Start the ranks of this host, and wait until all have ended; every host calls it.
 
-    Afterwards the first host has the reports of all ranks (``collect``).
+    Afterwards the first host has the reports of all ranks (``collect``). Where ranks are started
+    again, the first host decides about it, and the others follow.
 
     Raises:
         InvalidInputError: The job is wrong, or the plan uses another number of hosts.
@@ -140,43 +181,107 @@ def launch(
         SystemExit: SIGTERM, SIGHUP or SIGQUIT; all ranks have ended.
     """
     host = Host() if host is None else host
+    survival = Survival() if survival is None else survival
     files = JobDirectory(directory)
     job, solution = files.read_job(), files.read_solution()
     if job.emulate is None:
         check_runnable(solution.plan)
     program = job.program(solution)
     placement = place_ranks(solution.problem, program, host.num_hosts)
-    files.prepare()
     ranks = placement.hosts[host.index]
-    _check_unused(files, ranks)
+    follows = host.index > 0 and survival.limit.restarts > 0
+    if not follows:
+        _check_unused(files, ranks)
     board = files.open_board(host.index, placement.num_ranks)
-    board.clear()
     view = StatusView(board, program, ranks)
+    board.clear()
+    attempts = Attempts(survival, partial(newest_step, job.saving()))
     with ended_by_signals():
-        store = _meet(host, job, solution)
-        watcher = _Watcher(view, job.stall_limit_s, files, on_step)
-        result = _run_agent(host, store, files, ranks, watcher)
-    if result.is_failed():
-        failure = first_cause(_failures(result, files, ranks))
-        error = _explained(failure, view, watcher)
-        raise _shared(store, host, error, is_own=failure.is_own or bool(watcher.frozen))
+        hosts = _Hosts(host, job, solution)
+        while True:
+            attempts.number = hosts.meet(attempts.number, follows=follows)
+            files = JobDirectory(directory, attempts.number)
+            files.prepare()
+            _check_unused(files, ranks)
+            board.clear()
+            stopper = hosts.stopper(board, ranks, survival.stop)
+            watcher = _Watcher(view, job.stall_limit_s, files, _both(attempts.note, on_step))
+            watcher.stopper = stopper
+            result = _run_agent(hosts, files, ranks, watcher)
+            if result.is_failed():
+                error = _error_of(result, files, view, watcher, hosts)
+            elif not follows or hosts.is_done():
+                hosts.end(restarts=survival.limit.restarts)
+                break
+            else:
+                error = WorkerError("the first host starts all ranks again")
+            if follows:
+                attempts.go_on(error, hosts.next_attempt(error))
+            else:
+                try:
+                    attempts.fail(error)
+                except WorkerError as exc:
+                    hosts.give_up(exc)
+                    raise
+    stopped = stopper.why if 0 <= stopper.step < job.steps else ""
+    return Ended(incidents=tuple(attempts.incidents), stopped=stopped)
 
 
-def collect(directory: Path) -> Run:
-    """Return what the ranks of a job saw, put together.
+def _error_of(
+    result: RunResult, files: JobDirectory, view: StatusView, watcher: "_Watcher", hosts: "_Hosts"
+) -> WorkerError:
+    """Return why an attempt failed, on whichever host.
+
+    Raises:
+        PartitaError: It would fail again.
+    """
+    failure = first_cause(_failures(result, files, view.ranks))
+    explained = _explained(failure, view, watcher)
+    shared = _shared(hosts, explained, is_own=failure.is_own or bool(watcher.frozen))
+    if not isinstance(shared, WorkerError) or isinstance(shared, NotFiniteError):
+        raise shared
+    if isinstance(explained, WorkerError):
+        shared.rank = explained.rank
+    return shared
+
+
+def _both(note: OnStep, on_step: OnStep) -> OnStep:
+    def told(rank: int, news: StepNews) -> None:
+        note(rank, news)
+        on_step(rank, news)
+
+    return told
+
+
+def collect(directory: Path, ended: Ended | None = None) -> Run:
+    """Return what the ranks of a job saw, put together: in its last attempt, if there are several.
+
+    Args:
+        directory: The job directory.
+        ended: How the job has ended, where it is known.
 
     Raises:
         FormatError: A report is missing.
     """
-    files = JobDirectory(directory)
+    ended = Ended() if ended is None else ended
+    made = JobDirectory(directory).attempts()
+    files = made[-1]
     job, solution = files.read_job(), files.read_solution()
     problem, plan = solution.problem, solution.plan
     program = job.program(solution)
-    reports = files.read_reports(range(place_ranks(problem, program, 1).num_ranks))
+    ranks = range(place_ranks(problem, program, 1).num_ranks)
+    reports = files.read_reports(ranks)
     emulation = job.emulation()
     if emulation is not None:
-        return put_emulated_together(emulated_workload(problem, plan, emulation), reports)
-    return put_together(Task(problem, plan, program, NoCode()), reports)
+        run = put_emulated_together(emulated_workload(problem, plan, emulation), reports)
+    else:
+        run = put_together(Task(problem, plan, program, NoCode()), reports)
+    record = LossRecord()
+    for attempt in made:
+        for rank in ranks:
+            for news in attempt.read_news(rank, 0)[0]:
+                record.note(attempt.attempt, rank, news)
+    return replace(run, losses=record.losses(), incidents=ended.incidents, stopped=ended.stopped)
 
 
 def _check_unused(files: JobDirectory, ranks: Sequence[int]) -> None:
@@ -188,30 +293,213 @@ def _check_unused(files: JobDirectory, ranks: Sequence[int]) -> None:
         )
 
 
-def _meet(host: Host, job: Job, solution: Solution) -> TCPStore:
-    """Return the store that all hosts share, once all have come.
+class _Hosts:
+    """The hosts of a run, which meet for every attempt in the store of the first one.
 
-    Raises:
-        UnsupportedError: The port is taken.
-        WorkerError: A host did not come in time, or something else listens there; names it.
-        InvalidInputError: Two hosts say that they are the same one, or their torch differs.
+    Attributes:
+        host: This one.
+        attempt: The attempt for which they have met.
+        store: The store, for all attempts.
     """
-    deadline = time.monotonic() + job.start_limit_s
-    store = _open_store(host, deadline, job.start_limit_s)
-    facts = {"torch": torch.__version__, "plan": solution.plan.fingerprint}
-    try:
-        if store.add(f"count/{host.index}", 1) > 1:
-            raise InvalidInputError(f"two hosts have NODE_RANK {host.index}; each needs its own")
-        store.set(f"host/{host.index}", json.dumps(facts))
-        for other in range(host.num_hosts):
-            while not store.check([f"host/{other}"]):
+
+    store: TCPStore
+
+    def __init__(self, host: Host, job: Job, solution: Solution) -> None:
+        self.host, self.attempt, self._limit_s = host, -1, job.start_limit_s
+        self._facts = {"torch": torch.__version__, "plan": solution.plan.fingerprint}
+        self._opened = False
+
+    def meet(self, attempt: int, *, follows: bool) -> int:
+        """Wait until all hosts have come for an attempt; returns which one it is.
+
+        Args:
+            attempt: The attempt, or the least one for a host that follows.
+            follows: Whether this host takes the attempt that the first one says.
+
+        Raises:
+            UnsupportedError: The port is taken.
+            WorkerError: A host did not come in time, or something else listens there; names it.
+            InvalidInputError: Two hosts say that they are the same one, or their torch differs.
+        """
+        host, deadline = self.host, time.monotonic() + self._limit_s
+        if not self._opened or host.index:  # what the others had may be lost with the network
+            self.store = _open_store(host, deadline, self._limit_s)
+            self._opened = True
+        try:
+            while True:
+                if follows:
+                    attempt = self._await_attempt(attempt, deadline)
+                elif host.index == 0:
+                    self.store.set("attempt", str(attempt))
+                if self.store.add(f"{attempt}/count/{host.index}", 1) == 1:
+                    break
+                if not follows:
+                    raise InvalidInputError(
+                        f"two hosts have NODE_RANK {host.index}; each needs its own"
+                    )
+                attempt += 1  # another process was this host: it has died, and this one follows it
+            self.store.set(f"{attempt}/host/{host.index}", json.dumps(self._facts))
+            for other in range(host.num_hosts):
+                while not self.store.check([f"{attempt}/host/{other}"]):
+                    if time.monotonic() > deadline:
+                        raise WorkerError(self._missing(attempt))
+                    time.sleep(_LOOK_S / 2)
+                theirs = json.loads(self.store.get(f"{attempt}/host/{other}"))
+                _check_same(self._facts, theirs, host, other)
+        except RuntimeError as exc:
+            raise WorkerError(f"{host}: host 0 at {host.address}:{host.port} went away") from exc
+        self.attempt = attempt
+        return attempt
+
+    def _await_attempt(self, least: int, deadline: float) -> int:
+        """Return the attempt that the first host is at, once it is at so many."""
+        while not self.store.check(["attempt"]) or (at := int(self.store.get("attempt"))) < least:
+            if self.store.check([_GIVEN_UP]):
+                raise read_error(self.store.get(_GIVEN_UP).decode())
+            if time.monotonic() > deadline:
+                raise WorkerError(
+                    f"{self.host}: host 0 did not start attempt {least + 1} within "
+                    f"{self._limit_s:g} s"
+                )
+            time.sleep(_LOOK_S / 2)
+        return at
+
+    def next_attempt(self, error: WorkerError) -> int:
+        """Return the attempt after one that failed here, where the first host begins another.
+
+        Raises:
+            WorkerError: It does not; the error it gives up with, or this one.
+        """
+        deadline = time.monotonic() + self._limit_s
+        while True:
+            try:
+                self.store = _open_store(self.host, deadline, self._limit_s)
+                return self._await_attempt(self.attempt + 1, deadline)
+            except WorkerError as exc:
+                raise error from exc
+            except RuntimeError as exc:  # the network is gone again
                 if time.monotonic() > deadline:
-                    raise WorkerError(_missing(host, store, job.start_limit_s))
-                time.sleep(_LOOK_S / 2)
-            _check_same(facts, json.loads(store.get(f"host/{other}")), host, other)
-    except RuntimeError as exc:
-        raise WorkerError(f"{host}: host 0 at {host.address}:{host.port} went away") from exc
-    return store
+                    raise error from exc
+
+    def is_done(self) -> bool:
+        """Return whether the first host is satisfied too, rather than starting all ranks again."""
+        deadline = time.monotonic() + self._limit_s
+        with suppress(RuntimeError):  # it has ended
+            while time.monotonic() < deadline:
+                if self.store.check([f"{self.attempt}/done"]):
+                    return True
+                if int(self.store.get("attempt")) > self.attempt:
+                    return False
+                time.sleep(_LOOK_S)
+        return True
+
+    def give_up(self, error: WorkerError) -> None:
+        """Tell the hosts that follow why there is no other attempt."""
+        if self.host.num_hosts > 1 and self.host.index == 0:
+            # By a connection of its own: the other one may be waiting for a host that is gone.
+            with suppress(RuntimeError):
+                self.store.clone().set(_GIVEN_UP, write_error(error))  # type: ignore[attr-defined]  # not in its stubs
+            time.sleep(_GRACE_S / 3)  # they look a few times a second
+
+    def end(self, *, restarts: int) -> None:
+        """Tell the hosts that follow that all is done."""
+        if restarts and self.host.num_hosts > 1 and self.host.index == 0:
+            self.store.set(f"{self.attempt}/done", "1")
+            time.sleep(_GRACE_S / 3)
+
+    def stopper(self, board: StatusBoard, ranks: Sequence[int], stop: Callable[[], str]) -> Stopper:
+        """Return what lets the ranks of all hosts stop at one step."""
+        if self.host.num_hosts == 1 or stop is never:
+            return Stopper(board, ranks, stop)
+        shared = PrefixStore(f"{self.attempt}/stop", self.store.clone())  # type: ignore[attr-defined]  # not in its stubs
+        return _HostStopper(board, ranks, stop, shared, self.host)
+
+    def _missing(self, attempt: int) -> str:
+        host = self.host
+        missing = [
+            other
+            for other in range(host.num_hosts)
+            if not self.store.check([f"{attempt}/host/{other}"])
+        ]
+        return (
+            f"{host}: host {', '.join(map(str, missing))} did not come within {self._limit_s:g} s; "
+            f"start it with NNODES={host.num_hosts} NODE_RANK={missing[0]} "
+            f"MASTER_ADDR={host.address} MASTER_PORT={host.port}"
+        )
+
+
+class _HostStopper(Stopper):
+    """Lets the ranks of several hosts stop at one step; the first host proposes.
+
+    Each host answers a proposal with the last step that one of its ranks has begun. If that is the
+    proposed one or later, the first host proposes a later step.
+    """
+
+    def __init__(
+        self,
+        board: StatusBoard,
+        ranks: Sequence[int],
+        stop: Callable[[], str],
+        shared: Store,
+        host: Host,
+    ) -> None:
+        super().__init__(board, ranks, stop)
+        self._shared, self._host = shared, host
+        self._round, self._proposed = -1, -1
+        self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
+
+    def look(self) -> None:
+        """Take part in agreements from now on, and begin one if there is a reason to.
+
+        In a thread, as a store that cannot be reached any more lets its users wait.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep_looking, daemon=True, name="stop")
+            self._thread.start()
+
+    def end(self) -> None:
+        """Take part no more."""
+        self._is_over.set()
+
+    def _keep_looking(self) -> None:
+        with suppress(RuntimeError):  # the network is gone: the ranks will fail
+            while self.step < 0 and not self._is_over.wait(_LOOK_S):
+                self._take_part()
+
+    def _take_part(self) -> None:
+        if not self.why and (why := self._stop()):
+            self._shared.set("why", why)
+        if not self._shared.check(["why"]):
+            return
+        self.why = self._shared.get("why").decode()
+        if self._host.index == 0 and self._round < 0:
+            step = max(self._board.announced(rank) for rank in self._ranks) + 1
+            if step <= 0:
+                return  # its ranks have not begun
+            self._shared.set("proposal", json.dumps([0, step]))
+        if not self._shared.check(["proposal"]):
+            return
+        number, step = json.loads(self._shared.get("proposal"))
+        if number != self._round:
+            self._round, self._proposed = number, step
+            begun = self._board.propose_stop(step, self._ranks)
+            self._shared.set(f"{number}/{self._host.index}", str(begun))
+        if self._host.index == 0:
+            self._decide()
+        if self._shared.check(["certain"]):
+            self.step = int(self._shared.get("certain"))
+            self._board.decide_stop(self.step)
+
+    def _decide(self) -> None:
+        answers = [f"{self._round}/{other}" for other in range(self._host.num_hosts)]
+        if not self._shared.check(answers):
+            return
+        begun = max(int(self._shared.get(answer)) for answer in answers)
+        if begun < self._proposed:
+            self._shared.set("certain", str(self._proposed))
+        else:
+            self._shared.set("proposal", json.dumps([self._round + 1, begun + 1]))
 
 
 def _open_store(host: Host, deadline: float, limit_s: float) -> TCPStore:
@@ -280,15 +568,6 @@ def _await_port(host: Host, deadline: float, limit_s: float) -> None:
             time.sleep(_LOOK_S)
 
 
-def _missing(host: Host, store: Store, limit_s: float) -> str:
-    missing = [other for other in range(host.num_hosts) if not store.check([f"host/{other}"])]
-    return (
-        f"{host}: host {', '.join(map(str, missing))} did not come within {limit_s:g} s; start it "
-        f"with NNODES={host.num_hosts} NODE_RANK={missing[0]} MASTER_ADDR={host.address} "
-        f"MASTER_PORT={host.port}"
-    )
-
-
 def _check_same(
     mine: Mapping[str, str], theirs: Mapping[str, str], host: Host, other: int
 ) -> None:  # fmt: skip
@@ -302,8 +581,10 @@ def _check_same(
 class _Met(RendezvousHandler):
     """The hosts of a run, as torch's agent wants to see them: they have met already."""
 
-    def __init__(self, host: Host, store: TCPStore) -> None:
-        self._host, self._store = host, store
+    def __init__(self, hosts: _Hosts) -> None:
+        self._host, self._port = hosts.host, hosts.store.port
+        # What agents leave there in one attempt must not be read in the next.
+        self._store = PrefixStore(f"{hosts.attempt}/agents", hosts.store)
 
     @property
     def use_agent_store(self) -> bool:
@@ -313,7 +594,7 @@ class _Met(RendezvousHandler):
         return "partita"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        address = RendezvousStoreInfo(self._host.address, self._store.port)
+        address = RendezvousStoreInfo(self._host.address, self._port)
         return RendezvousInfo(self._store, self._host.index, self._host.num_hosts, address)
 
     def is_closed(self) -> bool:
@@ -356,6 +637,7 @@ class _Watcher:
 
     Attributes:
         frozen: Which rank stood still, and where; empty if none did.
+        stopper: Lets the ranks stop when there is a reason to.
     """
 
     def __init__(
@@ -365,6 +647,7 @@ class _Watcher:
         self._silence_s = limit_s + STALE_S
         self._places = dict.fromkeys(view.ranks, 0)
         self.frozen = ""
+        self.stopper: Stopper | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="watcher")
 
@@ -375,11 +658,15 @@ class _Watcher:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+        if self.stopper is not None:
+            self.stopper.end()
         self._pass_news_on()
 
     def _watch(self) -> None:
         while not self._stop.wait(_LOOK_S):
             self._pass_news_on()
+            if self.stopper is not None:
+                self.stopper.look()
             for rank in self._view.board.frozen(self._view.ranks, self._silence_s):
                 pid = self._view.board.read(rank).pid
                 if _is_running_child(pid):
@@ -402,15 +689,17 @@ def _is_running_child(pid: int) -> bool:
 
 
 def _run_agent(
-    host: Host, store: TCPStore, files: JobDirectory, ranks: Sequence[int], watcher: _Watcher
+    hosts: _Hosts, files: JobDirectory, ranks: Sequence[int], watcher: _Watcher
 ) -> RunResult:
     """Let torch's agent start the ranks and wait for them."""
+    ended = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    os.environ[_AGENT_SIGNALS] = ",".join(each.name for each in ended if not is_noticed(each))
     spec = WorkerSpec(
         role="partita",
         local_world_size=len(ranks),
-        rdzv_handler=_Met(host, store),
+        rdzv_handler=_Met(hosts),
         entrypoint=sys.executable,
-        args=("-m", "partita.runtime", str(files.path), str(os.getpid())),
+        args=("-m", "partita.runtime", str(files.path), str(os.getpid()), str(files.attempt)),
         max_restarts=0,
         monitor_interval=_LOOK_S,
     )
@@ -462,13 +751,15 @@ def _explained(failure: Failure, view: StatusView, watcher: _Watcher) -> Partita
     )
 
 
-def _shared(store: Store, host: Host, error: PartitaError, *, is_own: bool) -> PartitaError:
+def _shared(hosts: _Hosts, error: PartitaError, *, is_own: bool) -> PartitaError:
     """Tell the other hosts why this one failed, and return the error of the one that is to blame.
 
     In a thread, as a store that cannot be reached any more lets its users wait.
     """
+    host = hosts.host
     if host.num_hosts == 1:
         return error
+    store = PrefixStore(f"{hosts.attempt}/errors", hosts.store)
     found: dict[int, tuple[bool, PartitaError]] = {}
     thread = threading.Thread(target=_exchange, args=(store, host, error, is_own, found))
     thread.daemon = True

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
-from partita.runtime.priority import run_soon
+from partita.processes import run_soon
 
 INTERFACE = "partita0"
 _ADDRESSES = ("198.18.0.1", "198.18.0.2")  # RFC 2544: kept for measurements, routed nowhere

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from partita.core.program import Kind
 from partita.energy.client.client import EnergyClient
-from partita.energy.client.usage import EnergyUse
+from partita.energy.client.counter import EnergyUse
 from partita.energy.devices.protocol import WorkingDevice
 from partita.energy.frontier.clock_plan import NAMES
 

@@ -1,74 +1,459 @@
-"""Optimizers that step one tensor at a time, so that every device steps what it owns."""
+"""Optimizers of one rank: they step what the rank owns, whole tensors, slices or flat parts.
 
-from collections.abc import Callable, Iterable, Mapping
+Those of a name call torch's own kernels. Constructing a ``torch.optim.Optimizer`` imports a second
+or more of modules, so that happens only where a script brings one of its own.
+
+State is kept by the name of the parameter, as entries that torch's optimizers have: ``exp_avg``,
+``exp_avg_sq``, ``momentum_buffer``, ``step``.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
-from partita.runtime.parameters import Optimizer, sgd
+from partita.errors import InvalidInputError, UnsupportedError
+from partita.runtime.numerics import numerics_of
+from partita.runtime.recipe import NanPolicy, Recipe, Schedule, ScriptRecipe
 
+_BETAS = (0.9, 0.999)
+_EPSILON = 1e-8
+_MOMENTUM = 0.9
 
-def momentum(learning_rate: float = 0.1, decay: float = 0.9) -> Optimizer:
-    """Return gradient descent with momentum, as ``torch.optim.SGD`` has it."""
-    velocity: dict[str, Tensor] = {}
+_FIRST_SCALE = 2.0**16
+_SCALE_GROWS_AFTER = 2000  # steps, as ``torch.amp.GradScaler`` has it
+_CLIP_MARGIN = 1e-6  # as ``torch.nn.utils.clip_grad_norm_`` has it
 
-    def step(name: str, parameter: Tensor, gradient: Tensor) -> None:
-        if name in velocity:
-            velocity[name].mul_(decay).add_(gradient)
-        else:
-            velocity[name] = gradient.clone()
-        parameter.sub_(velocity[name], alpha=learning_rate)
-
-    return step
-
-
-def adam(
-    learning_rate: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), epsilon: float = 1e-8
-) -> Optimizer:
-    """Return Adam, as ``torch.optim.Adam`` has it."""
-    moments: dict[str, tuple[Tensor, Tensor]] = {}
-    turns: dict[str, int] = {}
-
-    def step(name: str, parameter: Tensor, gradient: Tensor) -> None:
-        if name not in moments:
-            moments[name] = (torch.zeros_like(parameter), torch.zeros_like(parameter))
-        mean, square = moments[name]
-        turns[name] = turn = turns.get(name, 0) + 1
-        mean.lerp_(gradient, 1 - betas[0])
-        square.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
-        spread = (square.sqrt() / (1 - betas[1] ** turn) ** 0.5).add_(epsilon)
-        parameter.addcdiv_(mean, spread, value=-learning_rate / (1 - betas[0] ** turn))
-
-    return step
+State: TypeAlias = dict[str, Any]
 
 
-OPTIMIZERS: Mapping[str, Callable[[float], Optimizer]] = {
-    "sgd": sgd,
-    "momentum": momentum,
-    "adam": adam,
-}
-LEARNING_RATES: Mapping[str, float] = {"sgd": 0.1, "momentum": 0.1, "adam": 1e-3}
+class RankOptimizer(Protocol):
+    """Steps the parameters that a rank owns."""
+
+    def step(self, named: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Change parameters in place.
+
+        Args:
+            named: Some of those that it was made for, by name: what this rank steps (whole, a
+                slice, or a flat part) and its gradient, of the same shape.
+        """
+        ...
+
+    def end_step(self) -> None:
+        """Let the learning rate go on to the next step."""
+        ...
+
+    def rates(self) -> list[float]:
+        """Return the learning rate of each group, as of the next step."""
+        ...
+
+    def state(self) -> dict[str, State]:
+        """Return the entries of each parameter; their tensors are live, of the shape stepped."""
+        ...
+
+    def prepare(self) -> None:
+        """Make the entries that a first step would make, for a checkpoint to be loaded into."""
+        ...
+
+    def load_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over entries of parameters; those of a name that is not here are left out."""
+        ...
+
+    def schedule_state(self) -> State:
+        """Return where the schedule stands, as small values."""
+        ...
+
+    def load_schedule_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where a schedule stood."""
+        ...
 
 
-def from_torch(make: Callable[[Iterable[Tensor]], torch.optim.Optimizer]) -> Optimizer:
-    """Return an optimizer of torch, made for each parameter by itself.
+def make_optimizer(
+    recipe: Recipe,
+    named: Mapping[str, Tensor],
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> RankOptimizer:
+    """Return the optimizer of a rank, made once for all that it owns.
 
     Args:
-        make: Makes it for some parameters. What it does may not depend on other parameters.
+        recipe: What is trained with.
+        named: What the rank steps, by name.
+        shapes: Shapes of the whole parameters, where ``named`` has parts of them.
     """
-    made: dict[str, tuple[Tensor, torch.optim.Optimizer]] = {}
+    shapes = {name: value.shape for name, value in named.items()} if shapes is None else shapes
+    options = {name: recipe.options_of(name, shapes[name]) for name in named}
+    if isinstance(recipe, ScriptRecipe) and recipe.make_optimizer is not None:
+        return TorchOptimizer(recipe, named, options)
+    return NamedOptimizer(recipe, named, options)
 
-    def step(name: str, parameter: Tensor, gradient: Tensor) -> None:
-        held, optimizer = made.get(name, (None, None))
-        if held is not parameter or optimizer is None:
-            # A parameter that has become another tensor, as with weight stashing, keeps its state.
-            before = optimizer
-            optimizer = make([parameter])
-            if before is not None:
-                optimizer.load_state_dict(before.state_dict())
-            made[name] = (parameter, optimizer)
-        parameter.grad = gradient
-        optimizer.step()
-        parameter.grad = None
 
-    return step
+class Agreement:
+    """What all ranks do with the gradients of a step, by the norm of all of them.
+
+    Attributes:
+        norm: The norm in the last step; NaN before the first.
+        skips: Whether the step is left out, as a gradient is no number.
+        scale: What the losses of the next step are multiplied with: grows while all gradients are
+            numbers, is halved when one is not. All ranks see the same norm, so they agree.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._clip_norm, self._on_nan = recipe.clip_norm, recipe.on_nan
+        self.norm, self.skips = math.nan, False
+        self._factor = 1.0
+        self._scales = numerics_of(recipe.precision).scales
+        self.scale = _FIRST_SCALE if self._scales else 1.0
+        self._good = 0
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to agree on."""
+        clips = self._clip_norm is not None
+        return clips or self._scales or self._on_nan is not NanPolicy.IGNORE
+
+    def measure(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Return the sum of squares of some gradients."""
+        if not gradients:
+            return torch.zeros(1, dtype=torch.float64)
+        # Squares of 16-bit numbers would overflow.
+        wide = [g.float() if g.element_size() == 2 else g for g in gradients]
+        norms = torch._foreach_norm(wide)  # noqa: SLF001 (one call for all)
+        return torch.stack([norm.double() for norm in norms]).square().sum().reshape(1)
+
+    def conclude(self, squares: float) -> None:
+        """Take the sum of squares over all ranks."""
+        scale = self.scale
+        self.norm = math.sqrt(squares) / scale if squares >= 0 else math.nan
+        is_known = math.isfinite(self.norm)
+        self.skips = not is_known and (self._scales or self._on_nan is not NanPolicy.IGNORE)
+        self._factor = 1.0
+        if self._scales:
+            self._good = self._good + 1 if is_known else 0
+            if not is_known:
+                self.scale = scale / 2
+            elif self._good == _SCALE_GROWS_AFTER:
+                self.scale, self._good = scale * 2, 0
+        if self._clip_norm is not None:
+            # A norm that is no number spoils all gradients, as it does in torch.
+            factor = self._clip_norm / (self.norm + _CLIP_MARGIN)
+            self._factor = factor if math.isnan(factor) else min(1.0, factor)
+        self._factor /= scale
+
+    def state(self) -> State:
+        """Return where the scale of losses stands, as small values; empty = there is none."""
+        return {"scale": self.scale, "good": self._good} if self._scales else {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where a scale stood; one of a run without a scale says nothing."""
+        if self._scales and state:
+            self.scale, self._good = float(state["scale"]), int(state["good"])
+
+    def used(self, gradient: Tensor) -> Tensor:
+        """Return a gradient as the optimizer uses it."""
+        return gradient if self._factor == 1.0 else gradient * self._factor
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Parameters that are stepped alike: their names, and options by torch's names."""
+
+    names: list[str]
+    options: dict[str, Any]
+
+
+def _grouped(options: Mapping[str, dict[str, Any]]) -> list[_Group]:
+    """Return parameters by their options, in the order of their first parameter."""
+    groups: list[_Group] = []
+    for name, given in options.items():
+        found = next((group for group in groups if group.options == given), None)
+        if found is None:
+            groups.append(_Group([name], given))
+        else:
+            found.names.append(name)
+    return groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kernel:
+    """What a named optimizer does to some parameters at once.
+
+    Attributes:
+        entries: Names of the tensors of state, each of the parameter's shape, zeros at first.
+        counts: Whether it counts steps.
+        apply: Steps parameters, given them, their gradients, states, rate and decay.
+    """
+
+    entries: tuple[str, ...]
+    counts: bool
+    apply: Callable[[list[Tensor], list[Tensor], list[State], float, float], None]
+
+
+def _descend(momentum: float) -> Callable[..., None]:
+    def apply(
+        tensors: list[Tensor],
+        gradients: list[Tensor],
+        states: list[State],
+        rate: float,
+        decay: float,
+    ) -> None:
+        sgd(
+            tensors,
+            gradients,
+            [state.get("momentum_buffer") for state in states],
+            weight_decay=decay,
+            momentum=momentum,
+            lr=rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            foreach=True,
+        )
+
+    return apply
+
+
+def _adapt(kernel: Callable[..., None]) -> Callable[..., None]:
+    def apply(
+        tensors: list[Tensor],
+        gradients: list[Tensor],
+        states: list[State],
+        rate: float,
+        decay: float,
+    ) -> None:
+        kernel(
+            tensors,
+            gradients,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            amsgrad=False,
+            beta1=_BETAS[0],
+            beta2=_BETAS[1],
+            lr=rate,
+            weight_decay=decay,
+            eps=_EPSILON,
+            maximize=False,
+            foreach=True,
+        )
+
+    return apply
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_KERNELS: Mapping[str, _Kernel] = {
+    "sgd": _Kernel(entries=(), counts=False, apply=_descend(0.0)),
+    "momentum": _Kernel(entries=("momentum_buffer",), counts=False, apply=_descend(_MOMENTUM)),
+    "adam": _Kernel(entries=_MOMENTS, counts=True, apply=_adapt(adam)),
+    "adamw": _Kernel(entries=_MOMENTS, counts=True, apply=_adapt(adamw)),
+}
+
+
+class NamedOptimizer:
+    """An optimizer of a name, by torch's kernels."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        named: Mapping[str, Tensor],
+        options: Mapping[str, dict[str, Any]],
+    ) -> None:
+        self._recipe, self._groups = recipe, _grouped(options)
+        self._kernel, self._step = _KERNELS[recipe.optimizer], 0
+        self._state = {name: self._first_state(value) for name, value in named.items()}
+
+    def _first_state(self, value: Tensor) -> State:
+        state: State = {entry: torch.zeros_like(value) for entry in self._kernel.entries}
+        if self._kernel.counts:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+        return state
+
+    @torch.no_grad()
+    def step(self, named: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Change parameters in place."""
+        for group, rate in zip(self._groups, self.rates(), strict=True):
+            names = [name for name in group.names if name in named]
+            if names:
+                self._kernel.apply(
+                    [named[name][0] for name in names],
+                    [named[name][1] for name in names],
+                    [self._state[name] for name in names],
+                    rate,
+                    group.options.get("weight_decay", self._recipe.decay),
+                )
+
+    def end_step(self) -> None:
+        """Let the learning rate go on to the next step."""
+        self._step += 1
+
+    def rates(self) -> list[float]:
+        """Return the learning rate of each group."""
+        factor = self._recipe.schedule.factor(self._step)
+        return [group.options.get("lr", self._recipe.rate) * factor for group in self._groups]
+
+    def state(self) -> dict[str, State]:
+        """Return the entries of each parameter."""
+        return self._state
+
+    def prepare(self) -> None:
+        """Do nothing: the entries are there from the beginning."""
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over entries of parameters."""
+        for name, entries in state.items():
+            for entry, value in entries.items():
+                if entry in self._state.get(name, {}):
+                    self._state[name][entry].copy_(torch.as_tensor(value))
+
+    def schedule_state(self) -> State:
+        """Return where the schedule stands."""
+        return {"step": self._step}
+
+    def load_schedule_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where a schedule stood."""
+        self._step = int(state["step"])
+
+
+class TorchOptimizer:
+    """An optimizer of torch that a script makes, with its scheduler.
+
+    Attributes:
+        optimizer: The optimizer.
+        scheduler: Its scheduler; None = there is none.
+    """
+
+    def __init__(
+        self,
+        recipe: ScriptRecipe,
+        named: Mapping[str, Tensor],
+        options: Mapping[str, dict[str, Any]],
+    ) -> None:
+        """Make it.
+
+        Raises:
+            InvalidInputError: The script's function makes something else.
+            UnsupportedError: The optimizer asks for the loss again.
+        """
+        assert recipe.make_optimizer is not None
+        self._parameters = {
+            name: value if isinstance(value, nn.Parameter) else nn.Parameter(value.detach())
+            for name, value in named.items()
+            if value.is_floating_point() or value.is_complex()
+        }
+        found: Any = None
+        if not self._parameters:
+            # A rank whose stages train nothing has nothing that an optimizer could be made for.
+            self.optimizer: torch.optim.Optimizer | None = None
+        else:
+            found = recipe.make_optimizer(self._argument(recipe, options))
+            if not isinstance(found, torch.optim.Optimizer):
+                raise InvalidInputError(
+                    f"the function for the optimizer returned a {type(found).__name__}; expected a "
+                    "torch.optim.Optimizer"
+                )
+            if isinstance(found, torch.optim.LBFGS):
+                raise UnsupportedError(
+                    "LBFGS computes the loss several times a step, which a plan cannot; use "
+                    "another optimizer"
+                )
+            self.optimizer = found
+        self.scheduler: Any = None
+        if found is not None:
+            if recipe.make_scheduler is not None:
+                self.scheduler = recipe.make_scheduler(found)
+            elif recipe.schedule != Schedule():
+                self.scheduler = torch.optim.lr_scheduler.LambdaLR(found, recipe.schedule.factor)
+
+    def _argument(self, recipe: ScriptRecipe, options: Mapping[str, dict[str, Any]]) -> list[Any]:
+        """Return what the script's function is called with."""
+        if recipe.bare:
+            return list(self._parameters.values())
+        return [
+            {
+                "params": [self._parameters[name] for name in group.names],
+                "param_names": list(group.names),
+                **group.options,
+            }
+            for group in _grouped({name: options[name] for name in self._parameters})
+        ]
+
+    def step(self, named: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Change parameters in place."""
+        if self.optimizer is None:
+            return
+        for name, (value, gradient) in named.items():
+            held = self._parameters[name]
+            # A parameter may have become another tensor, as with weight stashing.
+            if held.data_ptr() != value.data_ptr():
+                held.data = value
+            held.grad = gradient
+        self.optimizer.step()
+        for name in named:
+            self._parameters[name].grad = None
+
+    def end_step(self) -> None:
+        """Let the learning rate go on to the next step."""
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def rates(self) -> list[float]:
+        """Return the learning rate of each group."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [float(group["lr"]) for group in groups if "lr" in group]
+
+    def state(self) -> dict[str, State]:
+        """Return the entries of each parameter."""
+        if self.optimizer is None:
+            return {}
+        held = self.optimizer.state
+        return {name: held[value] for name, value in self._parameters.items() if value in held}
+
+    def prepare(self) -> None:
+        """Make the entries that a first step would make, by a step of rate 0."""
+        if self.optimizer is None or self.optimizer.state:
+            return
+        rates = [group.get("lr") for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            if "lr" in group:
+                is_tensor = isinstance(group["lr"], Tensor)
+                group["lr"] = torch.zeros_like(group["lr"]) if is_tensor else 0.0
+        for value in self._parameters.values():
+            value.grad = torch.zeros_like(value)
+        self.optimizer.step()
+        for value in self._parameters.values():
+            value.grad = None
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over entries of parameters."""
+        self.prepare()
+        held = self.state()
+        for name, entries in state.items():
+            for entry, value in entries.items():
+                found = held.get(name, {}).get(entry)
+                if isinstance(found, Tensor):
+                    found.copy_(torch.as_tensor(value))
+                elif name in held:
+                    held[name][entry] = value
+
+    def schedule_state(self) -> State:
+        """Return where the schedule stands."""
+        return {} if self.scheduler is None else dict(self.scheduler.state_dict())
+
+    def load_schedule_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where a schedule stood."""
+        if self.scheduler is not None and self.optimizer is not None:
+            self.scheduler.load_state_dict(dict(state))
+            rates = self.scheduler.get_last_lr()
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate

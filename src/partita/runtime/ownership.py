@@ -3,6 +3,8 @@
 import json
 from collections.abc import Iterable, Mapping
 
+from partita.core.graph import Graph
+from partita.core.plan import Plan
 from partita.errors import InvalidInputError
 from partita.program.layout import owners
 from partita.ranks.failures import PeerError, first_line
@@ -21,6 +23,13 @@ def expected_holders(task: Task) -> dict[str, list[int]]:
         devices = (device for group in task.plan.stages[stage].devices for device in group)
         found.setdefault(names[row], set()).update(rank_of[device] for device in devices)
     return {name: sorted(ranks) for name, ranks in found.items()}
+
+
+def held_names(graph: Graph, plan: Plan, device: int) -> set[str]:
+    """Return the parameters and buffers that a device holds by a plan."""
+    pairs = zip(*(column.tolist() for column in owners(graph, plan)), strict=True)
+    stages = [any(device in group for group in stage.devices) for stage in plan.stages]
+    return {graph.parameters.names[row] for row, stage in pairs if stages[stage]}
 
 
 def check_holders(held: Mapping[int, Iterable[str]], expected: Mapping[str, list[int]]) -> None:

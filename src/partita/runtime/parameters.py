@@ -7,50 +7,26 @@ else is divided depends on the stage's ``Shard``:
   after the update makes it whole again.
 - parameters: a replica has its part only; a gather before each forward and backward brings a
   whole copy, dropped afterwards.
+
+A device has one optimizer for all that it steps: whole parameters and its parts of divided ones.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from partita.core.plan import Shard
 from partita.core.program import Kind
-from partita.errors import InvalidInputError
-from partita.runtime.task import Sharding, Task
-
-Optimizer: TypeAlias = Callable[[str, Tensor, Tensor], None]
-"""Changes a parameter in place, given its name and gradient.
-
-It works element by element: of a divided parameter it sees one flat part, with the gradient of that
-part. It may keep state by name; every device has its own.
-"""
-
-
-def sgd(learning_rate: float = 0.1) -> Optimizer:
-    """Return plain gradient descent."""
-
-    def step(_: str, parameter: Tensor, gradient: Tensor) -> None:
-        parameter.sub_(gradient, alpha=learning_rate)
-
-    return step
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A device's part of a divided tensor.
-
-    Attributes:
-        sharding: Among whom it is divided.
-        shape: Shape of the whole.
-        values: The part, flat, with padding.
-    """
-
-    sharding: Sharding
-    shape: torch.Size
-    values: Tensor
+from partita.errors import InvalidInputError, UnsupportedError
+from partita.runtime.numerics import numerics_of
+from partita.runtime.optimizers import Agreement, RankOptimizer, make_optimizer
+from partita.runtime.parts import Part, Slice, Stretch
+from partita.runtime.recipe import Recipe
+from partita.runtime.task import Task
+from partita.runtime.tensor_parallel import slices_of
 
 
 class _Like(NamedTuple):
@@ -65,17 +41,38 @@ class _Like(NamedTuple):
 
 
 class ParameterStore:
-    """Parameters, buffers and gradients of one device."""
+    """Parameters, buffers and gradients of one device.
+
+    Attributes:
+        optimizer: Steps what the device owns.
+        numerics: Types of numbers that stages compute with.
+    """
 
     def __init__(
-        self, task: Task, device: int, state: Mapping[str, Tensor], optimizer: Optimizer
+        self,
+        task: Task,
+        device: int,
+        state: Mapping[str, Tensor],
+        recipe: Recipe,
+        *,
+        slices: Mapping[str, Slice] | None = None,
     ) -> None:
         """Copy the device's share of the initial state.
+
+        Args:
+            task: What is run.
+            device: The device.
+            state: First parameters and buffers by name, whole.
+            recipe: How parameters are stepped.
+            slices: What it holds of those that its tensor-parallel group divides. "Whole" then
+                means this slice.
 
         Raises:
             InvalidInputError: The state lacks a parameter or buffer that a stage here uses.
         """
-        self._task, self._optimizer = task, optimizer
+        self._task = task
+        self._slices: Mapping[str, Slice] = slices or {}
+        self._shapes: dict[str, torch.Size] = {}
         self._shardings = task.shardings(device)
         self._stages = task.stages_of(device)
         # The stage that steps each parameter here: the first of those that share it.
@@ -83,10 +80,12 @@ class ParameterStore:
         # Whole tensors, and this device's flat, padded parts, by name; a parameter may have both.
         self._whole: dict[str, Tensor] = {}
         self._parts: dict[str, Tensor] = {}
+        self._stretches: dict[str, Stretch] = {}
         self._like: dict[str, _Like] = {}
-        # Whole copies of divided parameters by stage, between gather and release; stashed weights
-        # by (stage, version).
-        self._gathered: dict[int, dict[str, Tensor]] = {}
+        # Whole copies of divided parameters by stage: filled by a gather, without memory after the
+        # release; the stages that are filled; stashed weights by (stage, version).
+        self._copies: dict[int, dict[str, Tensor]] = {}
+        self._gathered: set[int] = set()
         self._versions: dict[tuple[int, int], dict[str, Tensor]] = {}
         # Sums of this device's gradients, the names of those that may be changed in place, and sums
         # over replicas that wait for their update.
@@ -99,6 +98,24 @@ class ParameterStore:
                 self._stepped_by.setdefault(name, stage)
             for name in (*border.trained, *border.frozen, *border.buffers):
                 self._admit(name, device, state)
+        self._agreement = Agreement(recipe)
+        self.numerics = numerics_of(recipe.precision)
+        if self._agreement.is_needed and task.plan.stashes_weights:
+            raise UnsupportedError(
+                "with weight stashing, stages step at different times, and there is no moment at "
+                "which all gradients of a step are known; leave out clipping, loss scaling and the "
+                "policy for gradients that are no numbers, or plan another schedule"
+            )
+        self._counted: frozenset[str] = frozenset()
+        if self._agreement.is_needed:
+            self._counted = _counted(task, device, sliced=slices is not None)
+        stepped = {name: self._stepped(name) for name in self._stepped_by}
+        shapes = {name: self._like[name].shape for name in stepped}
+        self.optimizer: RankOptimizer = make_optimizer(recipe, stepped, shapes)
+
+    def _stepped(self, name: str) -> Tensor:
+        """Return what is stepped here: of a divided parameter the part; a gather makes it whole."""
+        return (self._parts if name in self._parts else self._whole)[name]
 
     def _admit(self, name: str, device: int, state: Mapping[str, Tensor]) -> None:
         if name in self._like:
@@ -106,13 +123,23 @@ class ParameterStore:
         if name not in state:
             raise InvalidInputError(f"the initial state has no {name!r}; it has {sorted(state)}")
         value = state[name].detach()
+        self._shapes[name] = value.shape
+        if name in self._slices:
+            value = self._slices[name].of(value).contiguous()
         self._like[name] = _Like(value.shape, value.dtype, value.device)
         sharding = self._shardings.get(name)
         if sharding is not None:
-            count = len(sharding.members)
-            place = sharding.members.index(device)
-            self._parts[name] = _padded(value, count).tensor_split(count)[place].clone()
-        if sharding is None or sharding.shard is not Shard.PARAMETERS:
+            stretch = Stretch(sharding.members.index(device), len(sharding.members))
+            self._stretches[name] = stretch
+            if sharding.shard is Shard.PARAMETERS:
+                self._parts[name] = stretch.of(value)
+            else:
+                # The part lies within the whole: a step of it is seen there, and costs no copy.
+                padded = _padded(value, stretch.count)
+                padded = padded.clone() if padded.numel() == value.numel() else padded
+                self._whole[name] = padded[: value.numel()].view(value.shape)
+                self._parts[name] = padded.tensor_split(stretch.count)[stretch.index]
+        else:
             self._whole[name] = value.clone()
 
     def begin_step(self) -> None:
@@ -150,7 +177,7 @@ class ParameterStore:
                 raise InvalidInputError(f"version {version} is not there; versions {kept} are")
             return dict(self._versions[stage, version]), frozen
         # Where a parameter is whole for good or gathered for now; a stage may have both kinds.
-        gathered = self._gathered.get(stage, {})
+        gathered = self._copies[stage] if stage in self._gathered else {}
         trained = {**{n: self._whole[n] for n in border.trained if n in self._whole}, **gathered}
         missing = [name for name in border.trained if name not in trained]
         if missing:
@@ -164,8 +191,38 @@ class ParameterStore:
         return whole and not self._task.plan.stashes_weights
 
     def release(self, stage: int) -> None:
-        """Drop the gathered copies of a stage's parameters."""
-        self._gathered.pop(stage, None)
+        """Give the memory of the gathered copies of a stage's parameters back.
+
+        The tensors stay, as the graphs of forwards hold them: the next gather fills them again,
+        before the backward that needs them.
+        """
+        if stage in self._gathered:
+            self._gathered.discard(stage)
+            for copy in self._copies[stage].values():
+                copy.untyped_storage().resize_(0)
+
+    def _fill(self, stage: int, name: str, whole: Tensor) -> None:
+        """Take home a gathered parameter."""
+        copies = self._copies.setdefault(stage, {})
+        if name in copies:
+            storage = copies[name].untyped_storage()
+            storage.resize_(whole.numel() * whole.element_size())
+            # By ``data``: for autograd it is the tensor that forward saw, and so are its values.
+            copies[name].data.copy_(whole)
+        else:
+            copies[name] = whole.clone()
+        self._gathered.add(stage)
+
+    def is_gathered(self, stage: int) -> bool:
+        """Return whether copies of a stage's parameters are there, until their release."""
+        return stage in self._gathered
+
+    def outside(self, stage: int, value: Tensor) -> Tensor:
+        """Return what leaves a stage: a copy where it lies in memory that a release takes away."""
+        copies = self._copies.get(stage, {}).values()
+        own = value.untyped_storage().data_ptr()
+        within = any(copy.untyped_storage().data_ptr() == own for copy in copies)
+        return value.clone() if within and own else value
 
     def buffers(self, stage: int) -> dict[str, Tensor]:
         """Return the buffers of a stage."""
@@ -184,7 +241,7 @@ class ParameterStore:
         for name, gradient in gradients.items():
             held = self._gradients.get(name)
             if held is None:
-                self._gradients[name] = gradient
+                self._gradients[name] = self.numerics.summed(gradient)
             elif name in self._own_sums:
                 sums.append(held)
                 parts.append(gradient)
@@ -203,9 +260,9 @@ class ParameterStore:
         names = self._names(bucket)
         if kind is Kind.ALL_GATHER:
             return [self._parts[name] for name in names]
-        taken = [self._take_gradient(name) for name in names]
+        taken = [self.numerics.reduced(self._take_gradient(name)) for name in names]
         if kind is Kind.REDUCE_SCATTER:
-            counts = [len(self._shardings[name].members) for name in names]
+            counts = [self._stretches[name].count for name in names]
             return [_padded(value, count) for value, count in zip(taken, counts, strict=True)]
         return taken
 
@@ -213,13 +270,16 @@ class ParameterStore:
         """Take home the result of a collective."""
         for name, value in zip(self._names(bucket), values, strict=True):
             if kind is not Kind.ALL_GATHER:
-                # Sharded gradients are reduced several times a step, a part of the sum each time.
-                _accumulate(self._reduced, name, value)
+                # Sharded gradients are reduced several times a step, a part of the sum each time;
+                # the sum is a new tensor, as others may hold the old one.
+                sums = self._reduced
+                sums[name] = sums[name] + value if name in sums else value
                 continue
             sharding = self._shardings[name]
-            whole = joined([value], self._like[name].shape)
+            like = self._like[name]
+            whole = value[: like.shape.numel()].view(like.shape)
             if sharding.shard is Shard.PARAMETERS:
-                self._gathered.setdefault(sharding.stage, {})[name] = whole
+                self._fill(sharding.stage, name, whole)
             else:
                 self._whole[name].copy_(whole)
 
@@ -234,21 +294,67 @@ class ParameterStore:
         """
         names = [name for name, owner in self._stepped_by.items() if owner == stage]
         stashes = self._task.plan.stashes_weights
-        used: dict[str, Tensor | Part] = {}
+        stepped: dict[str, tuple[Tensor, Tensor]] = {}
         for name in names:
-            gradient = self._reduced_gradient(name)
+            gradient = self._reduced_gradient(name).to(self._like[name].dtype)
+            gradient = self._agreement.used(gradient)
             if stashes:
                 # The mean over a round: its losses have weight 1 each.
                 gradient = gradient / self._task.plan.stages[stage].round
                 # Older versions hold the tensor that is replaced.
                 self._whole[name] = self._whole[name].clone()
-            # Of a divided parameter only the part is stepped; a gather makes it whole.
-            parts = self._parts if name in self._parts else self._whole
-            self._optimizer(name, parts[name], gradient)
-            used[name] = self._as_part(name, gradient)
+            stepped[name] = (self._stepped(name), gradient)
+        if not self._agreement.skips:
+            self.optimizer.step(stepped)
         if stashes:
             self._keep_version(stage, version)
-        return used
+        return {name: self.as_part(name, gradient) for name, (_, gradient) in stepped.items()}
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all devices agree on what to do with the gradients before any is used."""
+        return self._agreement.is_needed and self._task.is_training
+
+    def measure(self) -> Tensor:
+        """Return the sum of squares of the gradients here, each piece on one device alone."""
+        found = [
+            self._reduced.get(name, self._gradients.get(name))
+            for name in self._stepped_by
+            if name in self._counted
+        ]
+        return self._agreement.measure([gradient for gradient in found if gradient is not None])
+
+    def agree(self, total: Tensor) -> None:
+        """Take home the sum over all devices."""
+        self._agreement.conclude(float(total))
+
+    @property
+    def loss_scale(self) -> float:
+        """What the losses are multiplied with, so that small gradients do not vanish."""
+        return self._agreement.scale
+
+    @property
+    def gradient_norm(self) -> float:
+        """The norm of all gradients of the last step; NaN where nobody asked for it."""
+        return self._agreement.norm
+
+    def end_step(self) -> None:
+        """Let the optimizer's schedule go on: all stages of a step have been updated."""
+        if self._task.is_training:
+            self.optimizer.end_step()
+
+    @contextmanager
+    def serving(self, task: Task) -> Iterator[None]:
+        """Serve another Program of the same stages: other microbatches, or forward alone."""
+        before, self._task = self._task, task
+        try:
+            yield
+        finally:
+            self._task = before
+
+    def whole_tensors(self) -> dict[str, Tensor]:
+        """Return the live parameters and buffers that are held whole, by name."""
+        return {name: value for name, value in self._whole.items() if name not in self._slices}
 
     def _reduced_gradient(self, name: str) -> Tensor:
         if name not in self._reduced:
@@ -271,10 +377,50 @@ class ParameterStore:
         held: dict[str, Tensor | Part] = {}
         for name in self._like:
             if name in self._whole:
-                held[name] = self._whole[name].clone()
+                held[name] = self._as_slice(name, self._whole[name].clone())
             else:
-                held[name] = self._as_part(name, self._parts[name].clone())
+                held[name] = self.as_part(name, self._parts[name].clone())
         return held
+
+    def holdings(self) -> dict[str, Tensor | Part]:
+        """Return everything held, live, by the names that checkpoints have.
+
+        Parameters and buffers are ``model.<name>``, the optimizer's entries
+        ``optim.<name>.<entry>``.
+        """
+        found: dict[str, Tensor | Part] = {}
+        for name in self._like:
+            found[f"model.{name}"] = (
+                self._as_slice(name, self._whole[name])
+                if name in self._whole
+                else self.as_part(name, self._parts[name])
+            )
+        for name, entries in self.optimizer.state().items():
+            stepped = self._stepped(name)
+            for entry, value in entries.items():
+                if isinstance(value, Tensor):
+                    # What is not of the parameter's shape is a count, or the same everywhere.
+                    is_like = value.shape == stepped.shape
+                    key = f"optim.{name}.{entry}"
+                    found[key] = self.as_part(name, value) if is_like else value
+        return found
+
+    def small_state(self) -> dict[str, Any]:
+        """Return where schedule and scale of losses stand, as values of JSON."""
+        return {"schedule": self.optimizer.schedule_state(), "scaler": self._agreement.state()}
+
+    def load_small_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where schedule and scale stood."""
+        if state.get("schedule"):
+            self.optimizer.load_schedule_state(state["schedule"])
+        self._agreement.load_state(state.get("scaler") or {})
+
+    def after_load(self) -> None:
+        """Cut the parts anew from whole parameters that were filled from outside."""
+        with torch.no_grad():
+            for name, part in self._parts.items():
+                if name in self._whole:
+                    part.copy_(self._stretches[name].of(self._whole[name]))
 
     def names(self) -> list[str]:
         """Return the names of the parameters and buffers that are held."""
@@ -282,11 +428,24 @@ class ParameterStore:
 
     def tensors(self) -> list[Tensor]:
         """Return the parameters and buffers that are held, whole or in parts."""
-        return [*self._whole.values(), *self._parts.values()]
+        parts = [part for name, part in self._parts.items() if name not in self._whole]
+        return [*self._whole.values(), *parts]
 
-    def _as_part(self, name: str, value: Tensor) -> Tensor | Part:
-        sharding = self._shardings.get(name)
-        return value if sharding is None else Part(sharding, self._like[name].shape, value)
+    def as_part(self, name: str, values: Tensor) -> Tensor | Part:
+        """Return what has the shape of what is stepped here, as what it is of the whole.
+
+        Args:
+            name: The parameter.
+            values: Its gradient, or a state of the optimizer.
+        """
+        stretch = self._stretches.get(name)
+        if stretch is None:
+            return self._as_slice(name, values)
+        return Part(self._shapes[name], values, stretch, self._slices.get(name))
+
+    def _as_slice(self, name: str, values: Tensor) -> Tensor | Part:
+        held = self._slices.get(name)
+        return values if held is None else Part(self._shapes[name], values, slice=held)
 
     def left_over(self) -> list[str]:
         """Return the parameters whose gradients nobody used."""
@@ -297,17 +456,32 @@ class ParameterStore:
         return [names[row] for row in self._task.program.parameters_of(bucket).tolist()]
 
 
-def joined(parts: Iterable[Tensor], shape: torch.Size) -> Tensor:
-    """Return the whole tensor of all parts, in the order of the members."""
-    return torch.cat(tuple(parts))[: shape.numel()].view(shape)
-
-
-def _accumulate(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    """Add to a sum, without changing a tensor that others may hold."""
-    sums[name] = sums[name] + value if name in sums else value
-
-
 def _padded(value: Tensor, count: int) -> Tensor:
-    """Return a flat copy, with zeros up to a multiple of ``count``."""
+    """Return the values flat, with zeros up to a multiple of ``count``; a view without any."""
     flat = value.reshape(-1)
-    return torch.nn.functional.pad(flat, (0, -flat.numel() % count))
+    missing = -flat.numel() % count
+    return torch.nn.functional.pad(flat, (0, missing)) if missing else flat
+
+
+def _counted(task: Task, device: int, *, sliced: bool) -> frozenset[str]:
+    """Return the parameters of which no device before this one holds the same piece.
+
+    A norm over all devices counts replicas and tied weights once.
+    """
+    mine = _pieces(task, device, sliced=sliced)
+    before = [_pieces(task, other, sliced=sliced) for other in range(device)]
+    return frozenset(
+        name for name, piece in mine.items() if all(held.get(name) != piece for held in before)
+    )
+
+
+def _pieces(task: Task, device: int, *, sliced: bool) -> dict[str, tuple[int, int, Slice | None]]:
+    """Return which piece of each trained parameter a device steps: number, of how many, slice."""
+    shardings = task.shardings(device)
+    slices = slices_of(task, device) if sliced else {}
+    found: dict[str, tuple[int, int, Slice | None]] = {}
+    for stage in task.stages_of(device):
+        for name in task.borders[stage].trained:
+            members = shardings[name].members if name in shardings else (device,)
+            found[name] = (members.index(device), len(members), slices.get(name))
+    return found

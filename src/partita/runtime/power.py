@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from partita.energy.devices.table import DEVICES, open_device
 from partita.energy.frontier.choose import parse_limits
 from partita.errors import InvalidInputError
 from partita.http import ServerError, check_address
+from partita.ranks.device import seam_of
 from partita.ranks.member import Member
 from partita.runtime.metering import EnergyMeter, Meter, NoMeter
 from partita.runtime.process_transport import used_devices
@@ -153,9 +153,7 @@ def _open_device(power: Power, task: Task, member: Member, *, emulated: bool) ->
 
 def _synchronize(device: torch.device) -> Callable[[], None]:
     """Return what waits until a GPU has done what it was given."""
-    if device.type != "cuda":
-        return lambda: None
-    return partial(torch.cuda.synchronize, device)
+    return seam_of(device).synchronize
 
 
 def _say(text: str) -> None:

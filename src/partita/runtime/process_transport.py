@@ -10,7 +10,7 @@ pair has a group of its own. No GPU was here to try it.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partita.core.program import Kind, Program
-from partita.errors import InvalidInputError, UnsupportedError
+from partita.core.program import LAST_COMPUTE, Kind, Program
+from partita.errors import InvalidInputError
 from partita.processes import clock_identity
+from partita.ranks.device import has_ordered_groups
 from partita.ranks.failures import PeerError, first_line
 from partita.ranks.member import Member
 from partita.ranks.status import Phase
 from partita.runtime.task import Task
+from partita.runtime.tensor_parallel import ProcessGroup
 from partita.runtime.transport import Meeting, Message, Pending
 from partita.runtime.workload import Shape, ShapeOf
+
+# Their names before torch 2.13, which warns of them.
+_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def used_devices(program: Program) -> list[int]:
@@ -48,23 +54,35 @@ class _Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reduction:
-    """Sums under way: flat tensors, each for some of the values."""
+class _Bundle:
+    """A collective under way over flat tensors: one for each type, with the places of its values.
 
-    shapes: Sequence[torch.Size]
-    flats: Sequence[tuple[Tensor, Any, Sequence[int]]]
+    Attributes:
+        num_values: Number of values that were brought.
+        flats: For each type what ends it, giving a matrix with a row for each part of the values;
+            and for each value of the type its place and its columns.
+    """
+
+    num_values: int
+    flats: Sequence[tuple[Callable[[], Tensor], Sequence[tuple[int, torch.Size]]]]
 
     def poll(self) -> Sequence[Tensor]:
         found: dict[int, Tensor] = {}
-        for flat, work, places in self.flats:
-            if work is not None:
-                work.wait()
+        for finish, places in self.flats:
+            rows = finish()
             begin = 0
-            for place in places:
-                shape = self.shapes[place]
-                found[place] = flat[begin : begin + shape.numel()].view(shape)
+            for place, shape in places:
+                columns = rows[:, begin : begin + shape.numel()]
                 begin += shape.numel()
-        return [found[place] for place in range(len(self.shapes))]
+                found[place] = columns.reshape(-1) if len(rows) > 1 else columns.view(shape)
+        return [found[place] for place in range(self.num_values)]
+
+
+class _Met:
+    """A meeting at which nothing changes hands."""
+
+    def poll(self) -> Sequence[Tensor]:
+        return ()
 
 
 class ProcessTransport:
@@ -72,6 +90,7 @@ class ProcessTransport:
 
     Attributes:
         shares_clock: Whether all ranks read one clock.
+        tensor_group: The ranks with which this one divides tensors; None = it is alone.
     """
 
     # A send starts when its receive is posted; two passes ahead, the message travels while the
@@ -98,7 +117,6 @@ class ProcessTransport:
 
         Raises:
             InvalidInputError: Ranks disagree; names the first difference.
-            UnsupportedError: The Program needs what the executor cannot do.
             WorkerError: The others did not come.
         """
         self._task, self._member, self._shape_of = task, member, shape_of
@@ -108,12 +126,18 @@ class ProcessTransport:
         self._device = devices[member.rank]
         self._messages = messages_of(task.program, self._device)
         self.shares_clock = True
+        self._starts: Mapping[Kind, Callable[[Tensor, Meeting], Callable[[], Tensor]]] = {
+            Kind.ALL_REDUCE: self._all_reduce,
+            Kind.ALL_GATHER: self._all_gather,
+            Kind.REDUCE_SCATTER: self._reduce_scatter,
+        }
         entered(Phase.AGREE)
         self._agree(job)
         entered(Phase.OPEN)
         try:
             self._pairs = self._open_pairs()
             self._groups = self._open_groups()
+            self.tensor_group = self._open_tensor_group()
             self._warm_up()
         except RuntimeError as exc:
             raise PeerError(
@@ -160,7 +184,7 @@ class ProcessTransport:
 
     def _open_pairs(self) -> dict[tuple[int, int], Any]:
         """Return a group for each ordered pair of devices, where the backend needs that."""
-        if self._member.backend != "nccl":
+        if not has_ordered_groups(self._member.backend):
             return {}
         program = self._task.program
         sends = program.kind == Kind.SEND
@@ -175,20 +199,47 @@ class ProcessTransport:
                 found[pair] = self._member.group_of((source, target), f"{source}>{target}")
         return found
 
+    def _open_tensor_group(self) -> ProcessGroup | None:
+        """Return the group with which this device divides tensors; None = it is alone."""
+        for stage in self._task.plan.stages:
+            for members in stage.devices:
+                if self._device in members and len(members) > 1:
+                    ranks = [self._rank_of[device] for device in members]
+                    order = [sorted(ranks).index(rank) for rank in ranks]
+                    group = self._member.group_of(ranks, "tensor")
+                    return ProcessGroup(group, order, members.index(self._device))
+        return None
+
     def _open_groups(self) -> dict[tuple[int, ...], Any]:
-        """Return the groups that this device reduces in."""
+        """Return the groups that this device has collectives in."""
         program = self._task.program
         found: dict[tuple[int, ...], Any] = {}
+        if self._world > 1:
+            # A pool may have more ranks than the plan uses.
+            whole = self._world == self._member.world
+            everyone = dist.group.WORLD if whole else self._member.group_of(range(self._world))
+            found[tuple(self._rank_of)] = everyone
         for group in range(len(program.group_ptr) - 1):
             members = tuple(
                 program.group_devices[program.group_ptr[group] : program.group_ptr[group + 1]]
                 .tolist()
             )  # fmt: skip
-            if self._device in members and len(members) > 1 and members not in found:
-                found[members] = self._member.group_of(
-                    [self._rank_of[device] for device in members]
-                )
+            if self._device not in members:
+                continue
+            # A scatter within some members needs two groups more. In one order on all ranks: no
+            # two wait for each other in different groups.
+            for part in (members, *self._scatter_groups(group, members)):
+                if len(part) > 1 and part not in found:
+                    found[part] = self._member.group_of([self._rank_of[device] for device in part])
         return found
+
+    def _scatter_groups(self, group: int, members: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Yield the groups in which this device scatters, where some members hold a whole."""
+        program = self._task.program
+        rows = (program.group == group) & (program.kind == Kind.REDUCE_SCATTER)
+        for stage in sorted(set(program.stage[rows].tolist())):
+            parts = self._task.plan.stages[stage].shard_size()
+            yield from scatter_groups(members, parts, self._device)
 
     def _warm_up(self) -> None:
         """Send a byte each way along every channel: a first message takes longer."""
@@ -233,22 +284,86 @@ class ProcessTransport:
         return torch.empty(shape, dtype=dtype, device=self._member.device)
 
     def meet(self, meeting: Meeting, values: Sequence[Tensor] = ()) -> Pending[Sequence[Tensor]]:
-        """Start a reduction, one for each type of tensor."""
-        if meeting.kind is not Kind.ALL_REDUCE:
-            raise UnsupportedError(f"the executor has no {meeting.kind.name} of a group yet")
+        """Start a collective, one for each type of tensor."""
+        if meeting.kind <= LAST_COMPUTE:
+            return _Met()  # the calls among the ranks within the compute make them wait
         # Values come in the order of the bucket on every member, so that types do, too, and the
-        # k-th reduction of each is the same one.
+        # k-th collective of each is the same one.
         by_type: dict[torch.dtype, list[int]] = {}
         for place, value in enumerate(values):
             by_type.setdefault(value.dtype, []).append(place)
+        # A scatter gives each of some members a row of what all bring, in equal parts.
+        rows = meeting.parts or len(meeting.members)
+        rows = rows if meeting.kind is Kind.REDUCE_SCATTER else 1
         flats = []
         for places in by_type.values():
-            flat = torch.cat([values[place].detach().reshape(-1) for place in places])
-            group = self._groups.get(meeting.members)
-            # A group of one has nothing to add up.
-            work = None if group is None else dist.all_reduce(flat, group=group, async_op=True)
-            flats.append((flat, work, places))
-        return _Reduction([value.shape for value in values], flats)
+            flat = torch.cat([values[place].detach().reshape(rows, -1) for place in places], 1)
+            shapes = [
+                values[p].shape if rows == 1 else torch.Size((values[p].numel() // rows,))
+                for p in places
+            ]
+            start = self._starts[meeting.kind]
+            flats.append((start(flat, meeting), list(zip(places, shapes, strict=True))))
+        return _Bundle(len(values), flats)
+
+    def _all_reduce(self, flat: Tensor, meeting: Meeting) -> Callable[[], Tensor]:
+        group = self._groups.get(meeting.members)
+        if group is None:  # a group of one has nothing to add up
+            return lambda: flat
+        work = dist.all_reduce(flat, group=group, async_op=True)
+        return lambda: _waited(work, flat)
+
+    def _all_gather(self, flat: Tensor, meeting: Meeting) -> Callable[[], Tensor]:
+        group = self._groups.get(meeting.members)
+        if group is None:
+            return lambda: flat
+        result = flat.new_empty(len(meeting.members), flat.numel())
+        work = _gather_single(result.view(-1), flat.view(-1), group=group, async_op=True)
+        return lambda: _waited(work, result, flat)
+
+    def _reduce_scatter(self, flat: Tensor, meeting: Meeting) -> Callable[[], Tensor]:
+        """Start a scatter within this device's group; the sum over groups follows when it ends."""
+        within, across = scatter_groups(meeting.members, len(flat), self._device)
+        group, work, result = self._groups.get(within), None, flat
+        if group is not None and has_ordered_groups(self._member.backend):
+            result = torch.empty_like(flat[:1])
+            work = _scatter_single(result, flat, group=group, async_op=True)
+        elif group is not None:
+            # gloo reduces a scatter as a whole and then cuts it; sent part by part, half as much
+            # travels, and the parts are added up in the order of the members.
+            result = torch.empty_like(flat)
+            work = dist.all_to_all_single(result, flat, group=group, async_op=True)
+
+        def finish() -> Tensor:
+            found = result if work is None else _waited(work, result, flat)
+            found = found if len(found) == 1 else found.sum(0, keepdim=True)
+            over = self._groups.get(across)
+            if over is not None:
+                dist.all_reduce(found, group=over)
+            return found
+
+        return finish
+
+
+def scatter_groups(
+    members: tuple[int, ...], parts: int, device: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the members among whom a device's scatter divides, and those with its part.
+
+    Members stand in groups of ``parts``, each of which holds a whole.
+
+    >>> scatter_groups((4, 5, 6, 7), 2, 6)
+    ((6, 7), (4, 6))
+    """
+    place = members.index(device)
+    first = place - place % parts
+    return members[first : first + parts], members[place % parts :: parts]
+
+
+def _waited(work: Any, value: Tensor, *_: Tensor) -> Tensor:  # noqa: ANN401  # torch's
+    """Return what work has made; whoever calls this holds what it needs until then."""
+    work.wait()
+    return value
 
 
 def statement(task: Task, rank: int, shape_of: ShapeOf) -> str:

@@ -5,27 +5,41 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
 from partita.core.program import LAST_COMPUTE, Program
-from partita.energy.client.usage import EnergyUse
-from partita.errors import PartitaError, WorkerError
-from partita.ranks.failures import PeerError, first_line
+from partita.energy.client.counter import EnergyUse
+from partita.errors import InvalidInputError, PartitaError, WorkerError
+from partita.ranks.failures import PeerError, first_line, speaks_of_peer
 from partita.ranks.member import Member
 from partita.ranks.status import Phase, Place, StatusBoard, place_of
 from partita.runtime.clocks import ClockReading, read_clock
 from partita.runtime.device_loop import DeviceLoop
 from partita.runtime.device_parts import DeviceStatistics, Runner, StepRecord, Store
+from partita.runtime.evaluation import Evaluation, Evaluator, loss_share
+from partita.runtime.not_finite import NumberCheck
 from partita.runtime.ownership import agree_on_holders
-from partita.runtime.parameters import Optimizer, ParameterStore, Part
+from partita.runtime.parameters import ParameterStore
+from partita.runtime.parts import Part
 from partita.runtime.power import Power, open_power
 from partita.runtime.process_transport import ProcessTransport, used_devices
-from partita.runtime.rank_capture import Capture, Captured, MemoryUse, ProcessMemory, capturing
+from partita.runtime.rank_capture import (
+    Capture,
+    Captured,
+    MemoryUse,
+    ProcessMemory,
+    capturing,
+    most_memory,
+)
+from partita.runtime.recipe import NanPolicy, Recipe
+from partita.runtime.saving import Saver, Saving, random_state, set_random_state
 from partita.runtime.stage_pass import StageRunner
 from partita.runtime.task import Task
+from partita.runtime.tensor_parallel import slices_of
 from partita.runtime.workload import Workload
 
 EXIT_CODE = WorkerError.exit_code
@@ -33,8 +47,8 @@ KEPT_STAMPS = 16
 """Of how many steps, the last ones, it is kept when each instruction began and ended, where results
 are not kept: for a long run all of them would fill the memory."""
 _BEAT_S = 0.1
-_LOST_PEER = ("gloo", "NCCL", "Connection")
-"""What torch's errors speak of when another rank went away or did not come."""
+_MEMORY_STEPS = 16
+"""Steps after which a rank says how much memory it has used; asking takes some microseconds."""
 _AFTER: Mapping[Phase, Phase] = {Phase.STEPS: Phase.PAUSED, Phase.REPORT: Phase.ENDED}
 """What a rank is at when what it was at has ended; if it is not here, it is yet to begin."""
 
@@ -46,23 +60,31 @@ class RankOptions:
     Attributes:
         steps: Number of steps.
         seed: Seed of all random numbers.
-        make_optimizer: Makes its optimizer.
+        recipe: What it trains with.
         blocking: Whether SEND and RECV wait at their place.
         stall_limit_s: How long an instruction may take before the run is given up.
         keep_results: Whether outputs and gradients of the steps are kept for a comparison, and the
             stamps of more than the last ``KEPT_STAMPS`` steps.
         capture: What else is noted of the last step.
         power: How it sees to its energy; None = it does not.
+        evaluation: When it is evaluated on held-out data.
+        saving: When it saves, and what it goes on from; None = it saves nothing.
     """
 
     steps: int
-    make_optimizer: Callable[[], Optimizer]
+    recipe: Recipe = field(default_factory=Recipe)
     seed: int = 0
     blocking: bool = False
     stall_limit_s: float = 300.0
     keep_results: bool = True
     capture: Capture = Capture.NONE
     power: Power | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    saving: Saving | None = None
+
+    def again(self) -> "RankOptions":
+        """Return how a rank of a run that is started again runs: from what the run has saved."""
+        return self if self.saving is None else replace(self, saving=self.saving.again())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,10 +97,13 @@ class RankReport:
         state: Its parameters and buffers at the end; empty unless results are kept.
         statistics: What it has done.
         step_ns: Begin and end of each step, by its clock.
+        first_step: Number of the first of them; above 0 where a run was resumed.
         clock: How far its clock is ahead of rank 0's, before and after; empty where it is the same.
         memory: The memory of the last step, or what the process grew by; None = not known.
         trace: The trace of torch's profiler, if there is one.
         energy: What it used; None = that was not asked for.
+        held_out: Its part of the loss on held-out data after some steps, by step. Such a step is
+            followed by a pause, which is no part of the next one.
     """
 
     device: int
@@ -86,10 +111,12 @@ class RankReport:
     state: Mapping[str, Tensor | Part]
     statistics: DeviceStatistics
     step_ns: list[tuple[int, int]]
+    first_step: int = 0
     clock: tuple[ClockReading, ...] = ()
     memory: MemoryUse | None = None
     trace: str = ""
     energy: EnergyUse | None = None
+    held_out: Mapping[int, float] = field(default_factory=dict)
 
 
 class StepNews(NamedTuple):
@@ -98,20 +125,14 @@ class StepNews(NamedTuple):
     Attributes:
         step: The step.
         loss: The rank's share of the loss of the step; 0 where it does not compute it.
+        held_out: Its share of the loss on held-out data after the step; None = it was not taken.
+        memory_bytes: Most memory that it has used; 0 = it does not say so after this step.
     """
 
     step: int
     loss: float
-
-
-def loss_share(task: Task, record: StepRecord) -> float:
-    """Return the part of a step's loss that a rank has computed."""
-    sizes = task.plan.microbatch_sizes
-    return sum(
-        float(value) * int(sizes[microbatch]) / task.plan.samples
-        for (tensor, microbatch), value in record.outputs.items()
-        if tensor == task.graph.loss and value.numel() == 1
-    )
+    held_out: float | None = None
+    memory_bytes: float = 0.0
 
 
 class WatchedLoop(DeviceLoop):
@@ -212,7 +233,7 @@ class Watchdog:
         """Whether what the rank is at may only take so long."""
         if self._phase is Phase.STEPS:
             return self.step >= 0 if self._loop is None else self._place.row >= 0
-        return self._phase in (Phase.AGREE, Phase.OPEN, Phase.CLOCKS)
+        return self._phase in (Phase.AGREE, Phase.OPEN, Phase.CLOCKS, Phase.EVALUATE)
 
     def _write(self) -> None:
         self._board.write(
@@ -265,7 +286,12 @@ def run_rank(
         WorkerError: Something went wrong, or another rank went away; names the instruction.
     """
     player = RankPlayer(task, member, workload, options=options, board=board, job=job)
-    player.play(options.steps, on_step)
+    saving = options.saving
+    if saving is not None:
+        player.resume(saving)
+    player.play(options.steps - player.next_step, on_step)
+    if saving is not None and (saving.every or player.has_stopped):
+        player.save()
     return player.report()
 
 
@@ -274,6 +300,8 @@ class RankPlayer:
 
     Attributes:
         store: Its parameters.
+        saver: Saves it; None = nobody asked for that.
+        loop: The loop of its device.
     """
 
     def __init__(
@@ -294,22 +322,145 @@ class RankPlayer:
                 task, member, workload.shape_of, job=job, entered=watchdog.enter
             )
             self._clock = clock_reading(self._transport, member)
-        self.store = ParameterStore(task, device, workload.state, options.make_optimizer())
+        self.store = ParameterStore(
+            task, device, workload.state, options.recipe, slices=slices_of(task, device)
+        )
         with Watchdog(member.rank, board, options.stall_limit_s, phase=Phase.AGREE):
             agree_on_holders(task, member, self.store.names(), job)
-        runner = StageRunner(task, self.store, seed=options.seed)
+        runner = StageRunner(
+            task, self.store, seed=options.seed, group=self._transport.tensor_group
+        )
         loop = make_loop(task, device, self._transport, self.store, runner, workload, options)
         with Watchdog(member.rank, board, options.stall_limit_s):
             self._meter = open_power(options.power, task, member, job=job).meter
         loop.meter = self._meter
         self._steps = StepPlayer(loop, task, device, member, options=options, board=board)
+        if options.evaluation.every:
+            self._steps.evaluator = self.evaluator(task, device, workload)
+        if options.recipe.on_nan is not NanPolicy.IGNORE:
+            self._steps.numbers = NumberCheck(options.recipe.on_nan, task, self.store, member, job)
         self._member, self._options, self._board = member, options, board
+        self._task, self._batches = task, workload.batches
+        self.saver: Saver | None = None
+        self.loop, self._device = loop, device
+
+    @property
+    def next_step(self) -> int:
+        """Number of the step that comes next."""
+        return self._steps.next_step
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the ranks were asked to stop, and all have agreed to do so here."""
+        return self._steps.has_stopped
+
+    def resume(self, saving: Saving, saver: Saver | None = None) -> Path | None:
+        """Save from now on, and go on from a checkpoint where one is asked for.
+
+        Args:
+            saving: When it saves, and what it goes on from.
+            saver: What saves it, where that is open already.
+
+        Returns:
+            The checkpoint; None = the run begins.
+        """
+        member, limit_s = self._member, self._options.stall_limit_s
+        # Reading may take any time.
+        with Watchdog(member.rank, self._board, limit_s, phase=Phase.BUILD):
+            task = self._task
+            self.saver = saver or Saver(saving, member, plan=task.plan, model=task.graph.name)
+            path = self.saver.found()
+            if path is not None:
+                self._load(self.saver, path)
+        return path
+
+    def _load(self, saver: Saver, path: Path) -> None:
+        self.store.optimizer.prepare()
+        extra = saver.load(path, self.holdings())
+        self.after_load()
+        self.store.load_small_state(extra)
+        if extra.get("data") and self._batches is not None:
+            self._batches.load_state(extra["data"])
+        if extra.get("random"):
+            set_random_state(extra["random"])
+        self._steps.first_step = int(extra["step"])
+
+    def save(self) -> None:
+        """Save what the steps so far have come to, and wait until it is written."""
+        assert self.saver is not None
+        self._save(self.saver)
+        self.saver.wait()
+
+    def _save(self, saver: Saver) -> None:
+        done = self.next_step
+        extra = {
+            **self.store.small_state(),
+            "data": {} if self._batches is None else self._batches.state(done),
+            "random": random_state(),
+            "seed": self._options.seed,
+        }
+        saver.save(done, self.holdings(), extra)
+
+    def holdings(self) -> dict[str, Tensor | Part]:
+        """Return what this rank holds, live, by the names that checkpoints have."""
+        return self.store.holdings()
+
+    def after_load(self) -> None:
+        """Go on from what holdings were filled with."""
+        self.store.after_load()
+
+    def evaluator(self, task: Task, device: int, workload: Workload) -> Evaluator:
+        """Return what evaluates the weights of this rank on held-out data.
+
+        Raises:
+            InvalidInputError: There are none.
+        """
+        if workload.held_out is None:
+            raise InvalidInputError(
+                "there are no data to evaluate on; name them by --eval-data, or put val.bin or a "
+                "folder val beside those that are trained on"
+            )
+        return Evaluator(
+            task,
+            device,
+            self._transport,
+            self.store,
+            workload.held_out,
+            group=self._transport.tensor_group,
+        )
+
+    def other(self, task: Task, workload: Workload, *, job: str, seed: int) -> "OtherSteps":
+        """Return what plays another Program of the same stages on the same parameters.
+
+        Args:
+            task: Other microbatches of the plan, or its stages forward alone.
+            workload: What it computes.
+            job: Name in the store; another one for every call. All ranks call it.
+            seed: Seed of its random numbers.
+        """
+        member, options, board = self._member, replace(self._options, seed=seed), self._board
+        with Watchdog(member.rank, board, options.stall_limit_s) as watchdog:
+            transport = ProcessTransport(
+                task, member, workload.shape_of, job=job, entered=watchdog.enter
+            )
+        runner = StageRunner(task, self.store, seed=seed, group=transport.tensor_group)
+        with self.store.serving(task):
+            loop = make_loop(task, self._device, transport, self.store, runner, workload, options)
+        loop.meter = self._meter
+        player = StepPlayer(loop, task, self._device, member, options=options, board=board)
+        return OtherSteps(self, loop, player)
 
     def play(self, steps: int, on_step: Callable[[StepNews], None]) -> None:
-        """Play some steps; of the last one is noted what the options want."""
+        """Play some steps, saving when it is time; the last one is noted as the options want."""
+
+        def step_done(news: StepNews) -> None:
+            on_step(news)
+            if self.saver is not None and self.saver.is_due(news.step + 1):
+                self._save(self.saver)
+
         held = self.store.tensors()
         try:
-            self._steps.play(steps, on_step, held=held)
+            self._steps.play(steps, step_done, held=held)
         except BaseException:
             self._meter.close()  # gives the device's clocks back
             raise
@@ -324,6 +475,22 @@ class RankPlayer:
             state = self.store.state() if self._options.keep_results else {}
             memory = report.memory or self._memory.use()
         return replace(report, state=state, clock=clock, memory=memory)
+
+
+class OtherSteps:
+    """Plays another Program on the parameters of a rank.
+
+    Attributes:
+        loop: The loop of its device.
+    """
+
+    def __init__(self, rank: RankPlayer, loop: DeviceLoop, steps: "StepPlayer") -> None:
+        self._rank, self.loop, self._steps, self._task = rank, loop, steps, loop.task
+
+    def play(self, steps: int, on_step: Callable[[StepNews], None]) -> None:
+        """Play some steps."""
+        with self._rank.store.serving(self._task):
+            self._steps.play(steps, on_step)
 
 
 def clock_reading(transport: ProcessTransport, member: Member) -> tuple[ClockReading, ...]:
@@ -372,7 +539,14 @@ def play_steps(
 
 
 class StepPlayer:
-    """Plays the steps of a device, under a watchdog."""
+    """Plays the steps of a device, under a watchdog.
+
+    Attributes:
+        first_step: Number of the first step, above 0 where a run is resumed.
+        has_stopped: Whether the ranks were asked to stop, and all have agreed to do so here.
+        evaluator: What evaluates the weights; None = nothing does.
+        numbers: Looks whether gradients are numbers; None = nothing does.
+    """
 
     def __init__(
         self,
@@ -386,8 +560,17 @@ class StepPlayer:
     ) -> None:
         self._loop, self._task, self._device, self._member = loop, task, device, member
         self._options, self._board = options, board
+        self.first_step, self.has_stopped = 0, False
+        self.evaluator: Evaluator | None = None
+        self.numbers: NumberCheck | None = None
+        self._held_out: dict[int, float] = {}
         self._step_ns: list[tuple[int, int]] = []
         self._captured = Captured()
+
+    @property
+    def next_step(self) -> int:
+        """Number of the step that comes next."""
+        return self.first_step + len(self._step_ns)
 
     def play(
         self, steps: int, on_step: Callable[[StepNews], None], *, held: Sequence[Tensor] = ()
@@ -395,7 +578,7 @@ class StepPlayer:
         """Play some more steps.
 
         Args:
-            steps: How many.
+            steps: How many; fewer are played where the ranks are asked to stop.
             on_step: Called with each step that is done.
             held: Tensors that are there already, for the count of memory.
         """
@@ -403,18 +586,42 @@ class StepPlayer:
         with Watchdog(rank, self._board, options.stall_limit_s) as watchdog:
             watchdog.follow(self._loop, self._task.program)
             for turn in range(steps):
+                if self._board.stops_before(rank, self.next_step):
+                    self.has_stopped = True
+                    break
                 kind = options.capture if turn == steps - 1 else Capture.NONE
                 with capturing(kind, self._member.device, held) as self._captured:
                     number = self._one_step(watchdog)
+                if self.numbers is not None and self.numbers.is_bad:
+                    self.numbers.explain(self._loop, number)
                 record = self._loop.records[-1]
-                on_step(StepNews(number, loss_share(self._task, record)))
+                evaluated, memory = self._evaluate(watchdog), 0.0
+                if number % _MEMORY_STEPS in (0, 1):
+                    memory = most_memory(self._member.device)
+                on_step(StepNews(number, loss_share(self._task, record), evaluated, memory))
                 if not options.keep_results:
                     record.forget_results(self._task.graph.loss)
                     if len(self._loop.records) > KEPT_STAMPS:
                         self._loop.records[-1 - KEPT_STAMPS].forget_stamps()
 
+    def _evaluate(self, watchdog: Watchdog) -> float | None:
+        """Evaluate where it is time; returns this rank's part of the loss."""
+        due, done = self._options.evaluation, self.next_step
+        if self.evaluator is None or not due.is_due(done, self._options.steps):
+            return None
+        try:
+            share = self.evaluator.loss_share(
+                due.batches, lambda: watchdog.enter(Phase.EVALUATE)
+            )  # fmt: skip
+        except RuntimeError as exc:
+            kind = PeerError if speaks_of_peer(exc) else WorkerError
+            raise kind(f"{watchdog.where()}: {first_line(exc)}") from exc
+        watchdog.enter(Phase.STEPS)
+        self._held_out[done - 1] = share
+        return share
+
     def _one_step(self, watchdog: Watchdog) -> int:
-        number = len(self._step_ns)
+        number = self.next_step
         watchdog.begin_step(number)
         begin = time.perf_counter_ns()
         _play(self._loop, number, self._task.program, watchdog)
@@ -431,6 +638,8 @@ class StepPlayer:
             step_ns=self._step_ns,
             memory=self._captured.memory,
             trace=self._captured.trace,
+            held_out=self._held_out,
+            first_step=self.first_step,
         )
 
 
@@ -444,15 +653,12 @@ def _play(loop: DeviceLoop, step: int, program: Program, watchdog: Watchdog) -> 
     except Exception as exc:
         row, awaited, _ = loop.place
         lost = isinstance(exc, RuntimeError) and (
-            awaited >= 0 or _travels(program, row) or (row < 0 and speaks_of_peer(exc))
+            awaited >= 0
+            or _travels(program, row)
+            or ((row < 0 or program.group[row] >= 0) and speaks_of_peer(exc))
         )
         what = first_line(exc) if lost else f"{type(exc).__name__}: {first_line(exc)}"
         raise (PeerError if lost else WorkerError)(f"{watchdog.where()}: {what}") from exc
-
-
-def speaks_of_peer(exc: BaseException) -> bool:
-    """Return whether an error of torch says that another rank went away or did not come."""
-    return any(word in first_line(exc) for word in _LOST_PEER)
 
 
 def _travels(program: Program, row: int) -> bool:

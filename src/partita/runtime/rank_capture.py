@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from partita.profiler.memory import LiveBytes
+from partita.ranks.device import seam_of
 
 _BYTES_PER_STATUS_UNIT = 1024
 
@@ -75,7 +76,7 @@ def capturing(
     if kind is Capture.PROFILE:
         with _profiling(found):
             yield found
-    elif kind is Capture.MEMORY and device.type == "cuda":
+    elif kind is Capture.MEMORY and seam_of(device).tells_memory:
         with _gpu_memory(found, device):
             yield found
     elif kind is Capture.MEMORY:
@@ -107,13 +108,12 @@ def _profiling(found: Captured) -> Iterator[None]:
 
 @contextmanager
 def _gpu_memory(found: Captured, device: torch.device) -> Iterator[None]:
-    torch.cuda.reset_peak_memory_stats(device)
-    begin = torch.cuda.memory_allocated(device)
+    seam = seam_of(device)
+    seam.reset_peak()
+    begin = seam.allocated_bytes()
     yield
     found.memory = MemoryUse(
-        begin_bytes=begin,
-        end_bytes=torch.cuda.memory_allocated(device),
-        peak_bytes=torch.cuda.max_memory_allocated(device),
+        begin_bytes=begin, end_bytes=seam.allocated_bytes(), peak_bytes=seam.peak_bytes()
     )
 
 
@@ -134,6 +134,11 @@ class ProcessMemory:
             peak_bytes=max(0.0, peak - self._begin),
             exact=False,
         )
+
+
+def most_memory(device: torch.device) -> float:
+    """Return the most memory that this process has used, on its GPU where it has one."""
+    return seam_of(device).peak_bytes() or _status_bytes("VmHWM")
 
 
 def _status_bytes(name: str) -> float:

@@ -27,7 +27,7 @@ class StageRow:
         devices: Where it runs.
         forward_s: Seconds of a forward: predicted, measured.
         backward_s: Seconds of a backward, all of its parts: predicted, measured.
-        compute_s: Seconds of compute a step, on its busiest device: predicted, measured.
+        compute_s: Seconds of compute per step, on its busiest device: predicted, measured.
     """
 
     stage: int
@@ -43,7 +43,7 @@ class DeviceRow:
 
     Attributes:
         device: Its name.
-        busy_s: Seconds of compute a step: predicted, measured.
+        busy_s: Seconds of compute per step: predicted, measured.
         bubble: Share of the step without compute: predicted, measured.
         transfer_s: Seconds of the quickest message that it sends, predicted and measured. That a
             message has come is only seen when somebody waits for it, so others look slower.
@@ -144,7 +144,9 @@ def report_run(
         arrivals = [t.end_s[partner] - t.start_s[sends] for t in timelines]
         seconds[sends] = np.min(arrivals, axis=0)
     measured_step = float(np.median(settled(step_s)))
-    stages = tuple(_stage_row(plan, predicted, index, expected, spent) for index in _stages(plan))
+    stages = tuple(
+        _stage_row(plan, predicted, index, expected, spent) for index in range(len(plan.stages))
+    )
     peaks = list(peak_bytes) or [float("nan")] * len(plan.devices)
     devices = tuple(
         _device_row(predicted, index, expected, spent, measured_step, peaks[index])
@@ -160,10 +162,6 @@ def report_run(
         devices=devices,
         slowest=(worst, factors[worst]),
     )
-
-
-def _stages(plan: Plan) -> range:
-    return range(len(plan.stages))
 
 
 def _mean(values: Floats, rows: Any) -> float:  # noqa: ANN401  # a mask

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from partita.errors import InvalidInputError
 from partita.runtime.device_parts import DeviceStatistics, StepRecord
-from partita.runtime.parameters import Part, joined
+from partita.runtime.parts import Part, joined
 from partita.runtime.task import Task
 
 
@@ -70,17 +70,19 @@ def merged(held: Sequence[Mapping[str, Tensor | Part]], task: Task) -> dict[str,
     """Return each tensor once, whole.
 
     Raises:
-        InvalidInputError: Two devices hold different values of one parameter.
+        InvalidInputError: Two devices hold different values of one parameter, or parts of it are
+            missing.
     """
     table = task.graph.parameters
     merged: dict[str, Tensor] = {}
     for name, is_buffer in zip(table.names, table.buffer.tolist(), strict=True):
-        for device, values in enumerate(held):
-            if name not in values:
-                continue
-            value = _whole(name, values[name], held)
-            known = merged.setdefault(name, value)
-            if not is_buffer and not torch.allclose(known, value, 0, 0, equal_nan=True):
+        found = {device: values[name] for device, values in enumerate(held) if name in values}
+        parts = [value for value in found.values() if isinstance(value, Part)]
+        if parts:
+            merged[name] = joined(parts)
+        for device, value in found.items():
+            known = merged.setdefault(name, value) if isinstance(value, Tensor) else merged[name]
+            if not is_buffer and not _agrees(known, value):
                 raise InvalidInputError(
                     f"parameter {name!r} on {task.plan.devices[device]} differs from that of "
                     "another replica; the program misses a reduction"
@@ -88,8 +90,7 @@ def merged(held: Sequence[Mapping[str, Tensor | Part]], task: Task) -> dict[str,
     return merged
 
 
-def _whole(name: str, value: Tensor | Part, held: Sequence[Mapping[str, Tensor | Part]]) -> Tensor:
-    if not isinstance(value, Part):
-        return value
-    parts = [held[member][name] for member in value.sharding.members]
-    return joined([part.values for part in parts if isinstance(part, Part)], value.shape)
+def _agrees(whole: Tensor, value: Tensor | Part) -> bool:
+    """Return whether a device holds what is known of a tensor."""
+    places = [(whole, value)] if isinstance(value, Tensor) else value.compared_with(whole)
+    return all(torch.allclose(a, b, 0, 0, equal_nan=True) for a, b in places)

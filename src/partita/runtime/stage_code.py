@@ -17,9 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from partita.capture.splits import Split
+from partita.capture.tensor_ops import TensorGroup
 from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.errors import InvalidInputError
+from partita.ranks.device import seed_device
 
 Results: TypeAlias = Tensor | tuple[Tensor, ...] | None
 
@@ -34,6 +37,8 @@ class Call:
         microbatch: Microbatch of the step.
         training: Whether modules are in training mode.
         recomputing: Whether the stage has run for this microbatch before.
+        group: The ranks that divide its tensors, each with its slices of the parameters; None =
+            all is computed here.
     """
 
     seed: int = 0
@@ -41,6 +46,7 @@ class Call:
     microbatch: int = 0
     training: bool = True
     recomputing: bool = False
+    group: TensorGroup | None = None
 
     def op_seed(self, op: int) -> int:
         """Return the seed of an op's random numbers."""
@@ -72,6 +78,17 @@ class StageCode(Protocol):
         """
         ...
 
+    def parameter_splits(self, degree: int) -> Mapping[str, Split]:
+        """Return how a tensor-parallel group of some ranks divides parameters, by name.
+
+        Those that are not here each rank holds whole.
+        """
+        ...
+
+    def split_notes(self, degree: int) -> list[str]:
+        """Return what such a group divides and what it does not, for people."""
+        ...
+
 
 def op_seed(call: Call, op: int) -> int:
     """Return the seed of an op's random numbers: a hash of (seed, step, op, microbatch)."""
@@ -81,10 +98,7 @@ def op_seed(call: Call, op: int) -> int:
 
 def seed_op(call: Call, op: int) -> None:
     """Seed torch's default random generators for one op."""
-    value = op_seed(call, op)
-    torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types for it
-        torch.cuda.manual_seed(value)
+    seed_device(op_seed(call, op))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,3 +225,13 @@ class ModuleStages:
                 values.update(results)
                 made.update(results)
         return made
+
+    def parameter_splits(self, degree: int) -> Mapping[str, Split]:
+        """Return nothing: modules are run whole, by every rank of a group."""
+        del degree
+        return {}
+
+    def split_notes(self, degree: int) -> list[str]:
+        """Return that nothing is divided."""
+        del degree
+        return []

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from partita.capture.tensor_ops import TensorGroup
 from partita.errors import InvalidInputError
 from partita.runtime.parameters import ParameterStore
 from partita.runtime.split_backward import SplitBackward
@@ -44,6 +45,7 @@ class StagePass:
         has_graph: Whether the outputs can be differentiated, or forward has to be repeated first.
         cotangents: Gradients of the outputs; None before backward has begun.
         split: What the first half of backward has left for the second; None without one.
+        of_weights: Gradients of the parameters that the first half has made already.
     """
 
     inputs: dict[int, Tensor]
@@ -53,18 +55,39 @@ class StagePass:
     has_graph: bool = False
     cotangents: dict[int, Tensor] | None = None
     split: SplitBackward | None = None
+    of_weights: dict[str, Tensor] | None = None
 
 
 class StageRunner:
     """Runs the stages of one device on the parameters of that device."""
 
-    def __init__(self, task: Task, store: ParameterStore, *, seed: int) -> None:
-        self._task, self._store, self._seed = task, store, seed
+    def __init__(
+        self,
+        task: Task,
+        store: ParameterStore,
+        *,
+        seed: int,
+        group: TensorGroup | None = None,
+    ) -> None:
+        """Prepare a device.
+
+        Args:
+            task: What is run.
+            store: Its parameters.
+            seed: Seed of all random numbers.
+            group: The ranks with which it divides the tensors of its stages; None = it computes
+                them whole.
+        """
+        self._task, self._store, self._seed, self._group = task, store, seed, group
         self._names = task.graph.tensors.names
         self._differentiable = task.graph.tensors.differentiable.tolist()
         # By name: a parameter and its leaf. By stage: trained and frozen parameters that never
         # change their tensors.
         self._leaves: dict[str, tuple[Tensor, Tensor]] = {}
+        # Where weights are narrow: parameter, its count of changes, and copy; and its own type.
+        self._copies: dict[str, tuple[Tensor, int, Tensor]] = {}
+        self._wide: dict[str, torch.dtype] = {}
+        self._device_type = next((t.device.type for t in store.tensors()), "cpu")
         self._fixed: dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
 
     def forward(self, step: int, visit: Visit, inputs: dict[int, Tensor]) -> StagePass:
@@ -84,6 +107,31 @@ class StageRunner:
         if training:
             self._store.set_buffers(after)
         return done
+
+    def first_not_finite(self, step: int, visit: Visit, inputs: Mapping[int, Tensor]) -> str:
+        """Return the first op of a stage that makes what is no number; empty = not known.
+
+        The op runs on what the stage was given, as it did before; buffers stay as they are.
+        """
+        find = getattr(self._task.code, "first_not_finite", None)
+        if find is None:
+            return ""
+        trained, frozen = self._store.weights(visit.stage, visit.version)
+        held = self._store.buffers(visit.stage)
+        buffers = {name: value.clone() for name, value in held.items()}
+        call = Call(
+            seed=self._seed,
+            step=step,
+            microbatch=visit.microbatch,
+            training=self._task.is_training,
+            group=self._group,
+        )
+        numerics = self._store.numerics
+        if numerics.weights is not None:
+            trained = {name: value.to(self._wide[name]) for name, value in trained.items()}
+        named = {self._names[t]: value.detach() for t, value in inputs.items()}
+        with torch.no_grad(), numerics.autocast(self._device_type):
+            return str(find(visit.stage, named, {**trained, **frozen, **buffers}, call))
 
     def recompute(self, step: int, visit: Visit, done: StagePass) -> None:
         """Run a stage again if it has no graph yet; what it does to buffers is forgotten.
@@ -125,17 +173,25 @@ class StageRunner:
             microbatch=visit.microbatch,
             training=self._task.is_training,
             recomputing=recomputing,
+            group=self._group,
         )
-        made = self._task.code.run(
-            visit.stage,
-            {self._names[t]: value for t, value in done.inputs.items()},
-            {**done.weights, **frozen, **buffers},
-            call,
-        )
+        numerics = self._store.numerics
+        weights = done.weights
+        if numerics.weights is not None:
+            # Ops were captured with wide weights; autocast narrows them again where it computes.
+            weights = {name: leaf.to(self._wide[name]) for name, leaf in weights.items()}
+        with numerics.autocast(self._device_type):
+            made = self._task.code.run(
+                visit.stage,
+                {self._names[t]: value for t, value in done.inputs.items()},
+                {**weights, **frozen, **buffers},
+                call,
+            )
         missing = [self._names[t] for t in border.outputs if self._names[t] not in made]
         if missing:
             raise InvalidInputError(f"the code of stage {visit.stage} does not make {missing[0]!r}")
-        done.outputs = {t: made[self._names[t]] for t in border.outputs}
+        outside = self._store.outside
+        done.outputs = {t: outside(visit.stage, made[self._names[t]]) for t in border.outputs}
 
     def _weights(self, visit: Visit, *, grad: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the trained parameters of a stage, as leaves where they are differentiated.
@@ -145,11 +201,25 @@ class StageRunner:
         if grad and visit.stage in self._fixed:
             return self._fixed[visit.stage]
         trained, frozen = self._store.weights(visit.stage, visit.version)
+        if self._store.numerics.weights is not None:
+            return self._narrowed(trained, grad=grad), frozen
         if not grad:
             return trained, frozen
         found = ({name: self._leaf(name, weight) for name, weight in trained.items()}, frozen)
         if self._store.keeps_tensors(visit.stage):
             self._fixed[visit.stage] = found
+        return found
+
+    def _narrowed(self, trained: Mapping[str, Tensor], *, grad: bool) -> dict[str, Tensor]:
+        """Return 16-bit copies of parameters, made anew when a parameter has been stepped."""
+        found = {}
+        for name, weight in trained.items():
+            held, version, leaf = self._copies.get(name, (None, -1, weight))
+            if held is not weight or version != weight._version:  # noqa: SLF001 (counts changes)
+                leaf = self._store.numerics.rounded(weight)
+                self._wide[name] = weight.dtype
+                self._copies[name] = (weight, weight._version, leaf)  # noqa: SLF001
+            found[name] = leaf.requires_grad_(grad)
         return found
 
     def _leaf(self, name: str, weight: Tensor) -> Tensor:
@@ -176,12 +246,19 @@ class StageRunner:
                 f"the loss {self._names[index]!r} has shape {tuple(loss.shape)}; "
                 "expected one number, the mean over the samples of a microbatch"
             )
-        seed = torch.full_like(loss.detach(), self._task.loss_weight(visit.microbatch))
+        weight = self._task.loss_weight(visit.microbatch) * self._store.loss_scale
+        seed = torch.full_like(loss.detach(), weight)
         # A later stage may read the loss as well; its gradient is added.
         cotangents[index] = seed + cotangents[index] if index in cotangents else seed
 
     def input_gradients(self, visit: Visit, done: StagePass) -> dict[int, Tensor]:
-        """Return the gradients of what a stage read; keeps the graph for the parameters."""
+        """Return the gradients of what a stage read; keeps the graph for the parameters.
+
+        Gathered copies are there for the first half alone, which then does the whole backward.
+        """
+        if self._store.is_gathered(visit.stage):
+            of_inputs, done.of_weights = self.gradients(visit, done)
+            return of_inputs
         wanted = _wanted_inputs(done)
         outputs, cotangents = _differentiated(done)
         # Nothing flows back, as in the first stage; the second half then does the whole backward.
@@ -193,6 +270,8 @@ class StageRunner:
 
     def weight_gradients(self, _: Visit, done: StagePass) -> dict[str, Tensor]:
         """Return the gradients of the parameters; frees the graph."""
+        if done.of_weights is not None:
+            return done.of_weights
         if done.split is not None:
             return done.split.weight_gradients()
         return _of_weights(done, _differentiate(done, list(done.weights.values())))

@@ -1,6 +1,6 @@
 """What the loops of all devices share: a Program with its plan, seen stage by stage."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +9,7 @@ import numpy as np
 from partita.core.columns import Array
 from partita.core.plan import Plan, Shard
 from partita.core.problem import Mode, Problem
-from partita.core.program import FIRST_COLLECTIVE, Kind, Program
+from partita.core.program import Kind, Program
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.program.layout import Layout, crossings, input_readers, owners
 from partita.runtime.stage_code import StageCode
@@ -80,6 +80,8 @@ class Task:
             )
         self.problem, self.plan, self.program, self.code = problem, plan, program, code
         self.graph = problem.graph
+        # Weights of the microbatches' losses, where not all of their samples count; None = all do.
+        self.weights: Sequence[float] | None = None
         self._check_has_code()
 
     def _check_has_code(self) -> None:
@@ -117,6 +119,8 @@ class Task:
         """Return what the loss of a microbatch is seeded with."""
         if self.plan.stashes_weights:
             return 1.0
+        if self.weights is not None:
+            return self.weights[microbatch]
         return int(self.plan.microbatch_sizes[microbatch]) / self.plan.samples
 
     def stages_of(self, device: int) -> list[int]:
@@ -198,12 +202,13 @@ class Task:
     def shardings(self, device: int) -> Mapping[str, Sharding]:
         """Return how the parameters of a device are divided; those held whole are left out.
 
-        The members of a division and their order are those of the Program's collectives.
+        The members of a division and their order are those of the Program's gathers; a reduction
+        may have more, where several groups hold a whole each.
         """
         program, names = self.program, self.graph.parameters.names
         found: dict[str, Sharding] = {}
         for row in range(int(program.ptr[device]), int(program.ptr[device + 1])):
-            if program.kind[row] < FIRST_COLLECTIVE or program.kind[row] == Kind.ALL_REDUCE:
+            if program.kind[row] != Kind.ALL_GATHER:
                 continue
             stage = int(program.stage[row])
             sharding = Sharding(

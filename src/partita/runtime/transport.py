@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from partita.core.program import LAST_COMPUTE, Kind
+from partita.core.program import Kind
 from partita.errors import InvalidInputError
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -53,6 +53,8 @@ class Meeting(NamedTuple):
         members: All devices of the group.
         bucket: The parameters, -1 = none.
         microbatch: The microbatch, -1 = none.
+        parts: Of a scatter the parts of the whole: members stand in groups of so many, each of
+            which holds a whole; 0 = all members are one group.
     """
 
     kind: Kind
@@ -60,6 +62,7 @@ class Meeting(NamedTuple):
     members: tuple[int, ...]
     bucket: int = -1
     microbatch: int = -1
+    parts: int = 0
 
 
 class Pending(Protocol[_T_co]):
@@ -95,7 +98,7 @@ class Transport(Protocol):
         """Come to a meeting; the k-th one of a group on each member is the same one.
 
         ALL_REDUCE gives the sums over all members. REDUCE_SCATTER takes flat tensors of equal
-        parts, one for each member, and gives the sum of this member's parts. ALL_GATHER gives the
+        parts, and gives the sum over all members of this member's part. ALL_GATHER gives the
         members' tensors end to end. Compute gives nothing.
         """
         ...
@@ -147,7 +150,8 @@ class _Assembly:
         if self.meeting.kind is Kind.ALL_GATHER:
             return torch.cat(column)
         if self.meeting.kind is Kind.REDUCE_SCATTER:
-            column = tuple(part.tensor_split(len(column))[place] for part in column)
+            parts = self.meeting.parts or len(column)
+            column = tuple(part.tensor_split(parts)[place % parts] for part in column)
         total = column[0].clone()
         for part in column[1:]:
             total += part
@@ -172,7 +176,7 @@ class MemoryTransport:
 
     def __init__(self) -> None:
         self._channels: dict[tuple[int, int], _Channel] = {}
-        self._assemblies: dict[tuple[tuple[int, ...], bool], deque[_Assembly]] = {}
+        self._assemblies: dict[tuple[int, ...], deque[_Assembly]] = {}
 
     def send(self, message: Message, value: Tensor) -> Pending[Tensor]:
         """Send a copy of a tensor."""
@@ -207,8 +211,7 @@ class MemoryTransport:
 
     def meet(self, meeting: Meeting, values: Sequence[Tensor] = ()) -> Pending[Sequence[Tensor]]:
         """Come to a meeting."""
-        team = (meeting.members, meeting.kind <= LAST_COMPUTE)
-        line = self._assemblies.setdefault(team, deque())
+        line = self._assemblies.setdefault(meeting.members, deque())
         assembly = next((a for a in line if meeting.device not in a.brought), None)
         if assembly is None:
             assembly = _Assembly(meeting)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from partita.errors import WorkerError
 from partita.runtime.interpreter import RunOptions, interpret
+from partita.runtime.numerics import numerics_of
 from partita.runtime.rank import RankOptions
 from partita.runtime.results import RunResult, StepResult
 from partita.runtime.task import Task
@@ -117,11 +118,13 @@ def verify(task: Task, workload: Workload, found: RunResult, options: RankOption
         state=workload.state,
         load=workload.load,
         program=task.program,
-        options=RunOptions(
-            steps=len(found.steps), seed=options.seed, make_optimizer=options.make_optimizer
-        ),
+        options=RunOptions(steps=len(found.steps), seed=options.seed, recipe=options.recipe),
     )
-    return compare_runs(found, wanted, tolerance_of(workload.state.values()))
+    tolerance = tolerance_of(workload.state.values())
+    compute = numerics_of(options.recipe.precision).compute
+    if compute is not None:
+        tolerance = max(tolerance, TOLERANCES[compute])
+    return compare_runs(found, wanted, tolerance)
 
 
 def tolerance_of(tensors: Any) -> float:  # noqa: ANN401  # any iterable of tensors

@@ -16,8 +16,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from partita.capture.captured import CapturedModel
-from partita.runtime.baselines_rank import Subject
+from partita.runtime.baselines import Subject
 from partita.runtime.baselines_replica import Wrapping, prepared_model, verify_whole
+from partita.runtime.numerics import numerics_of
 from partita.runtime.rank import RankOptions
 from partita.runtime.results import RunResult
 from partita.runtime.stage_code import Call, op_seed
@@ -39,6 +40,8 @@ def verify_module(subject: Subject, found: RunResult, options: RankOptions) -> V
     Returns:
         The verdict, or why there cannot be one.
     """
+    if numerics_of(options.recipe.precision).compute is not None:
+        return "the untouched module is compared in its own types only, not in mixed precision"
     if subject.task.plan.stashes_weights:
         return "by weight stashing, weights change within a step, in one process after it"
     whole = prepared_model(subject, own=True)

@@ -3,21 +3,23 @@
 Shapes are baked into a captured graph, so there is one capture for each size of microbatch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from partita.capture.captured import CapturedModel, CaptureMode
 from partita.capture.origin import Captures
-from partita.capture.setting import example_inputs
-from partita.capture.sources import ModelSource
+from partita.capture.partial import is_stand_in, stand_in
+from partita.capture.splits import Split
 from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.core.problem import Mode, Problem
-from partita.errors import InvalidInputError
+from partita.errors import InvalidInputError, UnsupportedError
+from partita.runtime.batches import Batches, BatchLoader
+from partita.runtime.data import DataSpec, open_data
 from partita.runtime.device_parts import Load
 from partita.runtime.stage_code import Call, StageCode
 
@@ -34,15 +36,20 @@ class Workload:
 
     Attributes:
         code: The code of the stages.
-        state: First parameters and buffers by name. Not changed.
+        state: First parameters and buffers by name, which may come when they are asked for. Not
+            changed.
         load: Gives the inputs of the model.
         shape_of: What travels.
+        batches: The data that ``load`` gives; None where a script brings its own.
+        held_out: Data to evaluate on; None = there are none.
     """
 
     code: StageCode
     state: Mapping[str, Tensor]
     load: Load
     shape_of: ShapeOf
+    batches: Batches | None = None
+    held_out: Batches | None = None
 
 
 class SizedStages:
@@ -61,6 +68,36 @@ class SizedStages:
         """Run a stage by the code for the size of the microbatch."""
         return self._code[call.microbatch].run(stage, inputs, parameters, call)
 
+    def first_not_finite(
+        self,
+        stage: int,
+        inputs: Mapping[str, Tensor],
+        parameters: Mapping[str, Tensor],
+        call: Call,
+    ) -> str:
+        """Return the first op of a stage that makes what is no number; empty = not known."""
+        code = self._code[call.microbatch]
+        find = getattr(code, "first_not_finite", None)  # hand-written code has no ops to look at
+        return "" if find is None else str(find(stage, inputs, parameters, call))
+
+    def parameter_splits(self, degree: int) -> Mapping[str, Split]:
+        """Return how a group divides parameters: alike for all sizes.
+
+        Raises:
+            UnsupportedError: It does not.
+        """
+        first, *others = [code.parameter_splits(degree) for code in dict.fromkeys(self._code)]
+        if any(other != first for other in others):
+            raise UnsupportedError(
+                f"{degree} tensor-parallel ranks would divide the parameters in another way for "
+                "other sizes of microbatch; use microbatches of one size"
+            )
+        return first
+
+    def split_notes(self, degree: int) -> list[str]:
+        """Return what a group of some ranks divides and what it does not, for people."""
+        return self._code[0].split_notes(degree)
+
 
 def use_repeatable_algorithms() -> None:
     """Let torch compute the same numbers in every run, where it can; it warns elsewhere."""
@@ -73,6 +110,8 @@ def model_workload(
     plan: Plan,
     *,
     same_data: bool = False,
+    data: DataSpec | None = None,
+    hands_over: bool = False,
 ) -> Workload:
     """Return the workload of a plan for a model.
 
@@ -81,9 +120,12 @@ def model_workload(
         problem: The problem.
         plan: A plan for it.
         same_data: Whether every step sees the data of the first.
+        data: The data; generated if not given.
+        hands_over: Whether each parameter can be asked for once, and the model then lets go of it.
 
     Raises:
         InvalidInputError: The plan is for another model, or for another mode; shows the difference.
+            Or the data are not there, or not what the model reads.
     """
     source, training = captures.source, problem.objective.mode is Mode.TRAINING
     if training and captures.origin.mode is not CaptureMode.TRAINING:
@@ -95,7 +137,7 @@ def model_workload(
     for found in captured.values():
         _check_same(problem.graph, found)
     first = captured[sizes[0]]
-    examples = _Examples(source, sizes, same_data=same_data)
+    batches, held_out = open_data(data or DataSpec(), source, sizes, same_data=same_data)
 
     def shape_of(tensor: int, microbatch: int) -> Shape:
         info = captured[sizes[microbatch]].values[tensor]
@@ -104,25 +146,43 @@ def model_workload(
     stages = {size: found.stages(plan) for size, found in captured.items()}
     return Workload(
         code=SizedStages(stages, sizes),
-        state={name: first.parameters[name].detach() for name in first.graph.parameters.names},
-        load=examples,
+        state=_Handover(first) if hands_over else _state_of(first),
+        load=BatchLoader(batches),
         shape_of=shape_of,
+        batches=batches,
+        held_out=held_out,
     )
 
 
-class _Examples:
-    """Gives the inputs of each microbatch; keeps the last one made."""
+def _state_of(captured: CapturedModel) -> dict[str, Tensor]:
+    names = captured.graph.parameters.names
+    return {name: captured.parameters[name].detach() for name in names}
 
-    def __init__(self, source: ModelSource, sizes: Sequence[int], *, same_data: bool) -> None:
-        self._source, self._sizes, self._same_data = source, sizes, same_data
-        self._turn, self._inputs = -1, dict[str, Tensor]()
 
-    def __call__(self, step: int, microbatch: int, name: str) -> Tensor:
-        turn = microbatch + (0 if self._same_data else step * len(self._sizes))
-        if turn != self._turn:
-            example = self._source.example(self._sizes[microbatch], turn)
-            self._turn, self._inputs = turn, example_inputs(self._source.model, example)
-        return self._inputs[name]
+class _Handover(Mapping[str, Tensor]):
+    """Parameters that a model gives away: each is there once, so that no two copies ever are."""
+
+    def __init__(self, captured: CapturedModel) -> None:
+        self._held, self._names = captured.parameters, captured.graph.parameters.names
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._held[name]
+        if is_stand_in(tensor):
+            raise KeyError(name)
+        value = tensor.detach()
+        # What is left has the shape, and takes no memory.
+        if isinstance(tensor, nn.Parameter) and tensor.numel() > 1:
+            tensor.data = stand_in(value)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
 
 def _check_same(graph: Graph, captured: CapturedModel) -> None:

@@ -54,7 +54,7 @@ _MEANINGS: Mapping[int, str] = {
     401: "The token is missing or wrong.",
     403: "A web page of another site asks.",
     404: "There is no such job.",
-    409: "It conflicts with what was said before.",
+    409: "It conflicts with what was sent before.",
     413: "The body is too large.",
     421: "The host that was asked for is not this server.",
     503: "The server is stopping, or cannot write its state; ask again.",

@@ -22,7 +22,7 @@ CONNECTIONS = 65536
 
 
 class _Server(uvicorn.Server):
-    """A server that lets go of long-polls when it is told to end."""
+    """A server that lets go of long-polls when it has to end."""
 
     def __init__(self, config: uvicorn.Config, stop_waiting: Callable[[], None]) -> None:
         super().__init__(config)

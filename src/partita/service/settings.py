@@ -1,4 +1,4 @@
-"""What the app is told when it starts."""
+"""Settings of the app and of the energy server."""
 
 import ipaddress
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ class EnergySettings:
         scheduler: Name in ``SCHEDULERS`` of the scheduler of new jobs.
         options: Its options.
         profile_steps: Iterations that clients are asked to report on at each clock.
-        microbatches: Microbatches of jobs that do not say; ``None`` = they have to.
-        schedule: Schedule of jobs that do not say.
+        microbatches: Microbatches of jobs that give none; ``None`` = they have to.
+        schedule: Schedule of jobs that give none.
         dump: Folder for the artifact's files; ``None`` = none are written.
         poll_limit_s: How long a long-poll lasts at most.
         max_idle_s: A job that nobody speaks of for so long is closed; after as long again its rows
@@ -60,7 +60,7 @@ class Settings:
         allow_hosts: Names that clients call it by, besides its address and those of loopback.
         token: What clients have to show; empty = nothing, on loopback and without a fleet alone.
         max_body_bytes: Largest body of a request.
-        version: Version of the package, as it is told to clients.
+        version: Version of the package, as it is sent to clients.
         energy: The energy server; ``None`` = its routes are not there.
     """
 

@@ -392,8 +392,40 @@ def random_pipeline(
     recompute = np.array([rng.random() < 0.3 for _ in range(num_ops)])
     infers = schedule.row.infers
     objective = Objective(mode=Mode.INFERENCE if infers else Mode.TRAINING)
+    graph, stages = _random_degrees(rng, graph, plan.stages)
     problem = Problem(graph=graph, cluster=cluster, objective=objective)
-    return problem, replace(plan, recompute=recompute)
+    return problem, replace(plan, recompute=recompute, stages=stages)
+
+
+def _random_degrees(
+    rng: random.Random, graph: Graph, stages: tuple[Stage, ...]
+) -> tuple[Graph, tuple[Stage, ...]]:
+    """Return stages that also divide sequences, experts and state in groups, and some experts.
+
+    All stages have one context-parallel degree or none, so that tied parameters stay divided alike.
+    """
+    context = all(stage.ranks % 2 == 0 for stage in stages) and rng.random() < 0.4
+    table = graph.parameters
+    uses = np.bincount(table.use_parameter, minlength=len(table))
+    drawn = np.array([rng.random() < 0.4 for _ in range(len(table))], dtype=bool)
+    expert = drawn & (uses == 1)
+    made: dict[Stage, Stage] = {}
+    for stage in stages:
+        if stage in made:
+            continue
+        cp = 2 if context else 1
+        copies = len(stage) // (stage.ranks // cp)
+        group = rng.choice([size for size in range(1, copies + 1) if copies % size == 0])
+        made[stage] = replace(
+            stage,
+            cp=cp,
+            sequence_parallel=stage.ranks > cp and rng.random() < 0.5,
+            ep=rng.choice([size for size in range(1, len(stage) + 1) if len(stage) % size == 0]),
+            shard_group=0 if stage.shard is Shard.NONE or rng.random() < 0.5 else group,
+            offload_optimizer=rng.choice([0.0, 0.0, 0.5]),
+        )
+    parameters = replace(table, expert=expert)
+    return replace(graph, parameters=parameters), tuple(made[stage] for stage in stages)
 
 
 def _random_groups(

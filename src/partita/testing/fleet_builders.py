@@ -30,7 +30,7 @@ def steep(name: str = "steep", *, kind: str = "image", iteration_s: float = 1.0)
 
 
 def flat(name: str = "flat", *, kind: str = "language", iteration_s: float = 1.0) -> Sensitivity:
-    """Return a job that needs one CPU a GPU and gains nothing from more."""
+    """Return a job that needs one CPU per GPU and gains nothing from more."""
     return Sensitivity(
         name=name,
         kind=kind,

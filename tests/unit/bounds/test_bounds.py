@@ -10,10 +10,15 @@ from scipy.optimize import linprog
 from partita.bounds import Effort, bound, bounds, lower_bound
 from partita.bounds.assignment import Need, Room, assignment_dual, work_over_speed
 from partita.bounds.paths import Pieces, num_paths, steps, window_bound
+from partita.bounds.traffic import groups_of
+from partita.catalogue.catalogue import load_catalogue
+from partita.catalogue.shorthand import read_shorthand
 from partita.core.cluster import Cluster, Device, Level
 from partita.core.graph import DeviceKind, OpCosts, VariantTable
 from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
+from partita.core.program import Kind
 from partita.core.rules import Rule
+from partita.cost.links import collective_s
 from partita.testing.brute_force import brute_force
 from partita.testing.builders import (
     Figures,
@@ -247,6 +252,24 @@ def test_slow_links_make_groups_share_or_reduce():
     problem = problem_of(graph, cluster, **objective)
     assert bound(problem).term == "cut"
     assert 12.0 < bound(problem).value <= brute_force(problem).value
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["8xh100", "8xmi300x", "2xdgx-h100", "3xdgx-a100", "2xdgx-b200+8xl40s", "4x2xt4", "2xp4d"],
+)
+def test_no_reduction_is_faster_than_what_leaves_a_group(name):
+    cluster = read_shorthand(name, load_catalogue())
+    rng = np.random.default_rng(0)
+    for groups in groups_of(cluster):
+        for size in (2, 3, 5, 8, len(cluster)):
+            members = np.sort(rng.permutation(len(cluster))[:size])
+            if len(np.unique(groups.of[members])) < 2:
+                continue
+            for kind in (Kind.ALL_REDUCE, Kind.ALL_GATHER):
+                seconds = collective_s(cluster, kind, members, 1e10)
+                part = 1.0 if kind is Kind.ALL_REDUCE else 0.5
+                assert seconds >= part * 1e10 / groups.leaving_bytes_per_s.max()
 
 
 def with_variants(graph, memory):

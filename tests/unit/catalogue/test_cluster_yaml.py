@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from partita.catalogue.catalogue import Catalogue, load_catalogue
 from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
 from partita.catalogue.shorthand import read_shorthand
-from partita.core.cluster import Cluster
+from partita.core.cluster import Cluster, Collectives
 from partita.core.graph import DeviceKind
 from partita.errors import FormatError, PartitaError
 
@@ -108,7 +108,7 @@ def test_groups_say_in_which_rack_they_lie(catalogue: Catalogue):
 
 def test_members_of_a_level_are_devices_or_hosts(catalogue: Catalogue):
     host, rack, room = read_cluster_yaml(MEMBERS, catalogue).levels
-    assert host.bandwidth_bytes_per_s.tolist() == [3e11] * 3
+    assert host.bandwidth_bytes_per_s.tolist() == [2.74e11] * 3
     assert rack.group_of.tolist() == [0, 0, 1]
     assert rack.bandwidth_bytes_per_s.tolist() == [1e9, 1.25e9]
     assert rack.latency_s.tolist() == [0, catalogue.link_type("ethernet-10g").latency_s]
@@ -126,7 +126,7 @@ def test_a_host_level_that_is_missing_is_added_to_groups(catalogue: Catalogue):
     groups = "groups:\n- {type: a100, count: 2}\n- {type: t4, link: nvlink4}\n"
     text = f"{groups}levels: {{net: {{bandwidth: 1}}}}"
     host, net = read_cluster_yaml(text, catalogue).levels
-    assert (host.name, host.bandwidth_bytes_per_s.tolist()) == ("host", [3e11, 4.5e11])
+    assert (host.name, host.bandwidth_bytes_per_s.tolist()) == ("host", [2.74e11, 3.76e11])
     assert (net.name, net.bandwidth_bytes_per_s.tolist()) == ("net", [1])
 
 
@@ -190,7 +190,7 @@ def test_a_type_beyond_the_catalogue_needs_kind_and_memory(catalogue: Catalogue)
     with pytest.raises(
         FormatError,
         match=r"line 2: group 0: type 'B100' is not in the catalogue; give its kind and memory, or "
-        r"a known type; did you mean 'v100' or 'h100' or 'a100'\? known are a100, ",
+        r"a known type; did you mean 'v100' or 'h100' or 'b300'\? known are a100, ",
     ):
         read_cluster_yaml(text.replace("kind: gpu, ", ""), catalogue)
 
@@ -463,3 +463,26 @@ def test_damaged_texts_give_a_cluster_or_one_of_our_errors(
 ):
     damaged = text[:start] + patch + text[start + length :]
     assert "\n" not in outcome(damaged)
+
+
+def test_levels_say_what_collectives_reach(catalogue: Catalogue):
+    text = """
+groups:
+- {type: h100, count: 2, hosts: 2}
+levels:
+  host: {bandwidth: 400GB/s, collectives: {ring: [0.5, 0.6], start_s: 20us, compute_share: 0.1}}
+  rack:
+    link: infiniband-ndr
+    port_per_device: true
+    port_share: {host1: 0.5, host0/gpu1: 0.25}
+"""
+    host, rack = read_cluster_yaml(text, catalogue).levels
+    assert host.collectives == (Collectives(ring=(0.5, 0.6), start_s=2e-5, compute_share=0.1),) * 2
+    assert rack.collectives == (catalogue.link_type("infiniband-ndr").collectives,)
+    assert rack.port_share.tolist() == [1.0, 0.25, 0.5, 0.5]
+    plain = text.replace("link: infiniband-ndr", "link: infiniband-ndr\n    collectives: none")
+    assert read_cluster_yaml(plain, catalogue).levels[1].collectives == ()
+    with pytest.raises(FormatError, match=r"line 9: .*no host and no device"):
+        read_cluster_yaml(text.replace("host1: 0.5", "host7: 0.5"), catalogue)
+    with pytest.raises(FormatError, match=r"line 5: .*compute_share is 2"):
+        read_cluster_yaml(text.replace("share: 0.1}", "share: 2}"), catalogue)

@@ -117,7 +117,16 @@ def test_any_cluster_reads_back_equal_and_writes_the_same_bytes(cluster: Cluster
 
 
 @pytest.mark.parametrize(
-    "text", ["a100", "2x8xa100", "3x2xa100+1x2xv100+titanxp", "4xcpu", "2x2xcpu+a40", "16x8xh100"]
+    "text",
+    [
+        "a100",
+        "2x8xa100",
+        "3x2xa100+1x2xv100+titanxp",
+        "4xcpu",
+        "2x2xcpu+a40",
+        "16x8xh100",
+        "2xdgx-h100+2xdgx-a100",
+    ],
 )
 def test_a_shorthand_is_written_as_groups(catalogue: Catalogue, text: str):
     cluster = read_shorthand(text, catalogue)
@@ -131,12 +140,17 @@ def test_local_devices_survive():
     check_round_trip(local_cluster(3, cpus=4, memory_bytes=25e9 / 7))
 
 
+def test_a_domain_of_many_hosts_reads_back(catalogue: Catalogue):
+    check_round_trip(read_shorthand("2xgb200-nvl72", catalogue))
+
+
 def test_groups_are_written_as_people_would(catalogue: Catalogue):
     cluster = read_shorthand("2x4xa100+1x2xv100", catalogue)
     fast = tuple(
         replace(device, speed=2.0) if device.host == 1 else device for device in cluster.devices
     )
-    text = write_cluster_yaml(replace(cluster, devices=fast, name="lab"))
+    levels = tuple(replace(level, collectives=()) for level in cluster.levels)
+    text = write_cluster_yaml(replace(cluster, devices=fast, levels=levels, name="lab"))
     start = text.index("groups:")
     assert text.startswith("name: lab\ntypes:\n  a100:\n    kind: gpu\n    memory: 80GB\n")
     assert text[start:] == (
@@ -146,12 +160,16 @@ def test_groups_are_written_as_people_would(catalogue: Catalogue):
         "  - {type: v100, count: 2, cpus: 24, host_memory: 500GB}\n"
         "levels:\n"
         "  host:\n"
-        "    bandwidth: 300GB/s\n"
+        "    bandwidth: 274GB/s\n"
         f"    latency: {text.split('latency: ')[1].splitlines()[0]}\n"
         "    groups:\n"
         "      host2: {bandwidth: 150GB/s}\n"
-        "  rack: {bandwidth: 25GB/s, latency: 14us}\n"
+        "  rack: {bandwidth: 25GB/s, latency: 14us, port_per_device: true, "
+        "port_share: {host2: 0.5}}\n"
     )
+    text = write_cluster_yaml(replace(cluster, devices=fast, name="lab"))
+    assert "    collectives: {ring: [0.73, 0.81, " in text
+    assert "      host2: {bandwidth: 150GB/s, collectives: {ring: [0.1505, " in text
 
 
 def test_racks_are_written_as_lists_of_hosts(catalogue: Catalogue):

@@ -1,6 +1,7 @@
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,7 +79,7 @@ def test_one_host_has_one_level_with_the_link_of_its_type(catalogue: Catalogue):
     assert cluster.name == "4xa100"
     assert cluster.device_names == ("host0/gpu0", "host0/gpu1", "host0/gpu2", "host0/gpu3")
     assert [level.name for level in cluster.levels] == ["host"]
-    assert cluster.levels[0].bandwidth_bytes_per_s.tolist() == [3e11]
+    assert cluster.levels[0].bandwidth_bytes_per_s.tolist() == [2.74e11]
     assert (cluster.hosts[0].cpus, cluster.hosts[0].memory_bytes) == (128, 2e12)
 
 
@@ -89,8 +90,45 @@ def test_mixed_hosts_have_each_their_bandwidth_and_a_rack_between_them(catalogue
     assert cluster.device_names[-1] == "host2/gpu1"
     assert [device.type for device in cluster.devices] == ["a100"] * 8 + ["v100"] * 2
     assert host.group_of.tolist() == [0] * 4 + [1] * 4 + [2] * 2
-    assert host.bandwidth_bytes_per_s.tolist() == [3e11, 3e11, 1.5e11]
+    assert host.bandwidth_bytes_per_s.tolist() == [2.74e11, 2.74e11, 1.5e11]
     assert (rack.name, rack.bandwidth_bytes_per_s.tolist()) == ("rack", [2.5e10])
+
+
+def test_devices_of_a_datacentre_type_have_a_port_each(catalogue: Catalogue):
+    rack = read_shorthand("4x8xh100", catalogue).levels[1]
+    assert rack.port_per_device
+    assert rack.bandwidth_bytes_per_s.tolist() == [5e10]
+    assert not read_shorthand("4x8xl40s", catalogue).levels[1].port_per_device
+
+
+def test_machines_have_their_devices_ports_and_prices(catalogue: Catalogue):
+    four = read_shorthand("4xDGX-H100", catalogue)
+    assert (four.name, len(four), len(four.hosts)) == ("4xdgx-h100", 32, 4)
+    assert four.levels == read_shorthand("4x8xh100", catalogue).levels
+    cloud = read_shorthand("2xp4d", catalogue)
+    assert cloud.levels[1].bandwidth_bytes_per_s.tolist() == [4 * 1.25e10 / 8]
+    assert cloud.devices[0].price_per_hour == pytest.approx(21.96 / 8)
+
+
+def test_a_rack_of_many_hosts_is_one_domain(catalogue: Catalogue):
+    two = read_shorthand("2xgb200-nvl72", catalogue)
+    assert (len(two), len(two.hosts)) == (144, 36)
+    assert [level.name for level in two.levels] == ["nvlink", "rack"]
+    assert np.bincount(two.levels[0].group_of).tolist() == [72, 72]
+    assert len(read_shorthand("gb200-nvl72", catalogue).levels) == 1
+
+
+def test_machines_of_two_generations_have_each_their_ports(catalogue: Catalogue):
+    mixed = read_shorthand("2xdgx-h100+2xdgx-a100", catalogue)
+    rates = mixed.links(np.array([0, 0, 16]), np.array([8, 16, 24])).bandwidth_bytes_per_s
+    assert rates.tolist() == [5e10, 2.5e10, 2.5e10]
+    one_port = read_shorthand("dgx-h100+8xl40s", catalogue).levels[1]
+    assert one_port.port_share.tolist() == [1.0] * 8 + [2.5e10 / 8 / 5e10] * 8
+
+
+def test_a_machine_takes_one_count(catalogue: Catalogue):
+    with pytest.raises(InvalidInputError, match=r"such as 16xdgx-h100"):
+        read_shorthand("2x8xdgx-h100", catalogue)
 
 
 def test_cpu_hosts_are_joined_by_loopback_inside_and_ethernet_between(catalogue: Catalogue):

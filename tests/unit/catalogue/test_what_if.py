@@ -25,7 +25,7 @@ def matrix_cluster() -> Cluster:
 def test_bandwidth_latency_memory_and_speed_are_scaled(catalogue: Catalogue):
     cluster = read_shorthand("2x2xa100", catalogue)
     faster = what_if(cluster, "bandwidth=2x", catalogue)
-    assert [level.bandwidth_bytes_per_s[0] for level in faster.levels] == [6e11, 5e10]
+    assert [level.bandwidth_bytes_per_s[0] for level in faster.levels] == [5.48e11, 5e10]
     assert faster.levels[0].latency_s.tolist() == cluster.levels[0].latency_s.tolist()
     assert what_if(cluster, "latency=0.5", catalogue).levels[1].latency_s.tolist() == [7e-6]
     assert what_if(cluster, "Memory = .5X", catalogue).memory_bytes.tolist() == [40e9] * 4
@@ -47,7 +47,7 @@ def test_one_more_device_goes_where_its_like_are_and_there_is_room(catalogue: Ca
     assert groups(more)[0][1][-1] == 1
     three = what_if(cluster, "+3xA100", catalogue)
     assert three.device_names[-3:] == ("host1/gpu7", "host2/gpu7", "host3/gpu0")
-    assert three.levels[0].bandwidth_bytes_per_s.tolist() == [1.5e11, 3e11, 3e11, 3e11]
+    assert three.levels[0].bandwidth_bytes_per_s.tolist() == [1.5e11, 2.74e11, 2.74e11, 2.74e11]
     assert three.hosts[3] == replace(three.hosts[2], name="host3")
 
 
@@ -62,7 +62,7 @@ def test_a_new_device_is_like_the_last_of_its_type(catalogue: Catalogue):
 def test_a_type_that_is_not_there_comes_on_a_new_host_behind_a_rack(catalogue: Catalogue):
     cluster = what_if(read_shorthand("2xa100", catalogue), "+2xv100", catalogue)
     assert groups(cluster) == [("host", [0, 0, 1, 1]), ("rack", [0, 0, 0, 0])]
-    assert cluster.levels[0].bandwidth_bytes_per_s.tolist() == [3e11, 1.5e11]
+    assert cluster.levels[0].bandwidth_bytes_per_s.tolist() == [2.74e11, 1.5e11]
     assert cluster.hosts[1].cpus == 24
     assert cluster == replace(read_shorthand("2xa100+2xv100", catalogue), name=cluster.name)
 
@@ -169,3 +169,24 @@ def test_additions_are_valid_clusters_with_so_many_more(
         cluster = what_if(cluster, f"+2x{count}x{kind}" if hosts else f"+{count}x{kind}", catalogue)
         assert len(cluster) - before == (2 * count if hosts else count)
         assert {device.type for device in cluster.devices[before:]} == {kind}
+
+
+def test_machines_can_be_added(catalogue: Catalogue):
+    more = what_if(read_shorthand("dgx-h100", catalogue), "+2xdgx-h100", catalogue)
+    assert (len(more), len(more.hosts)) == (24, 3)
+    assert more.levels == read_shorthand("3xdgx-h100", catalogue).levels
+
+
+def test_devices_are_left_out_by_name_or_pattern(catalogue: Catalogue):
+    cluster = read_shorthand("2x2xa100", catalogue)
+    fewer = what_if(cluster, "-host0/gpu1", catalogue)
+    assert fewer.device_names == ("host0/gpu0", "host1/gpu0", "host1/gpu1")
+    assert fewer.levels[0].group_of.tolist() == [0, 1, 1]
+    assert what_if(cluster, "-host1/*", catalogue).device_names == ("host0/gpu0", "host0/gpu1")
+    left = what_if(matrix_cluster(), "-d1", catalogue)
+    assert left.matrix is not None
+    assert left.matrix.bandwidth_bytes_per_s.tolist() == [0, 2, 4, 0]
+    with pytest.raises(InvalidInputError, match="no device of the cluster has such a name"):
+        what_if(cluster, "-host7/gpu1", catalogue)
+    with pytest.raises(InvalidInputError, match="every device of the cluster"):
+        what_if(cluster, "-*", catalogue)

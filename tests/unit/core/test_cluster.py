@@ -271,3 +271,18 @@ def test_a_device_alone_needs_no_link():
     alone = Cluster(devices=(Device(name="cpu", kind=DeviceKind.CPU),))
     assert len(alone) == 1
     assert alone.num_ports == 1
+
+
+def test_a_cluster_of_some_devices_keeps_their_links() -> None:
+    cluster = racks().only(["d1", "d4", "d5"])
+    assert cluster.device_names == ("d1", "d4", "d5")
+    pairs = np.array([0, 0, 1]), np.array([1, 2, 2])
+    before = racks().links(np.array([1, 1, 4]), np.array([4, 5, 5]))
+    assert cluster.links(*pairs).bandwidth_bytes_per_s.tolist() == (
+        before.bandwidth_bytes_per_s.tolist()
+    )
+    matrix = LinkMatrix(bandwidth_bytes_per_s=np.arange(1.0, 10.0))
+    left = Cluster(devices=devices(3), matrix=matrix).only(["d0", "d2"])
+    assert left.matrix is not None
+    assert left.matrix.bandwidth_bytes_per_s.tolist() == [1.0, 3.0, 7.0, 9.0]
+    assert "none of its devices is left" in refusal(lambda: racks().only(["d9"]))

@@ -8,7 +8,7 @@ import pytest
 
 from partita.bounds import lower_bound
 from partita.bounds.figures import Bound
-from partita.cli.options import METRIC, SCHEDULE
+from partita.cli.plan import command as plan_command
 from partita.core.codec import decode, encode
 from partita.core.metrics import MemoryRule, MetricRow
 from partita.core.problem import Metric, Objective, Problem, Schedule
@@ -113,11 +113,12 @@ def test_it_is_not_among_the_members_that_iteration_gives():
 
 
 def test_the_command_line_takes_its_names():
-    assert METRIC.convert("stage-count", None, None) == "stage-count"
-    assert METRIC.convert("piper", None, None) == "piper"
-    assert SCHEDULE.convert("all-then-all", None, None) == "all-then-all"
+    types = {parameter.name: parameter.type for parameter in plan_command.params}
+    assert types["objective"].convert("stage-count", None, None) == "stage-count"
+    assert types["objective"].convert("piper", None, None) == "piper"
+    assert types["schedule"].convert("all-then-all", None, None) == "all-then-all"
     with pytest.raises(click.BadParameter):
-        METRIC.convert("nothing", None, None)
+        types["objective"].convert("nothing", None, None)
 
 
 def test_one_that_fails_or_is_no_row_is_one_line():

@@ -9,7 +9,7 @@ from partita.core.problem import Metric, Objective, Problem
 from partita.core.rules import Rule
 from partita.cost.judge import Limit, check_memory, judge, measure
 from partita.cost.memory import peak_memory
-from partita.errors import InfeasibleError, InvalidInputError
+from partita.errors import InfeasibleError, InvalidInputError, UnsupportedError
 from partita.program.lower import lower
 from partita.testing.builders import Figures, chain, flat_cluster, pipeline
 
@@ -71,3 +71,16 @@ def test_energy_keeps_within_memory_too():
     devices = tuple(replace(d, max_w=300.0, idle_w=50.0) for d in problem.cluster.devices)
     problem = replace(problem, cluster=replace(problem.cluster, devices=devices))
     assert judge(problem, plan).limit is Limit.MEMORY
+
+
+def test_money_is_the_price_of_the_devices_in_use():
+    problem, plan = case(metric=Metric.COST)
+    with pytest.raises(UnsupportedError, match="price of device 'd0'"):
+        judge(problem, plan)
+    devices = tuple(replace(d, price_per_hour=3.0) for d in problem.cluster.devices)
+    problem = replace(problem, cluster=replace(problem.cluster, devices=devices))
+    seconds = judge(
+        replace(problem, objective=replace(problem.objective, metric=Metric.THROUGHPUT)), plan
+    ).value.value
+    found = judge(problem, plan).value
+    assert (found.value, found.unit) == (pytest.approx(2 * 3.0 * seconds / 3600), "$")

@@ -9,9 +9,16 @@ import pytest
 from partita.core.graph import VariantTable
 from partita.core.placement import placement_plan
 from partita.core.plan import Shard
+from partita.core.precision import PRECISIONS
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import Kind
-from partita.cost.memory import memory_events, peak_memory, saved_by_stage, static_memory
+from partita.cost.memory import (
+    memory_breakdown,
+    memory_events,
+    peak_memory,
+    saved_by_stage,
+    static_memory,
+)
 from partita.cost.predict import simulate
 from partita.program.lower import lower
 from partita.testing.builders import (
@@ -81,6 +88,49 @@ def test_saved_bytes_grow_with_samples_and_shrink_with_ranks():
     assert peaks([0], graph, microbatches=[1]) == [2 * (2 + 2)]
     assert peaks([0], graph, microbatches=[3]) == [2 * (2 + 6)]
     assert peaks([[(0, 1)]], graph, microbatches=[3]) == [8, 8]
+
+
+def test_the_narrow_copy_of_weights_is_held_once_whatever_the_microbatches_in_flight():
+    graph = chain(2, Figures(parameter_bytes=8.0))
+    copies = replace(graph.parameters, copy_bytes=np.array([4.0, 4.0]))
+    graph = replace(graph, parameters=copies)
+    gpipe = {"schedule": Schedule.GPIPE}
+    once = [8 + 4 + 8 + 16] * 2
+    assert peaks(range(2), graph, microbatches=1, **gpipe) == once
+    assert peaks(range(2), graph, microbatches=8, **gpipe) == once
+    mixed = Objective().with_precision(PRECISIONS["bf16-mixed"])
+    assert peaks(range(2), graph, microbatches=8, objective=mixed, **gpipe) == once
+    # Where weights are divided, the copy is what a gather brings: 4 of 4 + (8 + 8 + 16) / 2.
+    whole = peaks([(0, 1)], graph, microbatches=2, objective=mixed, shard=Shard.PARAMETERS)
+    assert whole == [8 + 2 * (8 + 8 + 16) / 2] * 2
+
+
+def test_a_policy_of_dtypes_divides_master_copy_and_state_among_replicas():
+    graph = chain(1, Figures(parameter_bytes=8.0))  # two elements
+    objective = Objective().with_precision(PRECISIONS["bf16-fp32-grads"])
+    options = {"objective": objective, "microbatches": 2}
+    assert held([(0, 1)], graph, **options) == [[4, 4], [8, 8], [24, 24]]
+    options["shard"] = Shard.OPTIMIZER
+    assert held([(0, 1)], graph, **options) == [[4, 4], [8, 8], [12, 12]]
+
+
+def test_the_breakdown_adds_up_to_the_peak_and_to_the_memory_of_the_device():
+    graph = chain(2, Figures(saved_bytes=5.0, parameter_bytes=8.0, tensor_bytes=3.0))
+    cluster = flat_cluster(2, memory_bytes=1000.0)
+    plan = pipeline(graph, cluster, range(2), microbatches=3)
+    objective = Objective(memory_factor=0.9).with_precision(PRECISIONS["bf16"])
+    problem = Problem(graph=graph, cluster=cluster, objective=objective)
+    program = lower(problem, plan)
+    memory = memory_breakdown(problem, plan, program)
+    assert memory.peak.tolist() == peak_memory(problem, plan, program).tolist()
+    assert sum(memory[:7]).tolist() == memory.peak.tolist()
+    assert memory.fixed.tolist() == [100, 100]
+    assert (memory.peak + memory.fixed + memory.free).tolist() == [1000, 1000]
+    # Two elements each; the first stage has two microbatches in flight, and gets a gradient back.
+    assert [part[0] for part in memory[:6]] == [4, 4, 8, 16, 10, 3]
+    assert memory.to_json(0)["activations_bytes"] == 10
+    free = replace(problem, cluster=flat_cluster(2))
+    assert memory_breakdown(free, plan, program).to_json(0)["free_bytes"] is None
 
 
 def test_the_curve_rises_with_forward_and_falls_with_backward():
@@ -245,7 +295,9 @@ def test_a_received_tensor_lives_until_its_last_reader_on_the_device():
     program = lower(problem, plan)
     events = memory_events(problem, plan, program)
     received = program.device[events.row] == 1
-    rows = {delta: int(row) for row, _, delta in zip(*(c[received] for c in events), strict=True)}
+    rows = {
+        delta: int(row) for row, _, delta, _ in zip(*(c[received] for c in events), strict=True)
+    }
     assert program.describe(rows[8.0]).startswith("d1: RECV(stage 1, ")
     assert program.describe(rows[-8.0]).startswith("d1: FORWARD(stage 3, ")
 

@@ -7,17 +7,21 @@ import pytest
 
 from partita.core.graph import ParameterTable
 from partita.core.plan import Shard
+from partita.core.precision import PRECISIONS, parse_precision
 from partita.core.problem import Mode, Objective, Problem
 from partita.core.rules import Rule
 from partita.cost.tables import (
+    GPU_RESERVE,
     SHARD_LEVEL,
     alike_in_time,
     at_each_user,
     at_first_user,
     device_classes,
+    fixed_bytes,
     fold_backward,
     held_bytes,
     joined_ops,
+    state_bytes,
     units,
 )
 from partita.testing.builders import Figures, chain, flat_cluster
@@ -36,7 +40,7 @@ def test_training_adds_gradients_and_optimizer_state_of_what_is_trained():
     held = held_bytes(TABLE, Objective(optimizer_bytes_per_element=8.0))
     assert held.weights.tolist() == [40, 40, 40]
     assert held.gradients.tolist() == [40, 0, 40]
-    assert held.optimizer.tolist() == [80, 0, 160]  # 10 elements of float32, 20 of float16
+    assert held.state.tolist() == [80, 0, 160]  # 10 elements of float32, 20 of float16
     assert held.total.tolist() == [160, 40, 240]
 
 
@@ -66,6 +70,64 @@ def test_replicas_divide_what_the_level_says_and_frozen_parameters_stay_whole(sh
     assert one.total[:2].tolist() == [trained, 40]
     both = held.on_device(level=SHARD_LEVEL[shard], replicas=4, tp=2)
     assert both.total[:2].tolist() == [trained / 2, 20]
+
+
+D = 8
+_ADAM8 = "adam8bit"
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "parts", "levels"),
+    [
+        ("fp32", "adam", (4, 4, 0, 8), (16, 8 + 8 / D, 4 + 12 / D, 16 / D)),
+        ("tf32", "adam", (4, 4, 0, 8), (16, 8 + 8 / D, 4 + 12 / D, 16 / D)),
+        ("fp32", "momentum", (4, 4, 0, 4), (12, 8 + 4 / D, 4 + 8 / D, 12 / D)),
+        ("fp32", "sgd", (4, 4, 0, 0), (8, 8, 4 + 4 / D, 8 / D)),
+        ("fp32", "adafactor", (4, 4, 0, 0), (8, 8, 4 + 4 / D, 8 / D)),
+        ("bf16-fp32-grads", "adam", (2, 4, 4, 8), (18, 6 + 12 / D, 2 + 16 / D, 18 / D)),
+        ("bf16", "adam", (2, 2, 4, 8), (16, 4 + 12 / D, 2 + 14 / D, 16 / D)),
+        ("fp16", "adam", (2, 2, 8, 8), (20, 4 + 16 / D, 2 + 18 / D, 20 / D)),
+        ("bf16-fp32-grads,state=bf16", "adam", (2, 4, 4, 4), (14, 6 + 8 / D, 2 + 12 / D, 14 / D)),
+        ("bf16-fp32-grads", _ADAM8, (2, 4, 4, 2), (12, 6 + 6 / D, 2 + 10 / D, 12 / D)),
+        ("pure-bf16", "adam", (2, 2, 0, 4), (8, 4 + 4 / D, 2 + 6 / D, 8 / D)),
+        ("pure-bf16", _ADAM8, (2, 2, 0, 2), (6, 4 + 2 / D, 2 + 4 / D, 6 / D)),
+        ("fp8", "adam", (2, 2, 4, 8), (16, 4 + 12 / D, 2 + 14 / D, 16 / D)),
+        # A copy in bfloat16 for the step, which gathers bring where the weights are divided.
+        ("bf16-mixed", "adam", (4, 4, 0, 8), (18, 10 + 8 / D, 6 + 12 / D, 16 / D)),
+    ],
+)
+def test_bytes_per_parameter_are_those_of_the_published_table(precision, optimizer, parts, levels):
+    held = state_bytes(parse_precision(precision), optimizer)
+    assert (held.weights, held.gradients, held.master, held.state) == parts
+    found = held.on_device(level=np.arange(4), replicas=D).total
+    assert found == pytest.approx(levels)
+
+
+def test_lora_holds_frozen_weights_and_the_whole_state_of_its_adapters():
+    held = state_bytes(PRECISIONS["bf16"], frozen=0.99)
+    assert float(held.total) == pytest.approx(2 + 0.01 * 14)
+
+
+def test_a_policy_gives_every_part_of_a_graphs_parameters_its_dtype():
+    table = replace(TABLE, buffer=np.array([False, True, False]))
+    held = held_bytes(table, Objective().with_precision(PRECISIONS["bf16-fp32-grads"]))
+    assert held.weights.tolist() == [20, 40, 40]  # a buffer keeps its own dtype
+    assert held.gradients.tolist() == [40, 0, 80]
+    assert held.master.tolist() == [40, 0, 80]
+    assert held.state.tolist() == [80, 0, 160]
+    mixed = held_bytes(table, Objective().with_precision(PRECISIONS["bf16-mixed"]))
+    assert mixed.copy.tolist() == [20, 0, 40]
+
+
+def test_the_copy_of_weights_in_the_type_of_the_arithmetic_is_for_training_alone():
+    table = replace(TABLE, copy_bytes=np.array([20.0, 0.0, 0.0]))
+    assert held_bytes(table, Objective()).total.tolist() == [180, 40, 240]
+    assert held_bytes(table, Objective(mode=Mode.INFERENCE)).total.tolist() == [40, 40, 40]
+
+
+def test_weights_beside_a_master_copy_are_written_by_an_update_but_not_read():
+    held = held_bytes(TABLE, Objective().with_precision(PRECISIONS["bf16"]))
+    assert held.update_traffic.tolist() == [20 + 20 + 2 * (40 + 80), 0, 40 + 40 + 2 * (80 + 160)]
 
 
 def test_shared_parameters_count_at_each_user_or_at_the_first():
@@ -116,3 +178,13 @@ def test_explicit_backward_ops_count_in_backward():
     last = replace(graph, ops=replace(graph.ops, phase=np.array([0, 1])))
     ahead, back = fold_backward(last, last.forward_s, last.backward_s)
     assert (ahead.tolist(), back.tolist()) == ([1, 0], [2, 3])
+
+
+def test_a_process_with_a_few_communicators_takes_two_to_three_gibibytes():
+    assert 1.0 < fixed_bytes(1) / 2**30 < 1.5
+    assert 1.5 < fixed_bytes(4) / 2**30 < 2.9
+
+
+def test_the_usual_reserve_covers_a_process_and_fragments_of_a_large_gpu():
+    memory, fragments = 80e9, 0.025
+    assert GPU_RESERVE * memory >= fixed_bytes(2) + fragments * memory

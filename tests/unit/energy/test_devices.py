@@ -12,14 +12,12 @@ from partita.core.dvfs import Dvfs
 from partita.core.energy import EnergyOrigin
 from partita.core.program import Kind
 from partita.energy.client.counter import ExactCounter, PolledCounter, Stamp, open_counter
+from partita.energy.devices.gpus import NvmlDevice, ZeusDevice
 from partita.energy.devices.modelled import ModelledDevice, SlowSpell
-from partita.energy.devices.null import NullDevice
-from partita.energy.devices.nvml import NvmlDevice
 from partita.energy.devices.protocol import PowerDevice, WorkingDevice
 from partita.energy.devices.rapl import RaplDevice
 from partita.energy.devices.replay import ReplayDevice
-from partita.energy.devices.table import DEVICES, open_device
-from partita.energy.devices.zeus import ZeusDevice
+from partita.energy.devices.table import DEVICES, NullDevice, open_device
 from partita.energy.frontier.modelled import DvfsCurve
 from partita.errors import FormatError, InvalidInputError, UnsupportedError
 from partita.formats.perseus import write_energy_log

@@ -27,7 +27,7 @@ def problem(name: str, cluster: str, microbatches: int = 16) -> Problem:
 
 
 def test_the_plan_of_least_energy_within_two_percent_is_not_the_fastest() -> None:
-    asked = problem("resnet50", "6xa40+2xa100")
+    asked = problem("resnet50", "6xa40+2xa100-pcie")
     planner = get_planner("auto", iterations=10)
     answer = plan_for_energy(asked, planner, slowdown=0.02, points=8)
     best, fastest = answer.best, answer.fastest
@@ -42,7 +42,7 @@ def test_the_plan_of_least_energy_within_two_percent_is_not_the_fastest() -> Non
         assert again.time_s <= answer.limit_s * (1 + 1e-9)
         assert again.energy_j / each.solution.plan.samples == pytest.approx(each.joules_per_sample)
         joules.append(again.energy_j)
-    assert joules[0] < 0.97 * joules[1]
+    assert joules[0] < 0.98 * joules[1]
     assert answer.simulated_j == joules[0]
     assert best.frontier.origin is EnergyOrigin.MODELLED
     # The document holds the metric's own value: joules a sample with the highest clocks.

@@ -80,7 +80,9 @@ def test_every_plan_is_tried_and_the_parts_sum_to_the_peak() -> None:
     }
     assert report.best.step_s == min(trial.step_s for trial in report.trials)
     for trial in report.trials:
-        assert sum(trial.parts.values()) == pytest.approx(trial.peak_bytes)
+        memory = trial.memory
+        assert sum(memory[:7]) == pytest.approx(trial.peak_bytes)
+        assert sum(memory[7:]) == pytest.approx(trial.problem.cluster.memory_bytes[0])
         timeline = simulate(trial.problem, trial.plan)
         assert trial.peak_bytes == pytest.approx(timeline.peak_bytes)
         assert trial.step_s == timeline.makespan_s
@@ -114,13 +116,13 @@ def test_the_largest_smaller_microbatch_is_taken() -> None:
 
 
 def test_the_fewest_more_devices_are_found() -> None:
-    report = fit(question(layered(WEIGHTY), 500, devices=2))
+    report = fit(question(layered(WEIGHTY), 1200, devices=2))
     grown = [c for c in report.changes if c.setting.growth and len(c.words) == 1]
     (change,) = grown
     count = len(change.trial.problem.cluster)
     assert change.trial.fits
     assert change.words == (f"{count} devices instead of 2",)
-    fewer = question(layered(WEIGHTY), 500, devices=2)
+    fewer = question(layered(WEIGHTY), 1200, devices=2)
     for growth in range(change.setting.growth):
         problem = problem_of(fewer, Setting(microbatch_size=4, growth=growth))
         assert not any(try_shape(problem, shape).fits for shape in shapes(problem))
@@ -161,7 +163,7 @@ def test_inference_has_no_gradients_and_is_not_sharded() -> None:
     report = fit(question(layered(WEIGHTY), 800, devices=2, mode=Mode.INFERENCE))
     assert report.fits
     assert {trial.shape.shard for trial in report.trials} == {Shard.NONE}
-    assert not any(trial.parts["gradients"].any() for trial in report.trials)
+    assert not any(trial.memory.gradients.any() for trial in report.trials)
 
 
 def test_shapes_that_cannot_share_the_microbatches_are_refused_by_name() -> None:
@@ -189,7 +191,7 @@ def test_what_is_called_hopeless_does_not_fit(seed: int) -> None:
 
 
 def test_the_report_is_json_and_the_best_plan_a_solution() -> None:
-    report = fit(question(layered(WEIGHTY), 500, devices=2))
+    report = fit(question(layered(WEIGHTY), 1200, devices=2))
     figures = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert figures["fits"] is False
     assert {"change", "batch_size", "trial", "num_devices"} <= set(figures["changes"][0])

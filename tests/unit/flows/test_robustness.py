@@ -9,7 +9,7 @@ from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
 from partita.cost.judge import measure
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.flows.alternatives import alternatives_of
+from partita.flows.answer import alternatives_of
 from partita.flows.robustness import Doubt, perturbed, quantiles, under_doubt
 from partita.planners.single import plan_single
 from partita.planners.uniform import plan_uniform

@@ -2,14 +2,18 @@
 
 from dataclasses import replace
 
+import numpy as np
+
+from partita.core.graph import Labels
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
 from partita.flows.compare import ranked
 from partita.flows.planner_choice import planner_choice
+from partita.flows.solutions import evaluated
 from partita.flows.summary import describe_plan, summarise
 from partita.planners.table import solve
 from partita.plugins import PluginGroup
-from partita.testing.builders import Figures, chain, flat_cluster
+from partita.testing.builders import Figures, chain, flat_cluster, pipeline
 
 
 def problem_with(memory_bytes: float) -> Problem:
@@ -48,3 +52,24 @@ def test_plans_in_words():
     assert (
         describe_plan(solve(problem_with(1e6), "uniform", replicas=2).plan) == "1 stage x 2, 1f1b"
     )
+
+
+def summary_of(cut):
+    """Return the summary of four ops in two blocks, wide inside, cut into two stages."""
+    graph = chain(4, Figures(tensor_bytes=10.0, parameter_bytes=1.0))
+    wide = np.where(np.isin(graph.tensors.producer, (0, 2)), 100.0, 10.0)
+    blocks = Labels(names=("a", "b"), of=np.array([0, 0, 1, 1]))
+    graph = replace(
+        graph,
+        ops=replace(graph.ops, blocks=blocks),
+        tensors=replace(graph.tensors, bytes=wide),
+    )
+    cluster = flat_cluster(2)
+    plan = pipeline(graph, cluster, [0, 1], microbatches=2)
+    plan = replace(plan, stage_of=np.array(cut))
+    return summarise(evaluated(Problem(graph=graph, cluster=cluster), plan, None))
+
+
+def test_wide_cuts_inside_blocks_are_named():
+    assert summary_of([0, 0, 1, 1]).cuts_inside_blocks == ""
+    assert "send up to 100 B, cuts between them 10 B" in summary_of([0, 1, 1, 1]).cuts_inside_blocks

@@ -10,7 +10,7 @@ from partita.errors import InvalidInputError
 from partita.objectives.table import PUBLISHED, evaluate_published, why_not
 from partita.objectives.value import Value
 
-SIMULATED = {Metric.THROUGHPUT, Metric.LATENCY, Metric.ENERGY}
+SIMULATED = {Metric.THROUGHPUT, Metric.LATENCY, Metric.ENERGY, Metric.COST}
 
 
 def test_every_published_metric_has_a_function_and_a_reason():

@@ -10,16 +10,18 @@ import pytest
 
 from partita.catalogue.examples import example
 from partita.core.cluster import Cluster, Level
+from partita.core.graph import DeviceKind
+from partita.core.plan import Shard
 from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
 from partita.core.rules import parse_rule
 from partita.core.solution import Proof
-from partita.cost.judge import check_memory, measure
+from partita.cost.judge import check_memory, judge_candidate, measure
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.objectives.placed import placement_errors
 from partita.planners.auto import coarse, sketch, units
 from partita.planners.auto.coarse import working_problem
 from partita.planners.auto.estimate import Estimator
-from partita.planners.auto.evaluator import verdict_of
+from partita.planners.auto.evaluator import Evaluator
 from partita.planners.auto.frame import Batch, frame_of
 from partita.planners.auto.lines import device_lines, unit_orders
 from partita.planners.auto.moves import NEIGHBOURHOODS, Position
@@ -298,8 +300,8 @@ def test_moves_lead_to_valid_plans_and_estimates_stay_below(seed):
             plan.check_fits(problem)
             assert plan.samples == problem.microbatches * problem.microbatch_size
         sketch = rng.choice(near)
-        verdict = verdict_of(problem, sketch.plan(problem, frame.units))
-        assert estimator.estimate(sketch).floor <= verdict.value * (1 + 1e-9)
+        judged = judge_candidate(problem, sketch.plan(problem, frame.units))
+        assert estimator.estimate(sketch).floor <= judged.score * (1 + 1e-9)
 
 
 def test_the_estimate_of_a_balanced_pipeline_is_near():
@@ -369,3 +371,40 @@ def test_small_models_are_planned_without_compilers():
         "sys.exit(bool({'numba', 'scipy', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_state_that_does_not_fit_is_sharded_while_cutting():
+    """One op needs more than a device holds, and two replicas with a part of its state each fit."""
+    figures = Figures(parameter_bytes=100.0, saved_bytes=1.0, tensor_bytes=1.0)
+    objective = Objective(microbatches=4, microbatch_size=1)
+    problem = Problem(
+        graph=chain(1, figures), cluster=flat_cluster(2, memory_bytes=350.0), objective=objective
+    )
+    plan = plan_auto(problem, iterations=2).plan
+    assert plan.stages[0].num_replicas == 2
+    assert plan.stages[0].shard is not Shard.NONE
+
+
+def test_candidates_are_measured_condensed_as_they_are_whole():
+    rng = random.Random(3)
+    graph = random_dag(12, rng)
+    problem = Problem(graph=graph, cluster=flat_cluster(4), objective=Objective(microbatches=4))
+    frame = frame_of(problem)
+    evaluator = Evaluator(frame, Effort(iterations=1))
+    assert evaluator.model is not None
+    for start in likely_starts(frame, Estimator(frame), Effort(iterations=1)):
+        whole = judge_candidate(problem, start.plan(problem, frame.units))
+        assert evaluator.evaluate(start).score == pytest.approx(whole.score, rel=1e-9)
+
+
+def test_replicas_may_divide_their_state_on_any_kind_of_device():
+    graph = chain(4, Figures(parameter_bytes=1e9))
+    for kind in DeviceKind:
+        cluster = flat_cluster(4)
+        devices = tuple(
+            replace(device, kind=kind, memory_bytes=9.7e9, memory_bytes_per_s=1e9)
+            for device in cluster.devices
+        )
+        frame = frame_of(Problem(graph=graph, cluster=replace(cluster, devices=devices)))
+        found = {sketch.stages[0].shard for sketch in data_parallel_starts(frame)}
+        assert {Shard.OPTIMIZER} <= found

@@ -225,14 +225,14 @@ def test_stranded_ops_are_placed_with_fewer_copies():
 @pytest.mark.parametrize("planner", [*PLANNERS, best_placement])
 def test_an_op_that_is_too_large_is_named_with_what_would_do(planner):
     problem = problem_of(3, [(0, 1)], Figures(saved_bytes=[1.0, 50.0, 1.0]), memory_bytes=40.0)
-    with pytest.raises(InfeasibleError, match=r"nothing fits: op 'op1' needs 50.* 'd0'; 1\.2"):
+    with pytest.raises(InfeasibleError, match=r"nothing fits: op 'op1' needs 50.* 'd0', .*; 1\.2"):
         planner(problem)
 
 
 def test_ops_that_are_too_much_or_too_many_are_proven_so():
     figures = Figures(saved_bytes=30.0)
     too_much = problem_of(3, [], figures, memory_bytes=40.0)
-    with pytest.raises(InfeasibleError, match=r"the ops keep 90.* 10.* more than the devices"):
+    with pytest.raises(InfeasibleError, match=r"the ops need 90.* 10.* more than all 2 devices"):
         plan_m_etf(too_much)
     too_many = problem_of(3, [], figures, memory_bytes=55.0)
     with pytest.raises(InfeasibleError, match="at least 3 devices of 55"):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from partita.errors import InvalidInputError
+from partita.planners import effort as efforts
 from partita.planners.annealing import anneal_rounds
 from partita.planners.effort import Effort, SearchTrace
 
@@ -43,6 +44,18 @@ def test_steps_and_seconds_are_limits_and_either_ends_a_search():
     assert (timed.left_s, timed.text) == (0.0, "time_limit 0 s")
     assert Effort().text == "no limit"
     assert not Effort().is_over()
+
+
+def test_seconds_in_which_kernels_are_compiled_are_not_those_of_a_search(monkeypatch):
+    compiling_s = 0.0
+    monkeypatch.setattr(efforts, "compiling_s", lambda: compiling_s)
+    timed = Effort(time_limit=50.0)
+    assert not timed.is_over()
+    compiling_s = -60.0  # as if 60 seconds of work had gone by
+    assert timed.is_over()
+    timed = Effort(time_limit=50.0)
+    compiling_s = 1e6
+    assert not timed.is_over()
 
 
 def test_a_goal_ends_a_search_and_the_trace_is_told():

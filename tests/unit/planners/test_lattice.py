@@ -20,7 +20,7 @@ from partita.planners.lattice.ideals import (
 )
 from partita.planners.lattice.nets import nets_by_node
 from partita.planners.lattice.orders import linear_orders
-from partita.planners.lattice.quotient import collapse, members, node_sums, quotient
+from partita.planners.lattice.quotient import collapse, node_sums, quotient
 from partita.testing.builders import chain, diamond, random_dag
 
 
@@ -99,8 +99,6 @@ class TestQuotient:
         assert q.node_of.tolist() == [0, 1, 1, 1, 2]
         assert edges_of(q) == [(0, 1), (1, 2)]
         assert node_sums(q, np.arange(5.0)).tolist() == [0.0, 6.0, 4.0]
-        ptr, ops = members(q)
-        assert ops[ptr[1] : ptr[2]].tolist() == [1, 2, 3]
 
     def test_merge_labels_join_classes(self):
         graph = with_ops(chain(6), colocation=[0, 0, 1, -1, -1, -1])

@@ -13,7 +13,6 @@ from partita.errors import InfeasibleError, InvalidInputError, UnsupportedError
 from partita.planners.pipeline import (
     allowed_boundaries,
     cut_layers,
-    default_schedule,
     layer_of_ops,
     main_devices,
     pipeline_plan,
@@ -39,9 +38,13 @@ def test_plain_planners_use_the_accelerators_or_the_cpus(problem_of):
 
 
 def test_the_schedule_is_the_one_asked_for(problem_of):
-    assert default_schedule(problem_of(2)) is Schedule.ONE_F_ONE_B
-    assert default_schedule(problem_of(2, mode=Mode.INFERENCE)) is Schedule.INFERENCE
-    assert default_schedule(problem_of(2, schedule=Schedule.GPIPE)) is Schedule.GPIPE
+    assert problem_of(2).objective.pipeline_schedule is Schedule.ONE_F_ONE_B
+    assert problem_of(2, mode=Mode.INFERENCE).objective.pipeline_schedule is Schedule.INFERENCE
+    assert problem_of(2, schedule=Schedule.GPIPE).objective.pipeline_schedule is Schedule.GPIPE
+    assert problem_of(2).objective.placement_schedule is Schedule.GPIPE
+    assert problem_of(2, mode=Mode.INFERENCE).objective.placement_schedule is Schedule.INFERENCE
+    asked = problem_of(2, schedule=Schedule.ONE_F_ONE_B).objective
+    assert asked.placement_schedule is Schedule.ONE_F_ONE_B
 
 
 def test_without_layers_the_topological_order_counts():

@@ -50,7 +50,10 @@ def test_ops_that_can_share_no_device_are_named(problem_of):
     graph = with_ops(3, device_kinds=[3, 1, 2], colocation=[-1, 0, 0])
     with pytest.raises(InfeasibleError) as caught:
         plan_random(problem_of(graph, mixed()))
-    assert str(caught.value) == "no device may run all ops that share one with 'op1'"
+    assert (
+        str(caught.value)
+        == "no device may run op 'op1' and 1 that must share its device, such as 'op2'"
+    )
 
 
 def test_a_placement_that_does_not_fit_is_drawn_again(problem_of):

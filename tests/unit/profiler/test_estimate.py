@@ -118,7 +118,7 @@ def test_half_precision_is_faster_and_saves_half(small_gpt: CapturedModel) -> No
     half = estimate(small_gpt, "a100", dtype="bfloat16")
     assert half.forward_s.sum() < single.forward_s.sum()
     masks = [t.endswith("dropout") for t in np.array(half.ops.types.names)[half.ops.types.of]]
-    plain = ~np.array(masks) & (half.ops.saved_fixed_bytes == 0)
+    plain = ~np.array(masks)
     plain &= np.array(
         [t != "cross_entropy" for t in np.array(half.ops.types.names)[half.ops.types.of]]
     )
@@ -126,6 +126,18 @@ def test_half_precision_is_faster_and_saves_half(small_gpt: CapturedModel) -> No
     ratio = half.ops.saved_bytes[plain].sum() / single.ops.saved_bytes[plain].sum()
     assert ratio == pytest.approx(0.5, abs=0.01)
     assert half.ops.saved_bytes[masks].sum() == single.ops.saved_bytes[masks].sum()
+
+
+def test_float8_is_for_products_with_parameters_alone(small_gpt: CapturedModel) -> None:
+    half = estimate(small_gpt, "h100", dtype="bfloat16")
+    eighth = estimate(small_gpt, "h100", dtype="float8")
+    assert (eighth.ops.saved_bytes == half.ops.saved_bytes).all()
+    assert (eighth.tensors.bytes == half.tensors.bytes).all()
+    faster = half.forward_s.sum() / eighth.forward_s.sum()
+    assert 1 <= faster < 2
+    attention = [t.endswith("attention") for t in np.array(half.ops.types.names)[half.ops.types.of]]
+    assert (eighth.forward_s[attention] == half.forward_s[attention]).all()
+    assert eighth.costs[0].peak_flop_per_s > 1.9 * half.costs[0].peak_flop_per_s
 
 
 def test_recomputation_leaves_out_the_embedding_and_the_last_layer(
@@ -195,7 +207,7 @@ def test_an_op_that_shapes_cannot_run_is_priced_by_its_bytes_and_noted() -> None
 def test_unknown_dtypes_and_devices_are_refused(small_gpt: CapturedModel) -> None:
     with pytest.raises(InvalidInputError, match="is not known"):
         estimate(small_gpt, "a100", dtype="float12")
-    with pytest.raises(InvalidInputError, match="no peak rate for tfloat32"):
+    with pytest.raises(InvalidInputError, match=r"no peak rate for tfloat32.* --precision fp32"):
         estimate(small_gpt, "v100", dtype="tfloat32")
     with pytest.raises(InvalidInputError, match="not in the catalogue"):
         estimate(small_gpt, "a101")

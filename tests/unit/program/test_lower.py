@@ -8,6 +8,7 @@ import pytest
 from partita.core.graph import Phase
 from partita.core.placement import placement_plan
 from partita.core.plan import Shard
+from partita.core.precision import PRECISIONS
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import FIRST_COLLECTIVE, LAST_COMPUTE, Kind
 from partita.core.schedules import SCHEDULES, ScheduleRow
@@ -293,6 +294,33 @@ def test_a_sharded_optimizer_scatters_updates_and_gathers():
     assert words(program, 0, collectives=True) == "F0 B0 F2 B2 scatter U gather"
 
 
+@pytest.mark.parametrize(
+    ("name", "reduced", "gathered"),
+    [
+        ("fp32", 8, 8),
+        ("bf16", 4, 4),
+        ("bf16-fp32-grads", 8, 4),
+        ("bf16-mixed", 8, 4),
+        ("fp8", 4, 2),
+    ],
+)
+@pytest.mark.parametrize("shard", [Shard.NONE, Shard.OPTIMIZER, Shard.PARAMETERS])
+def test_reductions_and_gathers_move_the_bytes_of_the_policy(name, reduced, gathered, shard):
+    graph, cluster = chain(1, Figures(parameter_bytes=8.0)), flat_cluster(2)
+    plan = pipeline(graph, cluster, [(0, 1)], shard=shard, microbatches=2)
+    objective = Objective().with_precision(PRECISIONS[name])
+    problem = Problem(graph=graph, cluster=cluster, objective=objective)
+    program = lower(problem, plan)
+    check(problem, plan, program)
+    gathers = program.kind == Kind.ALL_GATHER
+    reduces = np.isin(program.kind, (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER))
+    assert set(program.bytes[reduces].tolist()) == {reduced}
+    assert set(program.bytes[gathers].tolist()) == (set() if shard is Shard.NONE else {gathered})
+    wrong = replace(program, bytes=np.where(gathers | reduces, program.bytes + 3, program.bytes))
+    with pytest.raises(InvalidInputError, match="wrong number of bytes"):
+        check(problem, plan, wrong)
+
+
 def test_sharded_gradients_are_reduced_every_round():
     program = lowered([(0, 1)], shard=Shard.GRADIENTS, microbatches=4)
     assert words(program, 0, collectives=True) == "F0 B0 scatter F2 B2 scatter U gather"
@@ -323,6 +351,58 @@ def test_sharded_stages_without_trained_parameters_gather_nothing():
     tied = chain(4, FIGURES, Traits(bare=range(4), tied=[(0, 3)]))
     program = lowered([(0, 1), (2, 3)], tied, shard=Shard.PARAMETERS, microbatches=2)
     assert words(program, 0, collectives=True) == "F0 B0 reduce U"
+
+
+# Degrees.
+
+
+def divided(groups, graph=None, *, microbatches=2, **degrees):
+    """Return the Program of a pipeline whose stages have degrees."""
+    shard = degrees.pop("shard", Shard.NONE)
+    problem, plan = make(groups, graph, microbatches=microbatches, shard=shard)
+    return lower(problem, replace(plan, stages=tuple(replace(s, **degrees) for s in plan.stages)))
+
+
+def experts(graph, names):
+    of = np.isin(graph.parameters.names, names)
+    assert of.sum() == len(names)
+    return replace(graph, parameters=replace(graph.parameters, expert=of))
+
+
+def test_context_parallel_ranks_reduce_whole_parameters_together():
+    program = divided([[(0, 1, 2, 3), (4, 5, 6, 7)]], cp=2)
+    assert collectives(program, 0) == [("reduce", 0, 12, [0, 2, 4, 6])]
+    assert collectives(program, 5) == [("reduce", 0, 12, [1, 3, 5, 7])]
+    assert collectives(divided([[(0, 1)]], cp=2), 1) == [("reduce", 0, 24, [0, 1])]
+
+
+def test_ranks_receive_the_part_of_a_tensor_that_they_hold():
+    whole = divided([[(0, 1)], [(2, 3)]])
+    assert set(whole.bytes[whole.kind == Kind.SEND].tolist()) == {4}
+    for degrees in ({"cp": 2}, {"sequence_parallel": True}):
+        parts = divided([[(0, 1)], [(2, 3)]], **degrees)
+        assert set(parts.bytes[parts.kind == Kind.SEND].tolist()) == {2}
+
+
+def test_experts_are_divided_and_reduced_apart():
+    graph = chain(4, FIGURES)
+    graph = experts(graph, graph.parameters.names[:2])
+    program = divided([[(0, 1), (2, 3)]], graph, ep=2)
+    assert collectives(program, 0) == [("reduce", 0, 6, [0, 2]), ("reduce", 1, 6, [0, 2])]
+    wide = divided([[(0,), (1,), (2,), (3,)]], graph, ep=2, microbatches=4)
+    assert collectives(wide, 1) == [("reduce", 0, 12, [0, 1, 2, 3]), ("reduce", 1, 6, [1, 3])]
+
+
+def test_groups_of_replicas_gather_among_themselves_and_reduce_together():
+    program = divided([(0, 1, 2, 3)], shard=Shard.PARAMETERS, shard_group=2, microbatches=4)
+    assert collectives(program, 2)[0] == ("gather", 0, 24, [2, 3])
+    assert collectives(program, 2)[-1] == ("scatter", 0, 24, [0, 1, 2, 3])
+
+
+def test_gathers_are_issued_one_compute_ahead():
+    program = divided([(0, 1), (0, 1)], shard=Shard.PARAMETERS)
+    expected = "0gather 1gather 0F0 1F0 1gather 0gather 1B0 1scatter 0B0 0scatter 0U 1U"
+    assert words(program, 0, stages=True, collectives=True) == expected
 
 
 # Weight stashing.

@@ -20,6 +20,7 @@ from partita.cost.durations import instruction_seconds
 from partita.cost.predict import Disturbance, simulate, steady_period_s
 from partita.errors import InvalidInputError
 from partita.program.lower import lower
+from partita.program.matching import match
 from partita.program.simulate import play
 from partita.testing.builders import (
     Figures,
@@ -353,13 +354,40 @@ def test_members_of_a_group_that_disagree_are_named():
     problem = Problem(graph=graph, cluster=cluster)
     program = lower(problem, plan)
     lists = lists_of(program)
+    with pytest.raises(InvalidInputError, match="waits for ever: d1 of its group does not list"):
+        simulate(problem, plan, program=relisted(program, [lists[0], lists[1][:-1]]))
     first, second = rows_of(program, Kind.FORWARD, device=1).tolist()
     i, j = lists[1].index(first), lists[1].index(second)
     lists[1][i], lists[1][j] = second, first
     with pytest.raises(InvalidInputError, match=r"list their joint .* \(their microbatch differ\)"):
         simulate(problem, plan, program=relisted(program, lists))
-    with pytest.raises(InvalidInputError, match="not issued by all members of its group"):
-        simulate(problem, plan, program=relisted(program, [lists[0], lists[1][:-1]]))
+
+
+def test_collectives_and_compute_of_a_group_count_together():
+    """A group has one order: what computes together waits, so that no member may be elsewhere."""
+    graph, cluster = chain(2, Figures(parameter_bytes=8)), flat_cluster(2)
+    plan = pipeline(graph, cluster, [[(0, 1)]], microbatches=1, schedule=Schedule.GPIPE)
+    problem = Problem(graph=graph, cluster=cluster)
+    program = lower(problem, plan)
+    # Both members gather something between forward and backward ...
+    backward = rows_of(program, Kind.BACKWARD)
+    lists = lists_of(program)
+    forward = rows_of(program, Kind.FORWARD)
+    for device in range(2):
+        lists[device].insert(lists[device].index(int(backward[device])), int(forward[device]))
+    made = relisted(program, lists)
+    kind = made.kind.copy()
+    second = [rows_of(made, Kind.FORWARD, device=d)[1] for d in range(2)]
+    kind[second] = Kind.ALL_GATHER
+    made = replace(made, kind=kind)
+    joint = match(made).joint
+    assert joint[second[0]] == joint[second[1]] >= 0
+    # ... and one of them only after backward: the others' backward waits for it, and it for theirs.
+    lists = lists_of(made)
+    gather = lists[1].pop(lists[1].index(int(second[1])))
+    lists[1].append(gather)
+    with pytest.raises(InvalidInputError, match=r"one order \(their kind differ"):
+        match(relisted(made, lists))
 
 
 # A second simulator, written plainly.
@@ -401,12 +429,11 @@ class PlainSimulator:
 
     def _members(self):
         turns, joint = defaultdict(int), defaultdict(list)
-        for row, kind in enumerate(self.kind):
+        for row in range(len(self.kind)):
             group = int(self.program.group[row])
             if group >= 0:
-                team = (group, kind >= FIRST_COLLECTIVE)
-                joint[team, turns[team, self.device[row]]].append(row)
-                turns[team, self.device[row]] += 1
+                joint[group, turns[group, self.device[row]]].append(row)
+                turns[group, self.device[row]] += 1
         return {row: rows for rows in joint.values() for row in rows}
 
     def _depths(self):

@@ -1,5 +1,6 @@
 """Where ranks stand, and which of them holds up the others."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from partita.ranks.status import (
     RankStatus,
     StatusBoard,
     StatusView,
+    agree_on_stop,
     culprit,
     describe,
     place_of,
@@ -179,3 +181,29 @@ def test_a_rank_between_steps_is_to_blame_only_if_nobody_else_computes(program: 
     )
     text = culprit({0: computes, 1: paused}, program, RANKS)
     assert text.startswith("the others wait for rank 0: ")
+
+
+def test_ranks_that_never_wait_for_one_another_stop_at_the_same_step() -> None:
+    board, stopped = StatusBoard(3), dict[int, int]()
+
+    def play(rank: int) -> None:
+        step = rank  # they are not at the same step, nor equally fast
+        while not board.stops_before(rank, step):
+            step += 1
+            time.sleep(0.0002 * rank)
+        stopped[rank] = step
+
+    threads = [threading.Thread(target=play, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.02)
+    step = agree_on_stop(board, range(3))
+    for thread in threads:
+        thread.join(10)
+    assert stopped == dict.fromkeys(range(3), step)
+
+
+def test_nobody_stops_unasked() -> None:
+    board = StatusBoard(1)
+    assert not board.stops_before(0, 7)
+    assert board.announced(0) == 7

@@ -15,6 +15,7 @@ from partita.fleet.study.panels import Line, Panel
 from partita.planners.table import solve
 from partita.report.charts import (
     ENDINGS,
+    TradeOff,
     frontier_chart,
     memory_chart,
     panels_chart,
@@ -22,6 +23,7 @@ from partita.report.charts import (
     search_chart,
     search_csv,
     sensitivity_chart,
+    trade_off_chart,
 )
 from partita.testing.builders import small_frontier
 
@@ -155,3 +157,21 @@ def test_memory_is_drawn_per_device():
     for name in timeline.devices:
         index = timeline.devices.index(name)
         assert max(found[name].get_ydata()) == pytest.approx(timeline.peak_bytes[index] / 1e9)
+
+
+def test_trade_offs_show_groups_and_their_front():
+    points = [
+        TradeOff(x=1.0, y=3.0, group="a", on_front=True, words="cheapest"),
+        TradeOff(x=50.0, y=9.0, group="b", on_front=True),
+        TradeOff(x=2.0, y=9.0, group="a"),
+    ]
+    figure = trade_off_chart(points, title="offers", x="tokens/s", y="money")
+    lines = lines_of(figure)
+    assert lines["best of all"].get_xydata().tolist() == [[1.0, 3.0], [50.0, 9.0]]
+    assert lines["a"].get_xdata().tolist() == [1.0, 2.0]
+    assert figure.axes[0].get_xscale() == "log"
+    assert figure.axes[0].get_yscale() == "linear"
+    shown = texts(lambda: trade_off_chart(points, title="offers", x="tokens/s", y="money"))
+    assert "cheapest" in shown
+    with pytest.raises(InvalidInputError, match="no point"):
+        trade_off_chart([], title="", x="", y="")

@@ -8,7 +8,7 @@ import pytest
 
 from partita.core.program import Kind
 from partita.report.clock_svg import clock_svg, colour_of
-from partita.report.frontier_picture import frontier_picture
+from partita.report.picture import frontier_picture
 from partita.testing.builders import small_frontier
 
 NS = "{http://www.w3.org/2000/svg}"

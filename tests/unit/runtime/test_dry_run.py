@@ -1,19 +1,23 @@
 """Plans larger than this machine, walked through rank by rank."""
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from partita.capture.origin import Captures, ModelOrigin
 from partita.capture.sources import SourceOptions, load_source
 from partita.core.problem import Objective, Problem
 from partita.core.program import Kind
 from partita.errors import InvalidInputError
-from partita.runtime.dry_run import dry_run
+from partita.runtime import process_transport
+from partita.runtime.dry_run import Recorder, dry_run
 from partita.runtime.executor import make_task
 from partita.runtime.task import Task
 from partita.runtime.workload import Workload, model_workload
@@ -64,3 +68,66 @@ def test_every_rank_of_64_carries_out_all_of_its_instructions(
 def test_a_process_that_belongs_to_a_group_is_refused(large: tuple[Task, Workload]) -> None:
     with pytest.raises(InvalidInputError, match="belongs to no process group"):
         dry_run(*large)
+
+
+def waited(recorder: Recorder, name: str, *tensors: Any, change: bool = False) -> list[str]:
+    """Return the faults of handing tensors over, and of changing the first or letting go of all."""
+    handed = list(tensors)
+    with recorder.recording():
+        work = (
+            dist.isend(*handed, 0) if name == "isend" else dist.all_reduce(*handed, async_op=True)
+        )
+        if change:
+            handed[0] += 1
+        else:
+            handed.clear()
+            del tensors
+            gc.collect()
+        assert work is not None
+        work.wait()
+    return recorder.faults
+
+
+@pytest.mark.usefixtures("a_fake_group")
+def test_the_stand_in_finds_tensors_that_change_move_or_go() -> None:
+    device = torch.device("cpu")
+    assert "was changed" in waited(Recorder(device), "isend", torch.ones(3), change=True)[0]
+    kept = torch.ones(3)
+    assert waited(Recorder(device), "all_reduce", kept) == []
+    recorder = Recorder(device)
+    with recorder.recording():
+        work = dist.all_reduce(torch.ones(4), async_op=True)  # nobody keeps it
+        assert work is not None
+        work.wait()
+    assert "let go of" in recorder.faults[0]
+    recorder = Recorder(device)
+    with recorder.recording():
+        dist.all_reduce(kept, async_op=True)
+    assert "never waited for" in recorder.faults[0]
+    recorder = Recorder(torch.device("meta"))
+    with recorder.recording():
+        dist.all_reduce(torch.ones(3, 2).t().contiguous(), async_op=False)
+    assert "on cpu is handed to all_reduce" in recorder.faults[0]
+    assert recorder.handed == 1
+
+
+@pytest.fixture
+def a_fake_group() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_transport_that_sends_what_it_changes_is_refused(
+    large: tuple[Task, Workload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = process_transport.ProcessTransport.send
+
+    def send(self: Any, message: Any, value: Any) -> Any:
+        found = plain(self, message, value)
+        value.data.add_(1)  # behind the back of autograd, which would complain
+        return found
+
+    monkeypatch.setattr(process_transport.ProcessTransport, "send", send)
+    with pytest.raises(InvalidInputError, match="was changed before it was done"):
+        dry_run(*large, ranks=[0])

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from partita.core.problem import Schedule
 from partita.core.program import Kind, Program
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.program.lower import lower
-from partita.runtime.parameters import Optimizer
+from partita.runtime.recipe import Recipe
 from partita.runtime.task import Task
 from partita.testing.networks import gradient_error, residual_network
 
@@ -359,24 +358,14 @@ def test_a_parameter_without_initial_value_is_named(run_network) -> None:
         run_network(NETWORK, TWO, state, inputs_for(TWO))
 
 
-def momentum() -> Optimizer:
-    velocity: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
-
-    def step(name: str, parameter: Tensor, gradient: Tensor) -> None:
-        velocity[name] = 0.9 * velocity[name] + gradient
-        parameter.sub_(0.05 * velocity[name])
-
-    return step
-
-
 @pytest.mark.parametrize("shard", list(Shard))
 def test_an_optimizer_with_state_steps_parts_as_it_steps_wholes(run_network, shard) -> None:
     """Three replicas: no size of a parameter here is a multiple of 3, so every part is padded."""
     plan = plan_of([[0, 1, 2], [3]], microbatches=6, shard=shard)
     one = plan_of([[0]], microbatches=6)
     data = inputs_for(plan, steps=3)
-    whole = run_network(NETWORK, one, parameters(), data, make_optimizer=momentum)
-    result = run_network(NETWORK, plan, parameters(), data, make_optimizer=momentum)
+    whole = run_network(NETWORK, one, parameters(), data, recipe=Recipe(optimizer="momentum"))
+    result = run_network(NETWORK, plan, parameters(), data, recipe=Recipe(optimizer="momentum"))
     assert gradient_error(result.state, whole.state) < 1e-10
     assert gradient_error(result.steps[2].gradients, whole.steps[2].gradients) < 1e-10
 

@@ -12,7 +12,6 @@ from partita.core.graph import EdgeTable, Graph, OpCosts, OpTable, ParameterTabl
 from partita.core.plan import Plan, Stage
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.runtime.interpreter import RunOptions, interpret
-from partita.runtime.parameters import sgd
 from partita.runtime.results import RunResult
 from partita.runtime.stage_code import Call, ModuleGraph, OpCode, op_seed
 from partita.testing.builders import flat_cluster
@@ -129,7 +128,7 @@ def run(plan: Plan, *, steps: int = 1, seed: int = SEED) -> RunResult:
         code.stages(plan),
         state=code.state(),
         load=inputs,
-        options=RunOptions(steps=steps, seed=seed, make_optimizer=sgd),
+        options=RunOptions(steps=steps, seed=seed),
     )
 
 

@@ -1,5 +1,7 @@
 """Receives that are posted before their place in the list."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from partita.core.problem import Problem, Schedule
@@ -28,7 +30,7 @@ def order_of_issue(ahead: int, *, blocking: bool = False) -> list[int]:
         task,
         1,
         AheadTransport(ahead),
-        store=None,
+        store=SimpleNamespace(agrees=False),
         runner=None,
         load=None,
         blocking=blocking,

@@ -9,8 +9,7 @@ from torch.distributed import HashStore
 from partita.core.energy import EnergyOrigin
 from partita.core.program import Kind
 from partita.energy.client.client import ClientOptions, EnergyClient
-from partita.energy.client.counter import Stamp
-from partita.energy.client.usage import EnergyUse, StepUse, Window
+from partita.energy.client.counter import EnergyUse, Stamp, StepUse, Window
 from partita.energy.devices.modelled import ModelledDevice
 from partita.energy.frontier.modelled import DvfsCurve
 from partita.errors import InvalidInputError

@@ -12,7 +12,6 @@ from partita.ranks.status import Phase, Place, StatusBoard
 from partita.runtime import rank
 from partita.runtime.clocks import ClockReading
 from partita.runtime.device_parts import StepRecord
-from partita.runtime.parameters import sgd
 from partita.runtime.rank import KEPT_STAMPS, RankOptions, StepPlayer, Watchdog, clock_reading
 
 
@@ -38,7 +37,7 @@ class FakeLoop:
 def player_of(board: StatusBoard, *, keep_results: bool) -> StepPlayer:
     plan = SimpleNamespace(microbatch_sizes=np.array([2]), samples=2)
     task = SimpleNamespace(plan=plan, graph=SimpleNamespace(loss=7), program=None)
-    options = RankOptions(steps=1, make_optimizer=sgd, keep_results=keep_results)
+    options = RankOptions(steps=1, keep_results=keep_results)
     member = Member(rank=0, world=1, store=None)
     return StepPlayer(FakeLoop(), task, 0, member, options=options, board=board)
 

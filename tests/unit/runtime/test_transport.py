@@ -87,14 +87,19 @@ def test_meetings_of_a_group_match_by_position() -> None:
     assert early[1].poll() is None
 
 
-def test_compute_and_collectives_of_one_group_do_not_mix() -> None:
-    transport = MemoryTransport()
+def test_compute_and_collectives_of_one_group_stand_in_one_order() -> None:
     compute = meetings(Kind.FORWARD, (0, 1), microbatch=4)
     collective = meetings(Kind.ALL_REDUCE, (0, 1), bucket=0)
+    transport = MemoryTransport()
     transport.meet(compute[0])
-    transport.meet(collective[1], [torch.ones(1)])
+    first = transport.meet(collective[0], [torch.ones(1)])
     assert list(transport.meet(compute[1]).poll()) == []
-    assert transport.meet(collective[0], [torch.ones(1)]).poll()[0].item() == 2
+    assert transport.meet(collective[1], [torch.ones(1)]).poll()[0].item() == 2
+    assert first.poll()[0].item() == 2
+    transport = MemoryTransport()
+    transport.meet(compute[0])
+    with pytest.raises(InvalidInputError, match=r"ALL_REDUCE\(bucket 0\).*device 0 is at FORWARD"):
+        transport.meet(collective[1], [torch.ones(1)])
 
 
 def test_members_must_come_to_the_same_meeting() -> None:

@@ -14,17 +14,16 @@ from partita.capture.sources import ModelSource
 from partita.catalogue.shorthand import local_cluster
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.planners.table import solve
-from partita.runtime.baselines import make_subject
-from partita.runtime.baselines_rank import Subject
+from partita.runtime.baselines import Subject, make_subject
 from partita.runtime.interpreter import RunOptions, interpret
-from partita.runtime.optimizers import adam
 from partita.runtime.rank import RankOptions
+from partita.runtime.recipe import Recipe
 from partita.runtime.results import RunResult
 from partita.runtime.verify import verify
 from partita.runtime.verify_module import DrawsByOp, OtherDrawsError, verify_module
 from partita.runtime.workload import model_workload
 
-OPTIONS = RankOptions(steps=2, make_optimizer=adam, seed=5)
+OPTIONS = RankOptions(steps=2, recipe=Recipe(optimizer="adam"), seed=5)
 
 
 class Block(nn.Module):
@@ -73,7 +72,7 @@ def run_of(
     plan = solve(problem, "uniform").plan
     workload = model_workload(Captures(source, origin), problem, plan)
     subject = make_subject(problem, plan, Captures(source, origin), workload)
-    options = RunOptions(steps=OPTIONS.steps, seed=OPTIONS.seed, make_optimizer=adam)
+    options = RunOptions(steps=OPTIONS.steps, seed=OPTIONS.seed, recipe=Recipe(optimizer="adam"))
     code, state, load = subject.task.code, workload.state, workload.load
     return subject, interpret(problem, plan, code, state=state, load=load, options=options)
 

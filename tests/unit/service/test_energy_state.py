@@ -13,9 +13,8 @@ import pytest
 from partita.core.codec import encode, read_json, write_json
 from partita.energy.policies.solving import Shape, SolveTask, solve_task
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
-from partita.service.database import Database
 from partita.service.energy.solver import EnergySolver, Solver, SolverProcess
-from partita.service.energy.store import EnergyStore
+from partita.service.energy.store import Database, EnergyStore
 from partita.testing.builders import small_energy_profile
 
 
@@ -24,6 +23,9 @@ class InThread:
 
     async def solve(self, task: SolveTask, limit_s: float) -> str:
         return await asyncio.to_thread(solve_task, task)
+
+    def warm(self) -> None:
+        """Do nothing: there is no process."""
 
     def close(self) -> None:
         """Do nothing: there is no process."""

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.catalogue.catalogue import Catalogue, LinkType
+from partita.catalogue.catalogue import Catalogue, LinkType, read_collectives
 from partita.catalogue.shorthand import usual_levels
-from partita.core.cluster import MAX_LATENCY_S, Device, Host, Level, LinkMatrix
+from partita.core.cluster import MAX_LATENCY_S, Collectives, Device, Host, Level, LinkMatrix
 from partita.core.columns import Floats
 from partita.errors import FormatError
 from partita.names import short, suggest
@@ -20,6 +20,7 @@ from partita.yaml_nodes import (
     at_line,
     read_flag,
     read_items,
+    read_number,
     read_quantity,
     read_table,
     read_text,
@@ -27,8 +28,9 @@ from partita.yaml_nodes import (
 )
 
 HOST_LEVEL = "host"
-_LINK_KEYS = ("link", "bandwidth", "latency")
-_LEVEL_KEYS = (*_LINK_KEYS, "port_per_device", "groups")
+_LINK_KEYS = ("link", "bandwidth", "latency", "collectives")
+_LEVEL_KEYS = (*_LINK_KEYS, "port_per_device", "port_share", "groups")
+NO_COLLECTIVES = "none"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,15 +80,24 @@ class Parts:
 
 
 class _Speed(NamedTuple):
-    """Bandwidth and latency of a link, None where they are not given."""
+    """Bandwidth, latency and collectives of a link, None where they are not given.
 
-    bandwidth_bytes_per_s: float | None
-    latency_s: float | None
+    Collectives that are given as not known are ``(None,)``.
+    """
+
+    bandwidth_bytes_per_s: float | None = None
+    latency_s: float | None = None
+    collectives: tuple[Collectives | None] | None = None
 
     def over(self, usual: "_Speed") -> "_Speed":
         """Return this speed, with the usual one where it says nothing."""
-        pairs = zip(self, usual, strict=True)
-        return _Speed(*(own if own is not None else other for own, other in pairs))
+        return _Speed(
+            usual.bandwidth_bytes_per_s
+            if self.bandwidth_bytes_per_s is None
+            else self.bandwidth_bytes_per_s,
+            usual.latency_s if self.latency_s is None else self.latency_s,
+            usual.collectives if self.collectives is None else self.collectives,
+        )
 
 
 class _Grouping(NamedTuple):
@@ -132,11 +143,13 @@ def _read_level(name: str, table: Table, parts: Parts, catalogue: Catalogue) -> 
     what = f"level {short(name)}"
     overrides = _read_overrides(table, what)
     grouping = _grouping(name, overrides, parts)
-    usual: list[_Speed] = [_Speed(None, None)] * len(grouping.names)
+    usual: list[_Speed] = [_Speed()] * len(grouping.names)
     is_host_level = name == HOST_LEVEL and not _has_members(overrides)
     if is_host_level and not {"link", "bandwidth"} & set(table.entries):
         usual = [
-            _Speed(link.bandwidth_bytes_per_s, link.latency_s) if link else _Speed(None, None)
+            _Speed(link.bandwidth_bytes_per_s, link.latency_s, (link.collectives,))
+            if link
+            else _Speed()
             for link in parts.host_links()
         ]
     known = set(grouping.names)
@@ -164,7 +177,36 @@ def _read_level(name: str, table: Table, parts: Parts, catalogue: Catalogue) -> 
             ),
             latency_s=np.array([speed.latency_s or 0.0 for speed in speeds]),
             port_per_device=port is not None and read_flag(port, f"{what}: port_per_device"),
+            port_share=_read_port_share(table, what, parts),
+            collectives=tuple(
+                speed.collectives[0] if speed.collectives else None for speed in speeds
+            ),
         )
+
+
+def _read_port_share(table: Table, what: str, parts: Parts) -> Floats:
+    """Return the share of a full port that each device has, as given for hosts and devices."""
+    shares = np.ones(len(parts.devices))
+    node = table.entries.get("port_share")
+    if node is None:
+        return shares
+    host_names = {host.name: index for index, host in enumerate(parts.hosts)}
+    device_names = {device.name: index for index, device in enumerate(parts.devices)}
+    given = read_table(node, f"{what}: port_share")
+    for name, value in given.entries.items():
+        share = read_number(value, f"{what}: port_share of {short(name)}", positive=True)
+        if name in device_names:
+            shares[device_names[name]] = share
+        elif name in host_names:
+            host = host_names[name]
+            shares[[device.host == host for device in parts.devices]] = share
+        else:
+            hint = suggest(name, [*host_names, *device_names])
+            raise FormatError(
+                f"{what}: port_share of {short(name)}, which is no host and no device{hint}",
+                line=given.line_of[name],
+            )
+    return shares
 
 
 def _bandwidth(speed: _Speed, what: str, line: int) -> float:
@@ -191,16 +233,23 @@ def _has_members(overrides: Mapping[str, Table]) -> bool:
 def _read_speed(table: Table, what: str, catalogue: Catalogue) -> _Speed:
     """Return the bandwidth and latency of a table; its ``link`` stands in for what it omits."""
     bandwidth = latency = None
+    collectives: tuple[Collectives | None] | None = None
     found = table.entries
     if "link" in found:
         with at_line(found["link"].line):
             link = catalogue.link_type(read_text(found["link"], f"{what}: link"))
         bandwidth, latency = link.bandwidth_bytes_per_s, link.latency_s
+        collectives = (link.collectives,)
     if "bandwidth" in found:
         bandwidth = read_bandwidth(found["bandwidth"], f"{what}: bandwidth")
     if "latency" in found:
         latency = read_latency(found["latency"], f"{what}: latency")
-    return _Speed(bandwidth, latency)
+    node = found.get("collectives")
+    if isinstance(node, Scalar) and node.text == NO_COLLECTIVES:
+        collectives = (None,)
+    elif node is not None:
+        collectives = (read_collectives(node, f"{what}: collectives"),)
+    return _Speed(bandwidth, latency, collectives)
 
 
 def read_bandwidth(node: Node, what: str) -> float:

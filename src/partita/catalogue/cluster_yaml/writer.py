@@ -8,15 +8,23 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import groupby
 
 import numpy as np
 
 from partita.catalogue.catalogue import Catalogue, clock_range
-from partita.catalogue.cluster_yaml.links import HOST_LEVEL
+from partita.catalogue.cluster_yaml.links import HOST_LEVEL, NO_COLLECTIVES
 from partita.catalogue.cluster_yaml.reader import FIGURES, UNKNOWN, read_cluster_yaml
-from partita.core.cluster import Cluster, Device, Host, Level, LinkMatrix
+from partita.core.cluster import (
+    Cluster,
+    Collectives,
+    Device,
+    Host,
+    Level,
+    LinkMatrix,
+    MeasuredCollective,
+)
 from partita.core.columns import Floats, same_value
 from partita.errors import InvalidInputError
 from partita.units import parse_bandwidth, parse_bytes, parse_seconds
@@ -235,16 +243,23 @@ def _level_lines(level: Level, cluster: Cluster) -> Iterator[str]:
     """Yield a level: its usual speed, and the groups that differ from it."""
     rates = list(map(_rate, level.bandwidth_bytes_per_s.tolist()))
     times = list(map(_time, level.latency_s.tolist()))
-    (rate, time), _ = Counter(zip(rates, times, strict=True)).most_common(1)[0]
+    reach = list(map(_collectives, level.collectives)) or [NO_COLLECTIVES] * len(rates)
+    speeds = list(zip(rates, times, reach, strict=True))
+    (rate, time, common), _ = Counter(speeds).most_common(1)[0]
     usual = {"bandwidth": rate, "latency": time}
     if level.port_per_device:
         usual["port_per_device"] = "true"
+    if bool((level.port_share < 1).any()):
+        usual["port_share"] = _port_share(level, cluster)
+    if common != NO_COLLECTIVES:
+        usual["collectives"] = common
     names, members = _groups_of(level, cluster)
     groups = []
-    for group, own in enumerate(zip(rates, times, strict=True)):
+    same = {"collectives": NO_COLLECTIVES} | usual
+    for group, own in enumerate(speeds):
         entries = {} if members is None else {"members": members[group]}
-        pairs = zip(("bandwidth", "latency"), own, strict=True)
-        entries |= {key: text for key, text in pairs if text != usual[key]}
+        pairs = zip(("bandwidth", "latency", "collectives"), own, strict=True)
+        entries |= {key: text for key, text in pairs if text != same[key]}
         if entries:
             groups.append(f"      {names[group]}: {_table(entries)}")
     if not groups:
@@ -254,6 +269,52 @@ def _level_lines(level: Level, cluster: Cluster) -> Iterator[str]:
     yield from (f"    {key}: {text}" for key, text in usual.items())
     yield "    groups:"
     yield from groups
+
+
+def _collectives(rates: Collectives | None) -> str:
+    """Return rates of collectives as a table of all that is not at its default."""
+    if rates is None:
+        return NO_COLLECTIVES
+    entries = {}
+    for part in fields(Collectives):
+        value = getattr(rates, part.name)
+        if value == part.default and part.name != "ring":
+            continue
+        if part.name == "measured":
+            entries[part.name] = f"[{', '.join(map(_measured, value))}]"
+        elif isinstance(value, tuple):
+            entries[part.name] = f"[{', '.join(map(_number, value))}]"
+        else:
+            entries[part.name] = _time(value) if part.name.endswith("_s") else _number(value)
+    return _table(entries)
+
+
+def _measured(row: MeasuredCollective) -> str:
+    return _table(
+        {
+            "kind": _name(row.kind),
+            "ranks": str(row.ranks),
+            "ranks_per_host": str(row.ranks_per_host),
+            "start_s": _time(row.start_s),
+            "share": _number(row.share),
+            **({"ramp": _number(row.ramp)} if row.ramp else {}),
+        }
+    )
+
+
+def _port_share(level: Level, cluster: Cluster) -> str:
+    """Return the shares of hosts whose devices have less than a full port, else of devices."""
+    host_of = np.array([device.host for device in cluster.devices])
+    entries: dict[str, str] = {}
+    for host, its in enumerate(cluster.hosts):
+        rows = np.flatnonzero(host_of == host)
+        shares = set(level.port_share[rows].tolist())
+        if len(shares) == 1 and its.name not in cluster.index_of:
+            entries |= {_name(its.name): _number(share) for share in shares if share < 1}
+            continue
+        for row in rows.tolist():
+            entries[_name(cluster.device_names[row])] = _number(level.port_share[row])
+    return _table(entries)
 
 
 def _groups_of(level: Level, cluster: Cluster) -> tuple[list[str], list[str] | None]:

@@ -15,14 +15,16 @@ from partita.cli.console import (
 )
 from partita.cli.from_request import takes
 from partita.cli.options import output_options
-from partita.core.energy import Frontier
+from partita.core.energy import EnergyOrigin, Frontier
 from partita.documents import save, write_bytes, write_text
-from partita.energy.frontier.savings import Savings, model_of, savings
+from partita.energy.frontier.savings import Played, Savings, model_of, savings
 from partita.errors import InvalidInputError
-from partita.flows.energy import FrontierRequest, FrontierResult, claims, frontier_request
+from partita.flows.energy.frontier import FrontierRequest, FrontierResult, frontier_request
+from partita.flows.energy.source import claims
 from partita.formats.perseus import write_clock_plan, write_frontier_csv
-from partita.report.charts import frontier_chart, render
-from partita.report.frontier_picture import frontier_picture
+from partita.report.charts import ORIGINS, frontier_chart, render
+from partita.report.clock_svg import clock_svg
+from partita.report.picture import frontier_picture
 from partita.units import format_joules
 
 MOST_ROWS = 12
@@ -147,15 +149,18 @@ def _write(
     return written
 
 
-def write_picture(path: str, text: str) -> None:
-    """Write a picture.
+def clock_picture(path: str, step: Played, origin: EnergyOrigin, title: str) -> str:
+    """Write a step coloured by clock, and return the path.
 
     Raises:
         InvalidInputError: The name does not end in .svg, which is all that pipelines are drawn as.
     """
     if Path(path).suffix.lower() != ".svg":
         raise InvalidInputError(f"--picture {path!r}: only .svg files can be written")
-    write_text(path, text)
+    facts = [f"{format_joules(step.energy_j)}, {format_joules(step.waiting_j)} of it waiting"]
+    title = f"{title} ({ORIGINS[origin]})"
+    write_text(path, clock_svg(step.timeline, title=title, facts=facts))
+    return path
 
 
 def _write_plans(result: FrontierResult, folder: Path) -> str:

@@ -14,7 +14,7 @@ COMMANDS: Mapping[str, str] = {
     "serve": "Run the live scheduler: rounds, leases, an HTTP API.",
     "submit": "Hand job files to a live fleet.",
     "queue": "List the jobs of a live fleet.",
-    "status": "Say everything about a job.",
+    "status": "Show everything about a job.",
     "logs": "Print what a job has printed.",
     "cancel": "End jobs for good.",
     "drain": "Stop all jobs with their checkpoints, and start none.",

@@ -1,64 +1,20 @@
-"""What ``partita fleet profile`` prints: the curve over CPUs, the model over memory, or JSON."""
+"""Tables of ``partita fleet profile``: the curve over CPUs, the model over memory."""
 
 import statistics
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import click
 import numpy as np
 
 from partita.cli.console import stdout_console, table
-from partita.core.codec import encode
 from partita.core.fleet import Sensitivity
 from partita.fleet.profiler.profile import Profile
-from partita.fleet.profiler.sweep import PointOrigin
+from partita.flows.fleet.profile import ScriptProfile
 from partita.units import format_bytes, format_seconds
 
 _GIB = 2.0**30
 
 
-@dataclass(frozen=True, slots=True)
-class ProfiledJob:
-    """A profile, and where it went.
-
-    Attributes:
-        name: Name of the job.
-        command: The script and its arguments.
-        profile: What was found.
-        written: Files by what they hold.
-    """
-
-    name: str
-    command: str
-    profile: Profile
-    written: dict[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the profile as JSON values."""
-        profile, sensitivity = self.profile, self.profile.sensitivity
-        return {
-            "job": self.name,
-            "command": self.command,
-            "isolation": profile.isolation.value,
-            "points": len(profile.curve),
-            "measured": _measured(profile),
-            "curve": [
-                {"cpus": p.cpus, "samples_per_s": p.rate, "origin": p.origin.value}
-                for p in profile.curve
-            ],
-            "runs": [asdict(run) for run in profile.runs],
-            "notes": list(profile.notes),
-            "directory": str(profile.directory),
-            "written": self.written,
-            "sensitivity": None if sensitivity is None else encode(sensitivity),
-        }
-
-
-def _measured(profile: Profile) -> int:
-    return sum(point.origin is PointOrigin.MEASURED for point in profile.curve)
-
-
-def show(job: ProfiledJob) -> None:
+def show(job: ScriptProfile) -> None:
     """Print a profile for people."""
     profile, sensitivity = job.profile, job.profile.sensitivity
     for note in profile.notes:
@@ -69,7 +25,7 @@ def show(job: ProfiledJob) -> None:
     click.echo(f"{job.name} · {sensitivity.machine} · limits by {profile.isolation.value}")
     _show_curve(profile, sensitivity)
     click.echo(
-        f"{_measured(profile)} of {len(profile.curve)} points measured, in {len(profile.runs)} "
+        f"{job.num_measured} of {len(profile.curve)} points measured, in {len(profile.runs)} "
         "runs; the others filled in"
     )
     if sensitivity.storage_bandwidth_bytes_per_s > 0:
@@ -118,9 +74,9 @@ def _show_memory(sensitivity: Sensitivity) -> None:
         f"{sensitivity.dataset_samples:,} samples; measured storage "
         f"{format_bytes(storage)}/s, memory {speeds} CPUs"
     )
-    columns = [("memory a GPU", "right"), ("cached", "right")]
+    columns = [("memory per GPU", "right"), ("cached", "right")]
     for cpus in chosen:
-        columns += [(f"speed, {cpus:g} CPU a GPU", "right"), ("storage", "right")]
+        columns += [(f"speed, {cpus:g} CPUs per GPU", "right"), ("storage", "right")]
     rows = []
     for row in np.flatnonzero(sensitivity.cpus == chosen[0]).tolist():
         memory = float(sensitivity.memory_bytes[row])

@@ -1,31 +1,28 @@
 """``partita fleet queue``: the jobs of a live fleet."""
 
-from pathlib import Path
-
 import click
 
 from partita.cli.console import print_json, stdout_console
-from partita.cli.fleet.live import client_of, job_table, server_line, server_options
+from partita.cli.fleet.live import answer_options, job_table
+from partita.cli.from_request import takes
+from partita.flows.fleet.live import ListJobsRequest, list_jobs_request, server_line
 
 
 @click.command(name="queue", epilog="Example: partita fleet queue --all")
-@click.option("--all", "all_jobs", is_flag=True, help="List jobs that have ended, too.")
-@server_options
-def command(
-    all_jobs: bool, server: str, token_file: Path | None, as_json: bool, debug: bool
-) -> None:
+@takes(ListJobsRequest)
+@answer_options
+def command(request: ListJobsRequest, *, as_json: bool, debug: bool) -> None:
     """List the jobs of a fleet, in the order in which they came."""
-    del debug
-    client = client_of(server, token_file)
-    jobs = client.jobs(all_jobs=all_jobs)
+    del debug  # read by main
+    found = list_jobs_request(request)
     if as_json:
-        print_json(jobs)
+        print_json(found.to_json())
         return
     console = stdout_console()
-    console.print(server_line(client.info()))
-    if jobs:
-        console.print(job_table(jobs))
+    console.print(server_line(found.info))
+    if found.jobs:
+        console.print(job_table(found.jobs))
     else:
         console.print(
-            "no jobs" if all_jobs else "no jobs wait or run; --all shows those that ended"
+            "no jobs" if request.all else "no jobs wait or run; --all shows those that ended"
         )

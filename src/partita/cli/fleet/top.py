@@ -2,56 +2,54 @@
 
 import sys
 import time
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from partita.cli.console import print_json, stdout_console, table
-from partita.cli.fleet.live import client_of, job_table, server_line, server_options
-from partita.fleet.live.client import FleetClient
+from partita.cli.fleet.live import answer_options, job_table
+from partita.cli.from_request import takes
+from partita.flows.fleet.live import FleetJobs, ListJobsRequest, list_jobs_request, server_line
+from partita.requests import declare, part
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopRequest(ListJobsRequest):
+    """A fleet to watch."""
+
+    every: float = declare(2.0, minimum=0.2, maximum=3600, help="Seconds between two updates.")
+    once: bool = declare(False, help="Show the fleet once; always so where stdout is no terminal.")
 
 
 @click.command(name="top", epilog="Example: partita fleet top --every 5")
-@click.option(
-    "--every",
-    "every_s",
-    type=click.FloatRange(0.2, 3600),
-    default=2.0,
-    show_default=True,
-    help="Seconds between two updates.",
-)
-@click.option(
-    "--once", is_flag=True, help="Show the fleet once; always so where stdout is no terminal."
-)
-@server_options
-def command(
-    every_s: float, once: bool, server: str, token_file: Path | None, as_json: bool, debug: bool
-) -> None:
+@takes(TopRequest, without=("all",))
+@answer_options
+def command(request: TopRequest, *, as_json: bool, debug: bool) -> None:
     """Show servers, jobs and what they hold until Ctrl-C."""
-    del debug
-    client = client_of(server, token_file)
+    del debug  # read by main
+    asked = part(ListJobsRequest, request)
+    found = list_jobs_request(asked)
     if as_json:
-        print_json({**client.info(), "jobs": client.jobs()})
+        print_json({**found.info, "jobs": found.to_json()})
         return
-    if once or not sys.stdout.isatty():
-        stdout_console().print(_view(client))
+    if request.once or not sys.stdout.isatty():
+        stdout_console().print(_view(found))
         return
     from rich.live import Live  # noqa: PLC0415 (only for a terminal)
 
     try:
-        with Live(_view(client), console=stdout_console(), screen=True) as live:
+        with Live(_view(found), console=stdout_console(), screen=True) as live:
             while True:
-                time.sleep(every_s)
-                live.update(_view(client))
+                time.sleep(request.every)
+                live.update(_view(list_jobs_request(asked)))
     except KeyboardInterrupt:
         return
 
 
-def _view(client: FleetClient) -> Any:
+def _view(found: FleetJobs) -> Any:
     from rich.console import Group  # noqa: PLC0415 (heavy)
 
-    info = client.info()
     columns = (
         ("server", "left"),
         ("type", "left"),
@@ -67,7 +65,7 @@ def _view(client: FleetClient) -> Any:
             f"{server['cpus_granted']:g}/{server['cpus']:g}",
             f"{server['memory_gb_granted']:.0f}/{server['memory_gb']:.0f} GB",
         ]
-        for server in info["servers"]
+        for server in found.info["servers"]
     ]
-    jobs = sorted(client.jobs(), key=lambda job: (job["state"] == "waiting", job["id"]))
-    return Group(server_line(info), table(columns, rows), job_table(jobs))
+    jobs = sorted(found.jobs, key=lambda job: (job["state"] == "waiting", job["id"]))
+    return Group(server_line(found.info), table(columns, rows), job_table(jobs))

@@ -1,4 +1,4 @@
-"""Joules between two moments, from a counter that may change rarely.
+"""What the steps of a rank took in time and energy, by a counter that may change rarely.
 
 A counter that is exact is read at both moments. Others, such as those of real GPUs that change
 every 20 to 100 ms, are polled by a thread that notes each change; the joules between two moments
@@ -11,16 +11,14 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from partita.core.energy import EnergyOrigin
 from partita.energy.devices.protocol import PowerDevice
-
-POLL_S = 0.005
-_KEPT = 100_000
-"""Notes that are kept where the log is not wanted: of the last minutes."""
 
 
 class Stamp(NamedTuple):
@@ -28,6 +26,81 @@ class Stamp(NamedTuple):
 
     time_s: float
     joules: float | None = None
+
+
+class Window(NamedTuple):
+    """One instruction that was carried out.
+
+    Attributes:
+        name: As plans call it.
+        begin: When it began, and the counter then.
+        end: When it ended.
+        clock_mhz: The clock that was really set when it ended; 0 = not known.
+    """
+
+    name: str
+    begin: Stamp
+    end: Stamp
+    clock_mhz: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end.time_s - self.begin.time_s
+
+
+class StepUse(NamedTuple):
+    """One step of a rank.
+
+    Attributes:
+        step: Its number.
+        seconds: How long it took.
+        joules: What it used; None = not known.
+        version: The clock plan that was in force, by the version that first had its clocks; None =
+            none was.
+        state: What that plan is for: ``profiling`` or ``deployed``; ``""`` = there is none.
+        slowdown: How many times as long its instructions took as they once did.
+    """
+
+    step: int
+    seconds: float
+    joules: float | None
+    version: int | None
+    state: str
+    slowdown: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyUse:
+    """What a rank has to say of its energy after a run.
+
+    Attributes:
+        device: Name of its power device.
+        origin: Whether joules are measured or modelled.
+        steps: Its steps.
+        windows: Its instructions, if they were to be kept.
+        readings: Its counter: times and joules, if they were to be kept.
+        epoch_s: Added to times it gives UNIX seconds.
+        remarks: What was said on the way.
+    """
+
+    device: str
+    origin: EnergyOrigin
+    steps: list[StepUse] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
+    readings: list[tuple[float, float]] = field(default_factory=list)
+    epoch_s: float = 0.0
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the energy of every step is known."""
+        return bool(self.steps) and all(step.joules is not None for step in self.steps)
+
+
+POLL_S = 0.005
+_KEPT = 100_000
+"""Notes that are kept where the log is not wanted: of the last minutes."""
 
 
 class Counter(Protocol):

@@ -5,15 +5,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from partita.core.energy import EnergyOrigin
+from partita.energy.devices.gpus import NvmlDevice, ZeusDevice
 from partita.energy.devices.modelled import ModelledDevice, SlowSpell
-from partita.energy.devices.null import NullDevice
-from partita.energy.devices.nvml import NvmlDevice
 from partita.energy.devices.protocol import PowerDevice
 from partita.energy.devices.rapl import RaplDevice
 from partita.energy.devices.replay import ReplayDevice
-from partita.energy.devices.zeus import ZeusDevice
 from partita.energy.frontier.modelled import curve_of
 from partita.errors import InvalidInputError, UnsupportedError
+
+
+class NullDevice:
+    """A device that can neither be set nor read: its energy is unknown. See ``PowerDevice``."""
+
+    type = ""
+    origin = EnergyOrigin.MEASURED
+    resolution_s = 0.0
+    at_once = True
+    blocking_w: float | None = None
+    clocks_mhz: tuple[int, ...] = ()
+
+    def __init__(self, index: int = 0) -> None:
+        self.name = f"device{index}"
+
+    def set_clock(self, mhz: int) -> None:
+        """Do nothing."""
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+    def energy_j(self) -> float | None:
+        """Return None: it is not known."""
+        return None
+
 
 _AUTO = ("nvml", "zeus", "rapl")
 

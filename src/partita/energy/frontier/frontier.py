@@ -3,7 +3,7 @@
 Perseus (SOSP '24) slows down what is not on the critical path. Here the trade-off is solved
 exactly: the relaxed problem, on the lower hulls of the measured points, by a parametric flow
 (``parametric.py``), from the fastest step to the one of least energy or to the slowest, then a
-real clock for every instruction (``rounding.py``, ``mixing.py``, ``improve.py``). Every point that
+real clock for every instruction (``rounding.py``, ``improve.py``). Every point that
 is returned was simulated with the profile's own figures: the time and the energy that it claims are
 those.
 
@@ -26,7 +26,6 @@ from partita.core.columns import Array
 from partita.core.energy import EnergyProfile, Frontier
 from partita.core.program import Program
 from partita.energy.frontier.improve import improve
-from partita.energy.frontier.mixing import lower_hull, mixed
 from partita.energy.frontier.options import Options, options_of
 from partita.energy.frontier.precedence import Precedence, precedence_of
 from partita.energy.frontier.relaxed import Relaxed
@@ -36,6 +35,8 @@ from partita.energy.frontier.rounding import (
     Web,
     fastest_draft,
     longest_s,
+    lower_hull,
+    mixed,
     round_down,
     set_times,
     spend_slack,
@@ -381,7 +382,7 @@ def _frontier(
     kept = [
         point
         for i, point in enumerate(points)
-        if not i or point[1] < _least(points[:i]) or (to_slowest and i > least)
+        if not i or point[1] < min(other[1] for other in points[:i]) or (to_slowest and i > least)
     ]
     all_max_s, all_max_j = model.all_max()
     return Frontier(
@@ -397,7 +398,3 @@ def _frontier(
         best_s=best_s,
         origin=model.profile.origin,
     )
-
-
-def _least(points: list[tuple[float, float, float, Array]]) -> float:
-    return min(point[1] for point in points)

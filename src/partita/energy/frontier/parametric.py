@@ -8,7 +8,7 @@ are filled (a maximum flow on tight arcs), then one shortest-path search in redu
 far T falls until the next path opens. Event times are the potentials, so every T between two
 vertices of the frontier has its durations at hand; no unit of time, no fitted curve.
 
-Times and slopes are whole numbers here (``network.py`` says of what): the flow is exact and ends.
+Times and slopes are whole numbers here (``relaxed.py`` says of what): the flow is exact and ends.
 Each vertex costs one Dijkstra and a few breadth-first searches.
 """
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from partita.core.energy import EnergyProfile, Frontier
 from partita.energy.frontier.clock_plan import Entry
@@ -68,7 +68,12 @@ class Scheduler(ABC):
 
     The caller asks ``needs``, solves what it names, calls ``next`` with the answers, and then tells
     of results (all ranks of one schedule together) and stragglers.
+
+    Attributes:
+        solves: Whether ``needs`` will name frontiers once there is a profile.
     """
+
+    solves: ClassVar[bool] = False
 
     def __init__(self, job: Job, ranks: Sequence[Rank]) -> None:
         self.job = job
@@ -115,13 +120,15 @@ class Scheduler(ABC):
         del pipeline
         return None
 
-    def uniform(self, clocks: Sequence[int], **rest: object) -> Deployment:
+    def uniform(
+        self, clocks: Sequence[int], *, state: State, note: str = "", finished: bool = False
+    ) -> Deployment:
         """Return a deployment in which each rank has one clock."""
         entries = tuple(
             tuple((name, clock) for name in self.workload.names(rank.rank))
             for rank, clock in zip(self.ranks, clocks, strict=True)
         )
-        return Deployment(entries=entries, **rest)  # type: ignore[arg-type]
+        return Deployment(state=state, entries=entries, note=note, finished=finished)
 
 
 def positive(what: str, value: float) -> None:

@@ -48,6 +48,8 @@ class Perseus(Scheduler):
         patience: Clocks in a row at which every stage's energy has to rise before profiling ends.
     """
 
+    solves = True
+
     def __init__(  # noqa: PLR0913 (options of a scheduler)
         self,
         job: Job,

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from partita.core.energy import EnergyProfile, Frontier
@@ -137,9 +138,8 @@ class GlobalPowerLimit(Scheduler):
             return self.uniform(top, state=State.DEPLOYED, note=self._problem)
         _, clocks, seconds, joules = self._best
         world = self.job.world_size
-        return self.uniform(
-            clocks,
-            state=State.DEPLOYED,
+        return replace(
+            self.uniform(clocks, state=State.DEPLOYED),
             time_s=(seconds,) * world,
             energy_j=(joules / self.job.pipelines,) * world,
         )

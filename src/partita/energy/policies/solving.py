@@ -8,12 +8,14 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 
+import numpy as np
+
 from partita.core.cluster import Cluster
 from partita.core.codec import read_json, write_json
 from partita.core.energy import EnergyProfile, Frontier
 from partita.core.plan import Plan
 from partita.core.problem import Problem, Schedule
-from partita.core.program import Program
+from partita.core.program import Kind, Program
 from partita.core.solution import Solution
 from partita.cost.durations import instruction_seconds
 from partita.energy.frontier.pipeline import Pipeline, bare_pipeline
@@ -103,6 +105,21 @@ def solve_task(task: SolveTask) -> str:
     if task.quick:
         return write_json(solve_frontier(model, points=task.points, tries=0))
     return write_json(solve_frontier(model, points=task.points))
+
+
+def warm_up() -> None:
+    """Solve a small frontier: the first one asked for then finds its code loaded and compiled."""
+    forward, backward = int(Kind.FORWARD), int(Kind.BACKWARD)
+    profile = EnergyProfile(
+        stage=np.repeat([0, 1], 4),
+        kind=np.tile(np.repeat([forward, backward], 2), 2),
+        clock_mhz=np.tile([2.0, 1.0], 4),
+        seconds=np.tile([1.0, 1.8, 2.0, 3.6], 2) * np.repeat([1.0, 1.5], 4),
+        joules=np.tile([300.0, 270.0, 600.0, 540.0], 2),
+        blocking_w={"": 80.0},
+    )
+    shape = Shape(stages=2, microbatches=3)
+    solve_task(SolveTask(shape=shape, profile=write_json(profile), device_types=("", ""), points=3))
 
 
 def solve_here(task: SolveTask) -> Frontier:

@@ -1,6 +1,6 @@
 """Which GPUs and CPUs: numbers for the counts that a policy grants.
 
-The policy says how many on which server. Here a job keeps the numbers it has, and others get free
+The policy decides how many on which server. Here a job keeps its numbers, and others get free
 ones, so that a job that stays is not disturbed. A part of a CPU takes a number that others share.
 """
 

@@ -170,7 +170,7 @@ class LocalEngine:
         }
 
     def _devices(self, places: tuple[Place, ...]) -> dict[str, str]:
-        """Return the variables that tell a command its devices."""
+        """Return the variables that name a command's devices."""
         first = self.machine.first_gpu
         gpus = [first[place.server] + gpu for place in places for gpu in place.gpus]
         return {
@@ -268,7 +268,7 @@ class LocalEngine:
         }
 
     def _grant(self, handle: Handle) -> str:
-        """Return what the command's process says that it holds."""
+        """Return what the command's process reports to hold."""
         started = read_json(_files(handle) / shim.STARTED)
         if not started:
             return ""

@@ -47,7 +47,7 @@ class Process:
 
 @cache
 def boot_id() -> str:
-    """Return what tells this boot from others."""
+    """Return what distinguishes this boot from others."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

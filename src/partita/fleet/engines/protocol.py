@@ -1,4 +1,4 @@
-"""What the scheduler asks of an engine: start on these devices with these limits, stop, tell.
+"""What the scheduler asks of an engine: start on these devices with these limits, stop, report.
 
 An engine decides nothing. Handles are data that outlive the scheduler: a new one hands them to a
 new engine and gets the same job back. Fit for Slurm (a job named after fleet, job and attempt;
@@ -66,7 +66,7 @@ class Order:
         folder: Its working directory.
         directory: Where lease, progress and logs of the job are.
         environment: Variables besides those of the scheduler's own environment.
-        places: What it holds, a place a server.
+        places: What it holds, one place per server.
     """
 
     fleet: str
@@ -90,7 +90,7 @@ class Status:
         running: Whether it still runs.
         exit_code: How it ended; negative = by that signal; None = it runs, or nobody saw it end.
         ended_s: When it ended; None = it runs, or nobody saw it end.
-        grant: What the processes of the job say that they hold, in a line; empty = not known.
+        grant: What the processes of the job report to hold, in a line; empty = not known.
     """
 
     running: bool

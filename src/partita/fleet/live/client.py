@@ -15,7 +15,8 @@ from partita.errors import (
 from partita.fleet.live.jobspec import JobSpec
 from partita.http import ServerError, ServerLink
 
-DEFAULT_URL = "http://127.0.0.1:7788"
+DEFAULT_PORT = 7788
+DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 _PAUSE_S = 0.2
 _T = TypeVar("_T")
 

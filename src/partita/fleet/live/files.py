@@ -31,7 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def figure(values: Mapping[str, Any], name: str) -> float | None:
-    """Return a number that a job said; None where there is none, whatever else is there."""
+    """Return a number that a job reported; None where there is none, whatever else is there."""
     value = values.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

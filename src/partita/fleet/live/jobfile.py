@@ -62,7 +62,7 @@ Profiler = Callable[["JobFile"], Sensitivity]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
-    """What a job file says of the command, for whoever profiles it.
+    """The command of a job file, for whoever profiles it.
 
     Attributes:
         name: Of the job.
@@ -170,7 +170,7 @@ def _command(node: Node) -> tuple[str, ...]:
 
 
 def _sensitivity(table: Table, asked: JobFile, home: Path, profile: Profiler) -> Sensitivity:
-    """Return the curve: measured now, of a file, written out, or what the job says it wants."""
+    """Return the curve: measured now, of a file, written out, or made of what the job asks for."""
     node = table.entries.get("sensitivity")
     if node is None:
         return _wanted(table, asked)
@@ -213,7 +213,7 @@ def _wanted(table: Table, asked: JobFile) -> Sensitivity:
 
 
 def _curve(node: Table, name: str) -> Sensitivity:
-    """Return a curve that is written out: points of CPUs and memory a GPU, with the speed there."""
+    """Return a curve that is written out: points of CPUs and memory per GPU with their speed."""
     table = read_table(node, "sensitivity", _CURVE_KEYS)
     for key in ("iteration", "points"):
         if key not in table.entries:

@@ -18,7 +18,7 @@ DEFAULT_GRACE_S = 30.0
 
 
 class Progress(StrEnum):
-    """How a job tells how far it is."""
+    """How a job reports its progress."""
 
     LEASE = "lease"
     NONE = "none"
@@ -59,7 +59,7 @@ class JobSpec:
         folder: Working directory.
         gpus: GPUs that would do, the best first.
         steps: Steps of the whole job.
-        progress: How it tells how far it is.
+        progress: How it reports its progress.
         sensitivity: How its speed depends on what it gets.
         checkpoint: Directory of its checkpoints; None = it keeps them elsewhere, or has none.
         environment: Further variables.
@@ -141,13 +141,13 @@ def read_spec(values: Mapping[str, Any]) -> JobSpec:
 def plain_sensitivity(
     name: str, *, iteration_s: float, cpus: float, memory_bytes: float, restart_s: float = math.nan
 ) -> Sensitivity:
-    """Return the curve of a job that only says what it wants: slower in proportion below that.
+    """Return the curve of a job that only gives what it wants: slower in proportion below that.
 
     Args:
         name: Of the job.
         iteration_s: Seconds of a step.
-        cpus: CPUs a GPU.
-        memory_bytes: Memory a GPU; 0 = not told, and not limited.
+        cpus: CPUs per GPU.
+        memory_bytes: Memory per GPU; 0 = not given, and not limited.
         restart_s: Seconds that a start from a checkpoint takes.
     """
     return Sensitivity(

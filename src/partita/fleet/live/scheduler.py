@@ -2,9 +2,9 @@
 
 At the end of a round the policy is asked. Who keeps its GPUs has its lease renewed and is not
 disturbed; its CPUs and memory are changed while it runs where the engine can. Who loses them is
-told to stop, checkpoints and ends, and whoever is granted its devices starts as soon as they are
+asked to stop, checkpoints and ends, and whoever is granted its devices starts as soon as they are
 free. What happens between rounds (a job ends, crashes, comes) waits for the next one, as in the
-simulator; `boundary.py` has what counts when one ends.
+simulator; `decision.py` has what counts when one ends.
 
 Everything that matters is in the store before it is done, so that `recover` finds after a kill at
 any instant: what was to be started and was, what was not, and what has ended meanwhile.
@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,59 @@ from partita.fleet.engines.devices import choose_devices, pieces_of, same_gpus
 from partita.fleet.engines.protocol import Attempt, Engine, Order, Place, Status
 from partita.fleet.engines.shim import LOG
 from partita.fleet.lease import STEPS_VARIABLE
-from partita.fleet.live.boundary import Rounds, has_ended, is_about_to_end
-from partita.fleet.live.decision import Decider, Granted, LiveJob
+from partita.fleet.live.decision import (
+    Decider,
+    Granted,
+    LiveJob,
+    Rounds,
+    has_ended,
+    is_about_to_end,
+)
 from partita.fleet.live.files import LEASE, PROGRESS, figure, read_json, write_json
 from partita.fleet.live.jobspec import JobSpec, core_job, read_spec
-from partita.fleet.live.settings import FleetSettings
 from partita.fleet.live.store import AttemptRow, FleetStore, JobRow, JobState
 from partita.fleet.live.verdict import End, Verdict, backoff_s, judge
 from partita.processes import last_lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings:
+    """Settings of the live scheduler.
+
+    Attributes:
+        state: The SQLite file; the jobs' directories are beside it.
+        round_s: Length of a round.
+        poll_s: Seconds between two looks at the jobs.
+        hold_s: How long a job goes on after the end of its lease when nobody renews it.
+        backoff_s: Seconds before the first try after a fault; doubled with each in a row.
+        restart_s: Assumed cost of a restart of a job that gives none.
+        quotas: GPUs that a tenant may hold, by name.
+    """
+
+    state: Path
+    round_s: float = 300.0
+    poll_s: float = 0.5
+    hold_s: float = 3600.0
+    backoff_s: float = 10.0
+    restart_s: float = 30.0
+    quotas: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("round_s", "poll_s"):
+            if not 0 < getattr(self, name) < 1e9:
+                raise InvalidInputError(
+                    f"{name} is {getattr(self, name)}; expected more than 0 seconds"
+                )
+
+    @property
+    def home(self) -> Path:
+        """Where the directories of jobs are."""
+        return self.state.with_name(f"{self.state.name}.d").resolve()
+
+    def directory(self, job: int) -> Path:
+        """Return where lease, progress and log of a job are."""
+        return self.home / f"job-{job}"
+
 
 logger = logging.getLogger(__name__)
 DRAINING = "draining"
@@ -109,7 +154,7 @@ class Scheduler:
         return min(self.settings.poll_s, max(0.0, self.rounds.start_s(number + 1) - now_s))
 
     def _is_settled(self, at_s: float, now_s: float) -> bool:
-        """Whether every job has said what it had to say about a boundary, or had the time to."""
+        """Whether every job has reported at a boundary, or had the time to."""
         by_s = at_s + self.rounds.settling_s
         return now_s >= by_s or not any(
             row.stop_s is None and is_about_to_end(self._progress(row), by_s)
@@ -146,7 +191,7 @@ class Scheduler:
     # Rounds
 
     def _round(self, at_s: float, now_s: float) -> None:
-        """Ask the policy how things stood at the start of a round, and do what it says."""
+        """Ask the policy how things stood at the start of a round, and carry it out."""
         attempts = {row.id.job: row for row in self.store.attempts(open_only=True)}
         jobs = self.store.open_jobs()
         with self.store.change():
@@ -248,11 +293,11 @@ class Scheduler:
             self.engine.resize(attempt.handle, places)
 
     def _ask_to_stop(self, attempt: AttemptRow, why: str, now_s: float) -> None:
-        """Tell a job to checkpoint and end; who does not is killed when its grace is over."""
+        """Ask a job to checkpoint and end; who does not is killed when its grace is over."""
         with self.store.change():
             self.store.update_attempt(attempt.id, stop_s=now_s)
             self.store.update_job(attempt.id.job, state=JobState.STOPPING)
-            self.store.add_event(attempt.id.job, now_s, f"told to stop: {why}")
+            self.store.add_event(attempt.id.job, now_s, f"asked to stop: {why}")
         self._write_lease(attempt.id.job, attempt.id.number, attempt.places, now_s, stop=True)
         if attempt.handle is not None:
             self.engine.stop(attempt.handle, grace_s=math.inf)

@@ -64,7 +64,7 @@ class JobRow:
         submitted_s: When; seconds since 1970, as all times here.
         state: Where it is in its life.
         note: The last thing worth knowing, in a line.
-        step: Steps that it has done, as far as it said.
+        step: Steps that it has done, as far as it reported.
         attempts: How often it was started.
         started_s: When it first ran.
         finished_s: When it ended for good.

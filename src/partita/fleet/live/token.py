@@ -1,13 +1,21 @@
-"""The token of a fleet: made on its first start, for the eyes of its user alone."""
+"""The token of a fleet: made on its first start for its user alone, and found by the clients.
+
+A server notes under its port where its token is, so that this user's clients on the same machine
+need no option.
+"""
 
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from partita.errors import InvalidInputError
+from partita.http import read_token
 
 TOKEN_FILE = "token"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def make_token(folder: Path) -> str:
@@ -36,6 +44,40 @@ def make_token(folder: Path) -> str:
     if not token:
         raise InvalidInputError(f"token file {path} is empty; remove it, and a new one is made")
     return token
+
+
+def note_fleet(port: int, token_file: Path) -> None:
+    """Note for this user's clients on this machine where the token of a fleet is.
+
+    A folder that cannot be written to is no failure: clients then need ``--token-file``.
+    """
+    note = _note(port)
+    with suppress(OSError):
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = note.with_name(f".{note.name}.{os.getpid()}")
+        unfinished.write_text(f"{token_file.resolve()}\n", encoding="utf-8")
+        unfinished.replace(note)
+
+
+def fleet_token(file: str | None, server: str) -> str:
+    """Return the token of a fleet: the one given, else the one that a fleet on this machine made.
+
+    Raises:
+        InvalidInputError: The file that was given has none, or cannot be read.
+    """
+    if token := read_token(file):
+        return token
+    with suppress(OSError, ValueError):
+        address = urlsplit(server)
+        if address.hostname in _LOOPBACK and address.port is not None:
+            made = Path(_note(address.port).read_text(encoding="utf-8").strip())
+            return made.read_text(encoding="ascii").strip()
+    return ""
+
+
+def _note(port: int) -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "partita" / f"fleet-{port}"
 
 
 def _write_new(path: Path, token: str) -> None:

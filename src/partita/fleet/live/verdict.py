@@ -48,8 +48,8 @@ def judge(
 ) -> Verdict:
     """Return what the end of an attempt means.
 
-    A job that tells its steps is done when it said so after its last checkpoint, however its
-    process ended; an exit code of 0 is not enough. One that does not tell is done when it ends
+    A job that reports its steps is done when it reported so after its last checkpoint, however its
+    process ended; an exit code of 0 is not enough. One that reports none is done when it ends
     with 0 without having been asked to stop.
 
     Args:
@@ -73,7 +73,7 @@ def judge(
     if _gave_back(attempt, progress, status):
         return Verdict(end=End.WAITS, how="its lease was not renewed in time", step=step)
     if status.exit_code == 0:
-        ended += f" after {step} of {spec.steps} steps" if progress else " and told no steps"
+        ended += f" after {step} of {spec.steps} steps" if progress else " and reported no steps"
     elif last_line and status.exit_code is not None:
         what = "could not be started" if status.exit_code == CANNOT_START else ended
         ended = f"{what}: {last_line.strip()[:200]}"

@@ -1,4 +1,4 @@
-"""What a history says: completion times, queueing, fairness, use of the cluster, energy."""
+"""Figures of a history: completion times, queueing, fairness, use of the cluster, energy."""
 
 import math
 from dataclasses import dataclass
@@ -149,7 +149,7 @@ def load_of(history: FleetHistory) -> Load:
     """Return how busy the cluster of a history was."""
     usage = history.usage
     if not len(usage):
-        raise InvalidInputError("the history says nothing of what was in use")
+        raise InvalidInputError("the history does not hold what was in use")
     end = float(usage.start_s[-1]) + float(usage.rounds[-1]) * history.round_s
     whole = max(end - float(usage.start_s[0]), history.round_s)
     seconds = usage.rounds * history.round_s

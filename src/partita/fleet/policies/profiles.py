@@ -1,6 +1,6 @@
 """Sensitivities as choices: the grants that are worth making to a job, on each kind of server.
 
-A *choice* is CPUs and memory a GPU with the speed they give. A list holds the choices that no other
+A *choice* is CPUs and memory per GPU with their speed. A list holds the choices that no other
 beats (as fast for no more of either), by ascending speed, for one sensitivity, number of GPUs and
 class of servers. Between measured CPU counts the speed is interpolated, below the lowest it falls
 in proportion; memory counts by the highest measured size within it, and below the lowest a job does
@@ -33,8 +33,8 @@ class Profiles(Columns):
         num_classes: Classes of servers.
         server_class: Class of each server.
         first: Choices of list l are ``first[l]`` to ``first[l + 1]``; none = cannot run there.
-        cpus: CPUs a GPU of a choice.
-        memory_gb: Memory a GPU of a choice.
+        cpus: CPUs per GPU of a choice.
+        memory_gb: Memory per GPU of a choice.
         speed: Speed of a choice.
         floor: The floor choice of each list, -1 = cannot run there.
         fair_speed: Speed at the GPU-proportional share, by list.
@@ -52,7 +52,7 @@ class Profiles(Columns):
 
 
 def speed_at(part: Sensitivity, kind: str, gpus: int, cpus: float, memory_gb: float) -> float:
-    """Return the speed of a job with some CPUs and memory a GPU; 0 = cannot run on that type."""
+    """Return the speed of a job with some CPUs and memory per GPU; 0 = cannot run on that type."""
     points = _points(part, kind, gpus)
     if points is None:
         return 0.0
@@ -69,7 +69,7 @@ def _rows_of_type(part: Sensitivity, kind: str) -> Flags | None:
     """Return which points are for a type of GPU; None = it does not run there."""
     name = next((known for known in (kind, "") if known in part.gpu_types), None)
     if name is None:
-        # Jobs whose points name other types run where the type of the server is not told.
+        # Jobs whose points name other types run where the type of the server is not known.
         name = part.gpu_types[0] if not kind else None
     if name is None:
         return None
@@ -173,7 +173,7 @@ def _why_nowhere(part: Sensitivity, gpus: int, servers: Servers) -> str:
     share = float((servers.memory_gb / servers.gpus).max())
     least = float(part.memory_bytes.min()) / GB
     return (
-        f"jobs of {part.name!r} need {least:.4g} GB of memory a GPU at "
+        f"jobs of {part.name!r} need {least:.4g} GB of memory per GPU at "
         f"least; a GPU's share of a server is {share:.4g} GB at most: ask for more GPUs, or for "
         "servers with more memory"
     )
@@ -182,7 +182,7 @@ def _why_nowhere(part: Sensitivity, gpus: int, servers: Servers) -> str:
 def _distinct(trace: Trace) -> dict[tuple[int, int], int]:
     """Return a row for every sensitivity with every number of GPUs that a job of it may have.
 
-    The rows of jobs with a range of GPUs follow one another, a row a number.
+    The rows of jobs with a range of GPUs follow one another, one row per number.
     """
     least, most = trace.gpu_range
     rows: dict[tuple[int, int], int] = {}

@@ -49,7 +49,7 @@ def host_path(path: str, mount: str) -> str:
     return path
 
 
-def container_command(  # noqa: PLR0913 (keyword-only, one for each thing a container is told)
+def container_command(  # noqa: PLR0913 (keyword-only, one for each setting of a container)
     container: Container,
     arguments: Sequence[str],
     *,

@@ -112,7 +112,7 @@ def first_spelling(clause: Clause, source: str, arguments: Sequence[str]) -> str
 
 
 def refused_options(log: str) -> tuple[str, ...]:
-    """Return the options that a script says it does not know, in the words of common parsers."""
+    """Return the options that a script refuses as unknown, in the words of common parsers."""
     found: list[str] = []
     for match in _UNKNOWN.finditer(log):
         found += _OPTION.findall(match.group("rest") or match.group("option"))
@@ -120,7 +120,7 @@ def refused_options(log: str) -> tuple[str, ...]:
 
 
 def required_options(log: str) -> tuple[str, ...]:
-    """Return the options that a script says it must be given."""
+    """Return the options that a script asks for."""
     found: list[str] = []
     for match in _REQUIRED.finditer(log):
         found += _OPTION.findall(match.group("rest"))

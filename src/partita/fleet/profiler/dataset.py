@@ -15,7 +15,7 @@ class Dataset:
 
     Attributes:
         size_bytes: Of all files.
-        samples: How many samples; counted as files unless the user says.
+        samples: How many samples; counted as files unless the user gives it.
     """
 
     size_bytes: int

@@ -17,13 +17,11 @@ from partita.fleet.profiler.containers import host_path
 from partita.fleet.profiler.contract import Attempt, Clause, find_spellings
 from partita.fleet.profiler.dataset import Dataset, measure_dataset, read_into_memory
 from partita.fleet.profiler.isolation import Isolation, Limits, Way, choose_isolation
-from partita.fleet.profiler.machine_speeds import memory_speeds, storage_speed
+from partita.fleet.profiler.machine_speeds import MEASURED_WAYS, memory_speeds, storage_speed
 from partita.fleet.profiler.record import Run, fingerprint, open_record
 from partita.fleet.profiler.request import ProfileRequest, ScriptOptions, script_options
 from partita.fleet.profiler.results import Measured, machine_memory_bytes, make_sensitivity
-from partita.fleet.profiler.runner import Outcome, Workplace, run_script
-from partita.fleet.profiler.speeds import Speed, speed_of_two
-from partita.fleet.profiler.storage import MEASURED_WAYS
+from partita.fleet.profiler.runner import Outcome, Speed, Workplace, run_script, speed_of_two
 from partita.fleet.profiler.sweep import CurvePoint, cpu_grid, fill, halvings, sweep, usual_step
 from partita.units import format_bytes
 
@@ -150,7 +148,7 @@ class _Profiler:
         seen = host_path(options.data, self._request.isolation.mount)
         if seen == options.data or Path(options.data).exists():
             return options
-        self._notes.append(f"without a container the data are told as {seen}")
+        self._notes.append(f"without a container the data are passed on as {seen}")
         return replace(options, data=seen)
 
     def _cpu_counts(self) -> tuple[float, ...]:
@@ -208,7 +206,7 @@ class _Profiler:
         return None if asked is None or asked >= machine_memory_bytes() else asked
 
     def _dataset(self) -> Dataset | None:
-        """Return the size of the dataset, as told or as found."""
+        """Return the size of the dataset, as given or as found."""
         request = self._request
         found = measure_dataset(
             Path(host_path(self._options.data, request.isolation.mount))
@@ -221,7 +219,7 @@ class _Profiler:
             return Dataset(size, samples)
         self._notes.append(
             f"the size of the dataset {self._options.data} is not known, so there is no memory "
-            "axis; --dataset-size 150GB --dataset-samples 1281167 tell it"
+            "axis; --dataset-size 150GB --dataset-samples 1281167 give it"
         )
         return None
 
@@ -255,8 +253,9 @@ class _Profiler:
         if self._request.ranks.node_rank == 0:
             known = {cpus: measure(cpus) for cpus in chosen}
             return fill(self._grid, known, tolerance=self._request.tolerance)
-        for cpus in chosen:
-            self._take_part(spellings, cpus)
+        for cpus in chosen:  # points that node 0 measures, with the ranks of this node
+            for number in range(self._request.repeats):
+                self._measure(spellings, cpus, number + 1)
         return ()
 
     def _note_other_load(self) -> None:
@@ -267,11 +266,6 @@ class _Profiler:
                 f"other programs keep this machine busy (load {load:.1f} on {there} CPUs), so that "
                 "speeds may be too low, most of all with many CPUs; --again measures anew"
             )
-
-    def _take_part(self, spellings: Mapping[Clause, str], cpus: float) -> None:
-        """Run the ranks of this node at a point that node 0 measures."""
-        for number in range(self._request.repeats):
-            self._measure(spellings, cpus, number + 1)
 
     def _runs_at(self, spellings: Mapping[Clause, str], cpus: float) -> list[Run]:
         """Return the runs of a point: those known, and those that are still missing."""

@@ -20,7 +20,7 @@ class Run:
     Attributes:
         cpus: CPUs that it had.
         workers: Loading processes of each rank.
-        iterations: Iterations that it was told.
+        iterations: Number of iterations that it was given.
         iteration_s: Mean seconds of an iteration.
         source: Where that comes from.
         wall_s: How long the run took.
@@ -64,7 +64,7 @@ class Record:
 
 
 def fingerprint(script: Path, parts: Sequence[object]) -> str:
-    """Return what tells profiles apart: the text of a script, and what was asked of it."""
+    """Return what distinguishes profiles: the text of a script, and what was asked of it."""
     text = json.dumps([str(part) for part in parts])
     return hashlib.sha256(script.read_bytes() + b"\0" + text.encode()).hexdigest()[:32]
 

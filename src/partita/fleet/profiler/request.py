@@ -1,4 +1,4 @@
-"""What is profiled and how: the request, and what a script is told in each run."""
+"""What is profiled and how: the request, and the arguments of a script in each run."""
 
 import math
 import sys
@@ -30,15 +30,15 @@ class ProfileRequest:
         script: The training script.
         arguments: Its own arguments.
         name: Of the job.
-        ranks: Its processes, one a GPU.
+        ranks: Its processes, one per GPU.
         max_cpus: Top of the sweep; None = all CPUs of this machine.
         cpu_step: From a point of the sweep to the next; None = by the number of CPUs.
         memory_bytes: Memory of a run; None = all of this machine.
-        batch_size: Samples an iteration and GPU.
-        workers: Loading processes a GPU; None = one for each CPU a GPU has.
+        batch_size: Samples per iteration and GPU.
+        workers: Loading processes per GPU; None = one for each CPU a GPU has.
         iterations: Of each run.
         epochs: Of each run.
-        data: The dataset, as the script is told.
+        data: The dataset, as it is passed to the script.
         dataset_bytes: Its size; None = of its files.
         dataset_samples: Its samples; None = its files.
         repeats: Runs of each point; their median counts.
@@ -95,14 +95,14 @@ class ProfileRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOptions:
-    """What the script is told, with the profiler's values before its own.
+    """Arguments of the script, with the profiler's values before its own.
 
     Attributes:
-        batch_size: Samples an iteration and GPU.
+        batch_size: Samples per iteration and GPU.
         iterations: Of each run.
         data: The dataset.
         epochs: Of each run; None = the script's affair.
-        workers: Loading processes a GPU; None = by the CPUs of the point.
+        workers: Loading processes per GPU; None = by the CPUs of the point.
         rest: The script's arguments without those above.
         first: Spellings to begin with.
         required: What the script must take.
@@ -132,7 +132,7 @@ class ScriptOptions:
         cpus: float,
         iterations: int,
     ) -> list[str]:
-        """Return the arguments of a run; each rank is told its number when it starts."""
+        """Return the arguments of a run; each rank gets its number when it starts."""
         values: dict[Clause, object] = {
             Clause.BATCH: self.batch_size,
             Clause.WORKERS: self.workers_at(cpus, ranks),
@@ -154,7 +154,7 @@ class ScriptOptions:
 
 
 def script_options(request: ProfileRequest, source: str) -> ScriptOptions:
-    """Return what a script is told.
+    """Return the arguments of a script.
 
     Args:
         request: The profiler's side.

@@ -1,26 +1,109 @@
 """One run of a training script within limits: started, watched, ended, and its report read.
 
-A run that fails or does not end in time is an `Outcome` with a failure, never a figure.
+A run that fails or does not end in time is an `Outcome` with a failure, never a figure. The
+speed is what the job reported, or follows from wall times where it reported nothing.
 """
 
+import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from partita.errors import UnsupportedError
+from partita.errors import UnsupportedError, WorkerError
 from partita.fleet.profiler import inside
 from partita.fleet.profiler.cgroups import group_name, limited_groups
 from partita.fleet.profiler.containers import Container, container_command, kill_container
 from partita.fleet.profiler.isolation import Isolation, Limits, Way
-from partita.fleet.profiler.speeds import SPEED_FILE, Speed, clear_reports, read_speed
 from partita.fleet.report import SPEED_VARIABLE
 from partita.processes import how_it_ended, job_environment, last_lines
+
+SPEED_FILE = "speed.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The speed of one run.
+
+    Attributes:
+        iteration_s: Mean seconds of an iteration.
+        source: Where that comes from.
+    """
+
+    iteration_s: float
+    source: str
+
+
+def clear_reports(directory: Path, folder: Path, name: str) -> None:
+    """Remove what an earlier run has left, so that it cannot be taken for this one's report."""
+    for path in (directory / SPEED_FILE, folder / f"PERF_{name}.txt", *_perf_files(directory)):
+        path.unlink(missing_ok=True)
+
+
+def read_speed(directory: Path, folder: Path, name: str) -> Speed | None:
+    """Return what a run has reported: by our own helper, or as Synergy's ``Register`` does.
+
+    A script that brings Synergy's own ``Register`` writes to its working directory; that file is
+    moved to the run's.
+
+    Args:
+        directory: Of the run.
+        folder: Working directory of the script.
+        name: Name of the job, as it was passed to the script.
+
+    Raises:
+        WorkerError: The report is not a time.
+    """
+    own = directory / SPEED_FILE
+    if own.is_file():
+        return _speed(own, lambda text: json.loads(text)["iteration_s"], "reported by the script")
+    beside = folder / f"PERF_{name}.txt"
+    if beside.is_file():
+        with suppress(OSError):
+            (directory / beside.name).write_bytes(beside.read_bytes())
+            beside.unlink()
+    for path in _perf_files(directory):
+        return _speed(path, lambda text: text.splitlines()[0], "reported through Register")
+    return None
+
+
+def _perf_files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("PERF_*.txt"))
+
+
+def _speed(path: Path, value_of: Callable[[str], object], source: str) -> Speed:
+    try:
+        seconds = float(str(value_of(path.read_text(encoding="utf-8"))))
+    except (ValueError, KeyError, IndexError, TypeError) as exc:
+        raise WorkerError(f"{path} holds no seconds of an iteration") from exc
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise WorkerError(f"{path} holds {seconds:g} seconds per iteration; expected more than 0")
+    return Speed(seconds, source)
+
+
+def speed_of_two(long: tuple[int, float], short: tuple[int, float], what: str) -> Speed:
+    """Return the speed from the wall times of two runs with different numbers of iterations.
+
+    What a start costs is the same in both, so the difference is that of the iterations.
+
+    Raises:
+        WorkerError: The longer run was not slower.
+    """
+    (more, longer_s), (fewer, shorter_s) = long, short
+    seconds = (longer_s - shorter_s) / (more - fewer)
+    if seconds <= 0:
+        raise WorkerError(
+            f"{what}: {more} iterations took {longer_s:.2f} s and {fewer} took {shorter_s:.2f} s, "
+            "so a start hides the iterations; raise --max-iterations, or report the speed"
+        )
+    return Speed(seconds, f"wall time of {more} less that of {fewer} iterations")
+
 
 _INSIDE = Path(inside.__file__).parent
 _POLL_S = 0.05
@@ -34,7 +117,7 @@ class Ranks:
     """Where the processes of this machine stand in the job.
 
     Attributes:
-        per_node: Processes on each machine, one a GPU.
+        per_node: Processes on each machine, one per GPU.
         nodes: Machines.
         node_rank: Which of them this is.
         master_addr: Where rank 0 listens.
@@ -112,7 +195,7 @@ def run_script(
         arguments: Those of the script.
         limits: What it may use.
         name: Of this run, unique among those of the job.
-        rank_option: Option by which each process is told its local rank; empty = none.
+        rank_option: Option that passes each process its local rank; empty = none.
 
     Raises:
         UnsupportedError: It cannot be started, or not within these limits.
@@ -150,18 +233,12 @@ def run_script(
         speed=None,
     )
     if hung:
-        return replace(outcome, failure=_hung_words(place.limit_s, outcome.log))
-    if process.returncode:
-        return replace(outcome, failure=_failed_words(process.returncode, outcome.log))
+        failure = f"did not end within {place.limit_s:g} s (--limit){_last_words(outcome.log)}"
+        return replace(outcome, failure=failure)
+    if code := process.returncode:
+        how = how_it_ended(code if code <= 128 else 128 - code)
+        return replace(outcome, failure=f"{how}{_last_words(outcome.log)}")
     return replace(outcome, speed=read_speed(place.directory, place.folder, name))
-
-
-def _hung_words(limit_s: float, log: str) -> str:
-    return f"did not end within {limit_s:g} s (--limit){_last_words(log)}"
-
-
-def _failed_words(code: int, log: str) -> str:
-    return f"{how_it_ended(code if code <= 128 else 128 - code)}{_last_words(log)}"
 
 
 def _last_words(log: str) -> str:

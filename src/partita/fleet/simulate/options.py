@@ -35,7 +35,7 @@ class Rules:
 
     Attributes:
         round_s: Length of a round; leases end with rounds.
-        restart_s: Seconds that a resumption or move costs a job whose sensitivity does not say it.
+        restart_s: Seconds that a resumption or move costs a job whose sensitivity has no such time.
         outages: Servers that fail.
         quotas: GPUs that a tenant may hold at most, by name.
         record: Whether to record who ran where.

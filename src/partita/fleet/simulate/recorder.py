@@ -13,7 +13,7 @@ from partita.fleet.simulate.state import State
 
 
 def known_before(trace: Trace, servers: Servers) -> dict[str, Any]:
-    """Return what a history says of its trace and servers, whatever becomes of the jobs."""
+    """Return what a history holds of its trace and servers, whatever becomes of the jobs."""
     return {
         "trace": trace.name,
         "servers": servers.names,

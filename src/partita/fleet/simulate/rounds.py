@@ -7,23 +7,28 @@ or a change of order that can matter; rounds between cost nothing. A server that
 its jobs did in that round: the last checkpoint is that of its start. A job over several servers may
 lose a share of its speed (``Rules.split_loss``); policies do not know of it, but they split a job
 only where no server has the GPUs.
+
+Fewer jobs run under a power cap that they would exceed even at their slowest: the policy is asked
+as if there were no cap. Where its jobs need more, those that fit the cap, in the order they are
+served, stay; who no longer fits what is left waits, and the policy is asked again for the others.
+Jobs do not grow into GPUs that are idle for want of power.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from partita.core.columns import Flags, Floats, Longs
-from partita.core.fleet import FleetHistory, Trace
+from partita.core.fleet import FleetHistory, Sensitivity, Trace
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.fleet.policies.orderings import order_of
-from partita.fleet.policies.power import choose_points, equal_limit
+from partita.fleet.policies.power import choose_points, equal_limit, least_w
 from partita.fleet.policies.resources import Servers
 from partita.fleet.policies.snapshot import Allocation, Snapshot
 from partita.fleet.policies.table import Policy
-from partita.fleet.simulate.capping import allocate_under
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.recorder import Recorder
 from partita.fleet.simulate.state import ahead, first_state
@@ -90,8 +95,9 @@ class _Player:
             keys = self.policy.ordering.keys(snapshot)
             order = order_of(snapshot, keys, ranked=self.policy.ordering.ranked)
             served = self.policy.admitted(snapshot, order, keys)
+            ask = partial(self.policy.allocator.allocate, effort=self.effort)
             granted = allocate_under(
-                self.rules.power_cap_w, self.trace.sensitivities, snapshot, served, self._ask
+                self.rules.power_cap_w, self.trace.sensitivities, snapshot, served, ask
             )
             check_promise(snapshot, granted)
             granted = self._split(snapshot, granted)
@@ -105,9 +111,6 @@ class _Player:
                 reported = done
                 progress(done, len(state.row))
         return self.recorder.history()
-
-    def _ask(self, snapshot: Snapshot, served: Longs) -> Allocation:
-        return self.policy.allocator.allocate(snapshot, served, effort=self.effort)
 
     def _split(self, snapshot: Snapshot, granted: Allocation) -> Allocation:
         """Return the same grants with the speeds that jobs over several servers keep."""
@@ -273,3 +276,67 @@ def check_promise(snapshot: Snapshot, granted: Allocation) -> None:
     for name, given, have in limits:
         used = np.bincount(granted.server, weights=given, minlength=len(servers))
         assert bool((used <= have * (1 + 1e-6)).all()), f"a server gives more {name} than it has"
+
+
+Asked = Callable[[Snapshot, Longs], Allocation]
+
+
+def allocate_under(
+    cap_w: float, parts: Sequence[Sensitivity], snapshot: Snapshot, served: Longs, ask: Asked
+) -> Allocation:
+    """Return grants to jobs that can run within a cap.
+
+    Args:
+        cap_w: What the GPUs of all jobs may take together; ``inf`` = any.
+        parts: The sensitivities of jobs.
+        snapshot: The round.
+        served: The order in which jobs are served.
+        ask: Returns the grants of the policy.
+
+    Raises:
+        InfeasibleError: Not one of the jobs fits the cap.
+    """
+    granted = ask(snapshot, served)
+    if math.isinf(cap_w):
+        return granted
+    lowest = least_w(parts, snapshot.part, snapshot.least)
+    while True:
+        needed = _needed(parts, snapshot, granted)
+        fits, room = _first_that_fit(needed, served, cap_w)
+        if fits.all():
+            return granted
+        if (snapshot.most > snapshot.gpus).any():
+            snapshot = replace(snapshot, most=snapshot.gpus)
+            granted = ask(snapshot, served)
+            continue
+        if not fits[granted.running].any():
+            raise InfeasibleError(
+                f"the jobs that could run at {snapshot.now_s:g} s need "
+                f"{needed[granted.running].min():g} W or more each at their slowest; the cap is "
+                f"{cap_w:g} W"
+            )
+        stays = granted.running & fits
+        allowed = stays | (~granted.running & (lowest <= room))
+        may_run = snapshot.may_run.reshape(len(snapshot), -1) & allowed[:, None]
+        snapshot = replace(snapshot, may_run=may_run.ravel())
+        granted = ask(snapshot, served)
+
+
+def _needed(parts: Sequence[Sensitivity], snapshot: Snapshot, granted: Allocation) -> Floats:
+    """Return the watts that each job takes at its slowest with what it was granted."""
+    held = np.zeros(len(snapshot), dtype=np.int64)
+    jobs = np.repeat(np.arange(len(snapshot)), np.diff(granted.first))
+    np.add.at(held, jobs, granted.gpus)
+    return least_w(parts, snapshot.part, held)
+
+
+def _first_that_fit(needed: Floats, served: Longs, cap_w: float) -> tuple[Flags, float]:
+    """Return which jobs fit a cap when taken in order, and what is left of it."""
+    fits = np.ones(len(needed), dtype=np.bool_)
+    left = cap_w
+    for job in served[needed[served] > 0].tolist():
+        if needed[job] <= left:
+            left -= float(needed[job])
+        else:
+            fits[job] = False
+    return fits, left

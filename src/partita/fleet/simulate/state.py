@@ -88,9 +88,10 @@ class State:
         )
 
     def grant(self, snapshot: Snapshot, granted: Allocation, now_s: float) -> None:
-        """Start, stop and move jobs as an allocation says."""
+        """Start, stop and move jobs as an allocation has it."""
         active, running = self.active, granted.running
-        was, new = self.speed[active] > 0, self._pieces(granted)
+        was = self.speed[active] > 0
+        new = (active[piece_jobs(granted.first)], granted.server, granted.gpus)
         before = self.attained_s[active] > 0
         moved = was & running & self._moved(new)
         self.preemptions[active[was & ~running]] += 1
@@ -102,9 +103,6 @@ class State:
         self.start_s[fresh] = now_s
         self.speed[active] = granted.speed
         self.held = new
-
-    def _pieces(self, granted: Allocation) -> tuple[Longs, Longs, Longs]:
-        return self.active[piece_jobs(granted.first)], granted.server, granted.gpus
 
     def _moved(self, new: tuple[Longs, Longs, Longs]) -> Flags:
         """Return which active jobs hold other GPUs than before."""

@@ -110,25 +110,10 @@ def _waiting(history: FleetHistory) -> Floats:
     return history.usage.waiting.astype(np.float64)
 
 
-def _gpus(history: FleetHistory) -> Floats:
-    result: Floats = history.usage.gpus / history.num_gpus
-    return result
-
-
-def _cpus(history: FleetHistory) -> Floats:
-    result: Floats = history.usage.cpus / history.num_cpus
-    return result
-
-
-def _memory(history: FleetHistory) -> Floats:
-    result: Floats = history.usage.memory_bytes / history.memory_bytes
-    return result
-
-
 _SHARES: tuple[_Share, ...] = (
-    ("gpus", "GPUs in use", _gpus),
-    ("cpus", "CPUs granted", _cpus),
-    ("memory", "Memory granted", _memory),
+    ("gpus", "GPUs in use", lambda history: history.usage.gpus / history.num_gpus),
+    ("cpus", "CPUs granted", lambda history: history.usage.cpus / history.num_cpus),
+    ("memory", "Memory granted", lambda history: history.usage.memory_bytes / history.memory_bytes),
 )
 
 

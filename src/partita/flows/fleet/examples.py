@@ -12,12 +12,11 @@ classes are ours: light networks on images and raw sound need many CPUs, large o
 Their frontiers are those of the DVFS model with the share of an iteration that no clock changes.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from partita.catalogue.catalogue import Catalogue, DeviceType
+from partita.catalogue.catalogue import Catalogue
 from partita.core.fleet import Sensitivity, SensitivityOrigin
 from partita.flows.fleet.power import with_frontier
 
@@ -112,9 +111,7 @@ def example_sensitivities(
     Raises:
         InvalidInputError: The catalogue has no such type, or not its clocks and powers.
     """
-    return tuple(_sensitivities(catalogue.device_type(gpu_type)))
-
-
-def _sensitivities(gpu: DeviceType) -> Iterator[Sensitivity]:
-    for job in EXAMPLE_JOBS:
-        yield with_frontier(job.sensitivity(), gpu, fixed_share=job.fixed_share)
+    gpu = catalogue.device_type(gpu_type)
+    return tuple(
+        with_frontier(job.sensitivity(), gpu, fixed_share=job.fixed_share) for job in EXAMPLE_JOBS
+    )

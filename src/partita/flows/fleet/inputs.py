@@ -1,10 +1,13 @@
-"""What requests on fleets name: servers, sensitivities, traces; and how options are read."""
+"""What requests on fleets name: servers, sensitivities, traces; and how options are read.
+
+Options that several requests share are declared here.
+"""
 
 import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,6 @@ from partita.fleet.policies.resources import Servers, servers_of
 from partita.fleet.study.generated import GPU_SHARES
 from partita.fleet.study.traces import TraceOptions, changed_trace, drawn_trace, logged_trace
 from partita.flows.fleet.examples import DEFAULT_TYPE, example_sensitivities
-from partita.flows.fleet.fields import JobFields
 from partita.flows.fleet.power import with_frontiers
 from partita.formats.philly import read_philly, read_submissions
 from partita.formats.synergy import (
@@ -29,7 +31,35 @@ from partita.formats.synergy import (
     read_synergy_profile,
     read_trace,
 )
+from partita.requests import Request, declare
 from partita.units import parse_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFields(Request):
+    """Where the jobs of a trace get their sensitivities and powers from, and how they are drawn."""
+
+    profiles: tuple[str | Sensitivity, ...] = declare(
+        (),
+        metavar="FILE",
+        usual="built-in modelled classes",
+        help="Sensitivities: documents, Synergy's profile.json or matrices, or a folder of "
+        "'fleet profile'; several times.",
+    )
+    profile_set: str = declare("models", help="Set of Synergy's matrices to use.")
+    power_model: str | None = declare(
+        None,
+        metavar="TYPE",
+        help="Type of GPU for which time against energy of jobs that carry no frontier is "
+        "modelled.",
+    )
+    published_filter: bool = declare(
+        False,
+        help="Keep of a log only what Synergy's reader keeps: jobs of 32 to 10,000 minutes and up "
+        "to 16 GPUs; other GPUs than powers of two are 1.",
+    )
+    seed: int = declare(1, minimum=0, help="Seed of arrivals and all other draws.")
+
 
 GENERATED = "generated"
 MOST_LOADS = 200
@@ -100,13 +130,13 @@ def read_fleet_trace(
     *,
     power_model: str | None = None,
 ) -> tuple[Trace, tuple[str, ...]]:
-    """Return the trace that a user names, changed as options say, and remarks on what was changed.
+    """Return the trace that a user names, changed by options, and remarks on what was changed.
 
     Args:
         source: ``generated[:key=value,...]``, a file (a document, Synergy's CSV, a log), or the
             trace itself.
         models: Sensitivities by name.
-        options: What to change, and how to draw what a source does not say.
+        options: What to change, and how to draw what a source does not hold.
         power_model: Type of GPU whose frontier jobs get that carry none; ``None`` = none.
 
     Raises:

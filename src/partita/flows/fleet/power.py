@@ -4,7 +4,7 @@ The DVFS model of the energy part gives time and power of a device by its clock.
 ``m`` of an iteration does not depend on the clock keeps ``1 / (m + (1 - m) / x)`` of its speed at
 the clock ``x`` (relative to the highest that the power limit allows), at the power of a device that
 computes. Where nothing is known of a job its ``m`` is that of a transformer's forward and backward
-pass. All is modelled, and says so: `Sensitivity.machine` names the type.
+pass. All is modelled, and labelled so: `Sensitivity.machine` names the type.
 """
 
 from dataclasses import replace

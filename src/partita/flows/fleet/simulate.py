@@ -13,8 +13,8 @@ from partita.fleet.policies.table import allocator_names, ordering_names
 from partita.fleet.simulate.options import Outage, Rules
 from partita.fleet.study.study import Question, Run, Study, study
 from partita.fleet.study.traces import TraceOptions, summary_of
-from partita.flows.fleet.fields import JobFields
 from partita.flows.fleet.inputs import (
+    JobFields,
     declared_servers,
     parse_loads,
     parse_quotas,

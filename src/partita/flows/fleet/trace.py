@@ -7,9 +7,9 @@ from partita.core.fleet import Trace
 from partita.errors import InvalidInputError
 from partita.fleet.study.generated import CLASS_SPLIT, GPU_SHARES
 from partita.fleet.study.traces import TraceOptions, TraceSummary, summary_of
-from partita.flows.fleet.fields import JobFields
 from partita.flows.fleet.inputs import (
     GENERATED,
+    JobFields,
     parse_count,
     parse_shares,
     parse_span,

@@ -20,7 +20,7 @@ from partita.core.metrics import MemoryRule
 from partita.core.order import topological_order
 from partita.core.placement import is_pipeline, placement_plan
 from partita.core.plan import Plan, equal_microbatches
-from partita.core.problem import Mode, Problem, Schedule
+from partita.core.problem import Mode, Problem
 from partita.cost.durations import cluster_devices
 from partita.cost.judge import measure
 from partita.cost.memory import peak_memory
@@ -165,12 +165,11 @@ def plan_of(problem: Problem, device_of: Array) -> Plan:
         rank = np.empty(len(used), dtype=np.int32)
         rank[order] = np.arange(len(used))
         return pipeline_plan(problem, rank[part], [[int(used[index])] for index in order])
-    infers = objective.mode is Mode.INFERENCE
     return placement_plan(
         graph,
         [problem.cluster.device_names[device] for device in used.tolist()],
         part,
-        schedule=objective.schedule or (Schedule.INFERENCE if infers else Schedule.GPIPE),
+        schedule=objective.placement_schedule,
         microbatch_sizes=equal_microbatches(problem.microbatches, problem.microbatch_size),
     )
 

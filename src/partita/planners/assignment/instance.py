@@ -21,6 +21,7 @@ from partita.core.columns import Array
 from partita.core.problem import Mode, Problem
 from partita.cost.tables import joined_ops
 from partita.errors import InfeasibleError
+from partita.planners import obstacle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,17 +119,12 @@ def places(problem: Problem, node_of: Array, count: int) -> NDArray[np.bool_] | 
     Raises:
         InfeasibleError: No device may run all ops of a node.
     """
-    row_of, matrix = problem.allowed
-    if bool(matrix.all()):
+    if bool(problem.allowed[1].all()):
         return None
-    allowed = np.ones((count, len(problem.cluster)), dtype=bool)
-    np.logical_and.at(allowed, node_of, matrix[row_of])
+    allowed = obstacle.places(problem, node_of, count)
     stuck = np.flatnonzero(~allowed.any(axis=1))
     if len(stuck):
-        op = int(np.argmax(node_of == stuck[0]))
-        raise InfeasibleError(
-            f"no device may run all ops that share one with {problem.graph.ops.names[op]!r}"
-        )
+        raise InfeasibleError(obstacle.no_device(problem, np.flatnonzero(node_of == stuck[0])))
     return allowed
 
 

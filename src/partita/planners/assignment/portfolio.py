@@ -11,7 +11,7 @@ from partita.bounds import lower_bound
 from partita.core.columns import Array
 from partita.core.placement import placement_plan
 from partita.core.plan import Plan
-from partita.core.problem import Metric, Mode, Problem, Schedule
+from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
 from partita.errors import InvalidInputError
 from partita.planners.assignment.descent import ITERATIONS, RESTARTS, improved
@@ -85,12 +85,11 @@ def by_groups(
 
 def sharding_plan(problem: Problem, instance: Instance, place: Array) -> Plan:
     """Return the plan of a placement of the nodes."""
-    infers = problem.objective.mode is Mode.INFERENCE
     return placement_plan(
         problem.graph,
         problem.cluster.device_names,
         place[instance.node_of],
-        schedule=problem.objective.schedule or (Schedule.INFERENCE if infers else Schedule.GPIPE),
+        schedule=problem.objective.placement_schedule,
     )
 
 

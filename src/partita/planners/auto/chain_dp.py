@@ -9,23 +9,28 @@ p being the seconds of one microbatch through the stage and over the link behind
 other microbatches add there: compute on the slowest share, the link, the reduction of gradients. A
 step takes about ``sum p + max q``, so the program runs for several limits Q, from the least that
 any split has to none (Alpa, Zheng et al. 2022, section 5.2, does so on equal devices). A device
-may stay unused. A stage that does not fit recomputes its activations; if that does not do, it is
-out. What is in flight on a stage follows from the devices behind it, as in 1F1B.
+may stay unused. A stage that does not fit shards its optimizer state over its replicas, which costs
+next to nothing; if that does not do, it recomputes its activations, then both, then it shards all
+its state and gathers weights as it needs them; else it is out. What is in flight on a stage follows
+from the devices behind it, as in 1F1B.
 
 Differences from PipeDream's program: fill and drain count, a device line may mix types (shares
 follow their speeds) and link levels, and each boundary pays for its own link. O(D R U^2) for each
 Q, on arrays; U is the number of cut points, at most ``MAX_POINTS``.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from partita.core.columns import Array
+from partita.core.plan import Shard
 from partita.core.problem import Metric, Schedule
+from partita.kernels import Column, Number, Threshold, kernel, run
 from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.frame import Batch, Frame
 from partita.planners.auto.sketch import Sketch, cut_order, fair_shares, replicated
@@ -36,6 +41,13 @@ ALIGNED_FROM = 8
 SHORT_LINE = 32
 LIMITS = 6
 """Bottlenecks Q that are tried between the least and none."""
+SHARDS = (Shard.NONE, Shard.OPTIMIZER, Shard.PARAMETERS)
+"""What stages shard."""
+_ALL = 2
+_CELLS = Threshold(size=1_000_000, total=2_000_000, loaded=True)
+"""When tables and splits are compiled, in cells that are looked at; a cell of a table takes about
+as long to make as eight to look at."""
+_MAKING = 8
 
 
 class Line(NamedTuple):
@@ -110,6 +122,8 @@ class ChainProgram:
         batch: The microbatches.
         replicas: Numbers of replicas to try.
         schedule: Of the sketches.
+        shards: Whether stages that do not fit may shard their state.
+        known: Tables of places, which other lines of devices over the same units may share.
     """
 
     frame: Frame
@@ -119,6 +133,8 @@ class ChainProgram:
     batch: Batch
     replicas: Sequence[int]
     schedule: Schedule
+    shards: bool = True
+    known: "dict[tuple[object, ...], _Table | None]" = field(default_factory=dict)
 
     def sketches(self) -> list[Sketch]:
         """Return the splits for several bottlenecks, without repeats."""
@@ -157,8 +173,7 @@ class ChainProgram:
     def _tables(self) -> dict[tuple[int, int], "_Table"]:
         """The table of each (first device, replicas)."""
         # Places that look alike (classes, microbatches in flight, links) share one table.
-        known: dict[tuple[object, ...], _Table | None] = {}
-        tables = {}
+        known, tables = self.known, {}
         total = len(self.devices)
         for d in range(total):
             for r in self.replicas:
@@ -180,7 +195,8 @@ class ChainProgram:
 
     def _key(self, d: int, r: int) -> tuple[object, ...]:
         members = tuple(int(c) for c in self.frame.class_of[list(self.devices[d : d + r])])
-        return (members, self._flying(d, r), self._link(d, r), self._reduction(d, r))
+        shards = self.shards and r > 1
+        return (members, self._flying(d, r), self._link(d, r), self._reduction(d, r), shards)
 
     def _flying(self, d: int, r: int) -> int:
         """Return the microbatches in flight on a replica."""
@@ -193,11 +209,7 @@ class ChainProgram:
         """Return latency, seconds per byte and number of ports of the link behind a stage."""
         if d + r >= len(self.devices):
             return 0.0, 0.0, 1
-        after = self.devices[d + r]
-        own = np.array(self.devices[d : d + r])
-        links = self.frame.problem.cluster.links(own, np.full(r, after))
-        latency, slope = self.estimator.link(int(own[-1]), after)
-        return latency, slope, len(np.unique(links.out_port))
+        return self.estimator.link_behind(tuple(self.devices[d : d + r]), self.devices[d + r])
 
     def _reduction(self, d: int, r: int) -> tuple[float, float]:
         if r < 2 or not self.frame.trains:
@@ -205,60 +217,70 @@ class ChainProgram:
         return self.estimator.reduction(tuple(sorted(self.devices[d : d + r])))
 
     def _table(self, d: int, r: int) -> "_Table | None":
-        line, frame = self.line, self.frame
+        line, frame, count = self.line, self.frame, self.batch.count
         classes = frame.class_of[list(self.devices[d : d + r])].tolist()
         work = line.forward[:, -1] + line.backward[:, -1]
         speeds = tuple(1.0 / max(float(work[c]), 1e-12) for c in classes)
-        shares = fair_shares(speeds, self.batch.count)
+        shares = fair_shares(speeds, count)
         if shares is None:
             return None
         # Rounds of a step; each replica takes its share of microbatches in every one.
-        turns = self.batch.count / sum(shares)
+        turns = count / sum(shares)
         # Only the most loaded replica of each class can be the slowest.
         most = {c: max(s for s, k in zip(shares, classes, strict=True) if k == c) for c in classes}
-        ahead = {c: _ranges(line.forward[c]) for c in most}
-        spent = {c: ahead[c] + _ranges(line.backward[c]) for c in most}
-        # Arrays ``[first point, end point]`` in seconds: a microbatch on the slowest class, its
-        # forward again, and all microbatches of the most loaded replica.
-        once = np.max([spent[c] for c in most], axis=0)
-        again = np.max([ahead[c] for c in most], axis=0)
-        load = np.max([spent[c] * (most[c] * turns) for c in most], axis=0)
-        fits, fits_again = self._fits(d, r, classes)
+        kinds = list(most)
+        ways = self._ways(r, even=len(set(shares)) == 1)
         latency, slope, ports = self._link(d, r)
-        # Over the link behind the stage, by end point.
-        moved = latency * line.messages + slope * line.cut
         fixed, per_byte = self._reduction(d, r)
-        reduced = fixed + per_byte * _ranges(line.reduced) if r > 1 else 0.0
-        recomputes = ~fits & fits_again
-        factor = np.where(recomputes, again, 0.0)
-        passes = 2.0 if frame.trains else 1.0
-        p = once + factor + (passes * moved)[None, :]
-        # All microbatches less the one that ``p`` counts.
-        beyond = load + factor * (max(shares) * turns) - once - factor + reduced
-        # Replicas with ports of their own send side by side.
-        link_load = (self.batch.count / ports - 1) * moved
-        q = np.maximum(beyond, link_load[None, :])
-        possible = (fits | fits_again) & self._permitted(classes)
-        p = np.where(possible, p, np.inf)
-        return _Table(p, np.maximum(q, 0.0), shares, recomputes)
+        place = _Place(
+            forward=line.forward[kinds].ravel(),
+            backward=line.backward[kinds].ravel(),
+            barred=line.barred[kinds].ravel(),
+            load=np.array([most[c] * turns for c in kinds]),
+            level=np.array([level for level, _ in ways]),
+            recomputes=np.array([again for _, again in ways]),
+            held=np.concatenate([self._held(SHARDS[level], r) for level, _ in ways]),
+            saved=line.saved,
+            cut=line.cut,
+            reduced=line.reduced,
+            # Over the link behind the stage, by end point.
+            moved=latency * line.messages + slope * line.cut,
+            room=float(frame.limit_bytes[kinds].min()),
+            flying=self._flying(d, r),
+            passes=2.0 if frame.trains else 1.0,
+            most_turns=max(shares) * turns,
+            # Replicas with ports of their own send side by side.
+            sends=count / ports - 1,
+            fixed=fixed if r > 1 else 0.0,
+            per_byte=per_byte if r > 1 else 0.0,
+            # Sharded parameters are gathered for each pass of every round, and reduced after it.
+            rounds=1.5 * count / r,
+        )
+        cells = len(line.points) ** 2
+        made = _Table(np.full(cells, np.inf), np.zeros(cells), shares, np.zeros(cells, np.int64))
+        size = _MAKING * cells * len(kinds)
+        run(fill_table, size, (place,), (made.p, made.q, made.way), _CELLS)
+        return made
 
-    def _fits(self, d: int, r: int, classes: Sequence[int]) -> tuple[Array, Array]:
-        """Return whether a range fits in memory, and whether it does when it recomputes."""
-        line = self.line
-        room = float(self.frame.limit_bytes[sorted(set(classes))].min())
-        flying = self._flying(d, r)
-        static, saved = _ranges(line.static), _ranges(line.saved)
-        # Two buffers for what comes in, as in the estimates.
-        inputs = 2 * line.cut[:, None]
-        fits = static + flying * saved + inputs <= room
+    def _ways(self, r: int, *, even: bool) -> list[tuple[int, bool]]:
+        """Return what a stage may do to fit, the cheapest first: level of sharding, recomputation.
+
+        Args:
+            r: Replicas.
+            even: Whether replicas have equal shares, without which only optimizers are sharded.
+        """
         if not self.frame.trains:
-            return fits, np.zeros_like(fits)
-        # Recomputing keeps the inputs of all in flight, and everything of the one at work.
-        return fits, static + saved + (flying + 2) * line.cut[:, None] <= room
+            return [(0, False)]
+        shards = self.shards and r > 1
+        ways = [(0, False), (1, False), (0, True), (1, True)] if shards else [(0, False), (0, True)]
+        return [*ways, (_ALL, True)] if shards and even else ways
 
-    def _permitted(self, classes: Sequence[int]) -> Array:
-        result: Array = np.all([_ranges(self.line.barred[c]) == 0 for c in set(classes)], axis=0)
-        return result & np.triu(np.ones(result.shape, dtype=bool), 1)
+    def _held(self, shard: Shard, replicas: int) -> Array:
+        """Return the bytes of weights and state before each point, as replicas shard them."""
+        if shard is Shard.NONE:
+            return self.line.static
+        held = self.frame.held_bytes(shard, replicas)
+        return sums_before(held[self.line.order])[self.line.points]
 
     def _solve(
         self, tables: "dict[tuple[int, int], _Table]", limit: float | None
@@ -268,33 +290,33 @@ class ChainProgram:
         A range is (first point, end point, first device, replicas).
         """
         points, total = len(self.line.points), len(self.devices)
-        best = np.full((points, total + 1), np.inf)
-        # ``best[i, d]``: units from point i on, devices from d on. Nothing left costs nothing.
-        best[-1, :] = 0.0
-        choice = np.full((points, total + 1, 2), -1, dtype=np.int64)
-        rows = np.arange(points)
-        for d in range(total - 1, -1, -1):
-            # Without device d; only a strictly better way uses it.
-            best[:, d] = best[:, d + 1]
-            for r in self.replicas:
-                table = tables.get((d, r))
-                if table is None:
-                    continue
-                # By end point: what lies behind has the devices after these.
-                rest = best[None, :, d + r]
-                if limit is None:
-                    value = np.where(np.isinf(table.p), np.inf, np.maximum(table.q, rest))
-                else:
-                    value = np.where(table.q <= limit, table.p, np.inf) + rest
-                end = value.argmin(axis=1)
-                least = value[rows, end]
-                better = least < best[:, d]
-                best[better, d] = least[better]
-                choice[better, d, 0] = end[better]
-                choice[better, d, 1] = r
-        if not np.isfinite(best[0, 0]):
+        p, q, place_of = self._stacked
+        table_of = np.full((total, len(self.replicas)), -1)
+        for number, r in enumerate(self.replicas):
+            for d in range(total):
+                if (d, r) in tables:
+                    table_of[d, number] = place_of[d, r]
+        best = np.full(points * (total + 1), np.inf)
+        end = np.full(points * (total + 1), -1)
+        replicas = end.copy()
+        stacked = _Tables(points, np.array(self.replicas), table_of.ravel(), p, q)
+        size = points * points * int((table_of >= 0).sum())
+        given = (stacked, np.nan if limit is None else limit)
+        run(relax, size, given, (best, end, replicas), _CELLS)
+        if not np.isfinite(best[0]):
             return None
-        return self._walk(tables, best, choice)
+        shape = (points, total + 1)
+        choice = np.stack([end, replicas], axis=1).reshape(*shape, 2)
+        return self._walk(tables, best.reshape(shape), choice)
+
+    @cached_property
+    def _stacked(self) -> tuple[Array, Array, dict[tuple[int, int], int]]:
+        """Seconds of all tables in one column each, and the place of each table in it."""
+        unlike = {id(table): table for table in self._tables.values()}
+        rank = {key: number for number, key in enumerate(unlike)}
+        columns = [np.concatenate([np.zeros(0), *(t[k] for t in unlike.values())]) for k in (0, 1)]
+        places = {key: rank[id(table)] for key, table in self._tables.items()}
+        return columns[0], columns[1], places
 
     def _walk(
         self, tables: "dict[tuple[int, int], _Table]", best: Array, choice: Array
@@ -308,7 +330,7 @@ class ChainProgram:
                 continue
             j, r = choice[i, d].tolist()
             ranges.append((i, j, d, r))
-            bottleneck = max(bottleneck, float(tables[(d, r)].q[i, j]))
+            bottleneck = max(bottleneck, float(tables[(d, r)].q[i * (end + 1) + j]))
             i, d = j, d + r
         return ranges, bottleneck
 
@@ -321,8 +343,10 @@ class ChainProgram:
         stages, recompute = [], np.zeros(len(line.order), dtype=bool)
         for number, (i, j, d, r) in enumerate(ranges):
             table = tables[(d, r)]
-            stages.append(replicated(self.devices[d : d + r], table.shares))
-            recompute[stage_of == number] = bool(table.recomputes[i, j])
+            ways = self._ways(r, even=len(set(table.shares)) == 1)
+            level, again = ways[int(table.way[i * len(line.points) + j])]
+            stages.append(replicated(self.devices[d : d + r], table.shares, SHARDS[level]))
+            recompute[stage_of == number] = again
         return Sketch(
             stage_of=stage_of,
             stages=tuple(stages),
@@ -333,22 +357,172 @@ class ChainProgram:
 
 
 class _Table(NamedTuple):
-    """Figures of the ranges (first point, end point) on some devices.
+    """Figures of the ranges on some devices, at ``first point * number of points + end point``.
 
     Attributes:
         p: Seconds of one microbatch; ``inf`` where the range cannot run there.
         q: What the other microbatches add.
         shares: Microbatches of each replica in a round.
-        recomputes: Whether the range fits only if it recomputes.
+        way: What the range does to fit, a place in ``ChainProgram._ways``.
     """
 
     p: Array
     q: Array
     shares: tuple[int, ...]
-    recomputes: Array
+    way: Array
 
 
-def _ranges(before: Array) -> Array:
-    """Return the sum of every range (first, end) from the sums before each point."""
-    result: Array = before[None, :] - before[:, None]
-    return result
+class _Place(NamedTuple):
+    """What the figures of a place of the line of devices are made of; sums are by point.
+
+    Attributes:
+        forward: Seconds of the units before each point, by class of the devices here.
+        backward: Likewise.
+        barred: Units before each point that a class may not run.
+        load: Microbatches of the most loaded replica of each class.
+        level: Of each way to fit, what is sharded.
+        recomputes: Whether it recomputes.
+        held: Bytes of weights and state before each point.
+        saved: Bytes kept of a microbatch before each point.
+        cut: Bytes that cross each point.
+        reduced: Bytes that replicas reduce before each point.
+        moved: Seconds over the link behind, by end point.
+        room: Bytes that a device may use.
+        flying: Microbatches in flight.
+        passes: Times that a microbatch crosses a link.
+        most_turns: Microbatches of the most loaded replica.
+        sends: Messages over the link behind, beyond the first.
+        fixed: Seconds of a reduction.
+        per_byte: Likewise, for each byte.
+        rounds: Reductions where parameters are sharded.
+    """
+
+    forward: Column
+    backward: Column
+    barred: Column
+    load: Column
+    level: Column
+    recomputes: Column
+    held: Column
+    saved: Column
+    cut: Column
+    reduced: Column
+    moved: Column
+    room: Number
+    flying: Number
+    passes: Number
+    most_turns: Number
+    sends: Number
+    fixed: Number
+    per_byte: Number
+    rounds: Number
+
+
+@kernel
+def fill_table(place: _Place, p: Column, q: Column, way: Column) -> None:
+    """Fill the table of a place: ranges that fit get their figures, others stay without."""
+    points, kinds, ways = len(place.saved), len(place.load), len(place.level)
+    for i in range(points):
+        for j in range(i + 1, points):
+            # Two buffers for what comes in, as in the estimates. Recomputing keeps the inputs of
+            # all in flight, and everything of the one at work.
+            saved = place.saved[j] - place.saved[i]
+            plain = place.flying * saved + 2 * place.cut[i]
+            again = saved + (place.flying + 2) * place.cut[i]
+            chosen = 0
+            while chosen < ways:
+                held = place.held[chosen * points + j] - place.held[chosen * points + i]
+                if held + (again if place.recomputes[chosen] else plain) <= place.room:
+                    break
+                chosen += 1
+            barred = 0.0
+            for kind in range(kinds):
+                barred += place.barred[kind * points + j] - place.barred[kind * points + i]
+            if chosen == ways or barred != 0:
+                continue
+            # A microbatch on the slowest class, its forward again, and all microbatches of the most
+            # loaded replica.
+            once, factor, load = 0.0, 0.0, 0.0
+            for kind in range(kinds):
+                ahead = place.forward[kind * points + j] - place.forward[kind * points + i]
+                behind = place.backward[kind * points + j] - place.backward[kind * points + i]
+                both = ahead + behind
+                once = max(once, both)
+                factor = max(factor, ahead)
+                load = max(load, both * place.load[kind])
+            if not place.recomputes[chosen]:
+                factor = 0.0
+            reduced = place.fixed + place.per_byte * (place.reduced[j] - place.reduced[i])
+            if place.level[chosen] == _ALL:
+                reduced *= place.rounds
+            cell = i * points + j
+            way[cell] = chosen
+            p[cell] = once + factor + place.passes * place.moved[j]
+            # All microbatches less the one that ``p`` counts.
+            beyond = load + factor * place.most_turns - once - factor + reduced
+            q[cell] = max(0.0, beyond, place.sends * place.moved[j])
+
+
+class _Tables(NamedTuple):
+    """All tables of a line of devices.
+
+    Attributes:
+        points: Number of points.
+        replicas: Numbers of replicas.
+        table_of: By device and number of replicas the place of its table; -1 = none.
+        p: Seconds of a microbatch, table by table.
+        q: What other microbatches add, likewise.
+    """
+
+    points: Number
+    replicas: Column
+    table_of: Column
+    p: Column
+    q: Column
+
+
+@kernel
+def relax(tables: _Tables, limit: Number, best: Column, end: Column, count: Column) -> None:
+    """Fill the best value of every rest, at ``point * (devices + 1) + device``.
+
+    Args:
+        tables: The tables.
+        limit: Most that others may add; NaN = the least such value is looked for instead.
+        best: Infinite; filled.
+        end: Where the first stage of a rest ends.
+        count: Its replicas.
+    """
+    points, replicas, p, q = tables.points, tables.replicas, tables.p, tables.q
+    table_of, cells = tables.table_of, points * points
+    total = len(table_of) // len(replicas)
+    width = total + 1
+    # Nothing left costs nothing.
+    for d in range(width):
+        best[(points - 1) * width + d] = 0.0
+    for d in range(total - 1, -1, -1):
+        # Without device d; only a strictly better way uses it.
+        for i in range(points):
+            best[i * width + d] = best[i * width + d + 1]
+        for number in range(len(replicas)):
+            table = table_of[d * len(replicas) + number]
+            if table < 0:
+                continue
+            r = replicas[number]
+            for i in range(points - 1):
+                least, last = math.inf, -1
+                first = table * cells + i * points
+                for j in range(i + 1, points):
+                    # What lies behind has the devices after these.
+                    rest = best[j * width + d + r]
+                    if limit != limit:  # noqa: PLR0124 (NaN)
+                        value = max(q[first + j], rest) if p[first + j] < math.inf else math.inf
+                    elif q[first + j] <= limit:
+                        value = p[first + j] + rest
+                    else:
+                        continue
+                    if value < least:
+                        least, last = value, j
+                if least < best[i * width + d]:
+                    best[i * width + d] = least
+                    end[i * width + d] = last
+                    count[i * width + d] = r

@@ -48,6 +48,19 @@ class WorkingProblem:
             recompute=plan.recompute[self.unit_of],
         )
 
+    def contracted(self, plan: Plan) -> Plan | None:
+        """Return a plan of the problem that was asked as one to search on; None = it cuts units."""
+        if self.unit_of is None:
+            return plan
+        stage_of = np.zeros(len(self.work.graph), dtype=np.int32)
+        again = np.zeros(len(self.work.graph), dtype=bool)
+        stage_of[self.unit_of], again[self.unit_of] = plan.stage_of, plan.recompute
+        fingerprint = self.work.graph.fingerprint
+        small = replace(plan, fingerprint=fingerprint, stage_of=stage_of, recompute=again)
+        whole = self.expanded(small)
+        same = np.array_equal(whole.stage_of, plan.stage_of)
+        return small if same and np.array_equal(whole.recompute, plan.recompute) else None
+
 
 def working_problem(problem: Problem) -> WorkingProblem:
     """Return the problem to search on."""
@@ -191,6 +204,9 @@ def _parameters(graph: Graph, units: Quotient) -> ParameterTable:
         dtypes=tuple(table.dtypes[head] for head in heads),
         trainable=table.trainable[heads],
         buffer=table.buffer[heads],
+        copy_bytes=frozen_array(
+            [float(table.copy_bytes[members].sum()) for members in groups], np.float64
+        ),
         **_uses(number[parameter], unit, units.num_nodes),
     )
 

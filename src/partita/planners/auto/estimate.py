@@ -16,9 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from partita.core.cluster import Level
 from partita.core.columns import Array
+from partita.core.plan import Stage
 from partita.core.program import Kind
+from partita.cost.condensed import CondensedModel
+from partita.cost.condensed_kernel import Runs
 from partita.cost.links import collective_s, transfer_s
+from partita.errors import InvalidInputError
 from partita.planners.auto.frame import Frame
 from partita.planners.auto.sketch import Sketch
 
@@ -55,15 +60,46 @@ class Crossing(NamedTuple):
     bytes: float
 
 
+class _Figures(NamedTuple):
+    """What a sketch amounts to, by stage.
+
+    Attributes:
+        seconds: Forward and backward, with recomputation, of a microbatch, by class.
+        input_share: Share of backward that computes input gradients.
+        pairs: What stages send to one another.
+        static: Bytes all the time.
+        kept: Bytes of a microbatch from forward to backward.
+        brought: Bytes that recomputing brings back.
+        inputs: Bytes of inputs that are kept because of it.
+        reduced: Bytes that replicas reduce.
+    """
+
+    seconds: list[tuple[list[float], list[float]]]
+    input_share: list[float]
+    pairs: list[Crossing]
+    static: list[float]
+    kept: list[float]
+    brought: list[float]
+    inputs: list[float]
+    reduced: list[float]
+
+
 class Estimator:
     """Estimates sketches of one frame; keeps what is the same for all."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, model: CondensedModel | None = None) -> None:
         self.frame = frame
+        self.model = model or CondensedModel(frame.problem, frame.units.node_of, frame.num_units)
         self._seconds: dict[int, tuple[Array, Array]] = {}
         self._net_bytes: dict[int, Array] = {}
         self._reduction: dict[tuple[int, ...], tuple[float, float]] = {}
         self._link: dict[tuple[int, int], tuple[float, float]] = {}
+        self._reduction_alike: dict[tuple[object, ...], tuple[float, float]] = {}
+        # For each level the group of each device, and a number for groups of the same figures.
+        self._groups = [_grouped(level) for level in frame.problem.cluster.levels]
+        self._behind: dict[tuple[tuple[int, ...], int], tuple[float, float, int]] = {}
+        self._limit: list[float] = frame.limit_bytes[frame.class_of].tolist()
+        self._class_of = self.model.class_of.tolist()
 
     def seconds(self, size: int) -> tuple[Array, Array]:
         """Return forward and backward by class and unit for a microbatch."""
@@ -79,12 +115,31 @@ class Estimator:
 
     def reduction(self, devices: tuple[int, ...]) -> tuple[float, float]:
         """Return latency and seconds per byte of an all-reduce over devices."""
-        if devices not in self._reduction:
-            cluster, members = self.frame.problem.cluster, np.array(devices)
-            fixed = collective_s(cluster, Kind.ALL_REDUCE, members, 0.0)
-            slope = collective_s(cluster, Kind.ALL_REDUCE, members, 1e9) - fixed
-            self._reduction[devices] = (fixed, slope / 1e9)
-        return self._reduction[devices]
+        found = self._reduction.get(devices)
+        if found is None:
+            # Sets that lie alike over the levels, on devices of the same kinds, take as long.
+            alike = self._lie(devices)
+            found = self._reduction_alike.get(alike)
+            if found is None:
+                cluster, members = self.frame.problem.cluster, np.array(devices)
+                fixed = collective_s(cluster, Kind.ALL_REDUCE, members, 0.0)
+                slope = collective_s(cluster, Kind.ALL_REDUCE, members, 1e9) - fixed
+                found = self._reduction_alike[alike] = (fixed, slope / 1e9)
+            self._reduction[devices] = found
+        return found
+
+    def _lie(self, devices: tuple[int, ...]) -> tuple[object, ...]:
+        """Return how devices lie: the groups of each level, numbered as they come, and classes."""
+        if not self._groups:
+            return devices
+        parts: list[object] = [tuple(self._class_of[device] for device in devices)]
+        for groups, figures in self._groups:
+            number: dict[int, int] = {}
+            for device in devices:
+                group, share = groups[device]
+                parts.append((number.setdefault(group, len(number)), share))
+            parts.append(tuple(figures[group] for group in number))
+        return tuple(parts)
 
     def link(self, source: int, target: int) -> tuple[float, float]:
         """Return latency and seconds per byte between two devices."""
@@ -95,13 +150,26 @@ class Estimator:
             self._link[pair] = (float(fixed), float(more - fixed) / 1e9)
         return self._link[pair]
 
+    def link_behind(self, devices: tuple[int, ...], after: int) -> tuple[float, float, int]:
+        """Return latency, seconds per byte and number of ports from devices to the one after."""
+        key = (devices, after)
+        if key not in self._behind:
+            own = np.array(devices)
+            links = self.frame.problem.cluster.links(own, np.full(len(own), after))
+            self._behind[key] = (
+                *self.link(devices[-1], after),
+                len(np.unique(links.out_port)),
+            )
+        return self._behind[key]
+
     def estimate(self, sketch: Sketch) -> Estimate:
         """Return the estimate of a sketch."""
-        forward, backward, load, owned = self._stage_seconds(sketch)
-        pairs = self._crossings(sketch)
+        figures = self._figures(sketch)
+        pairs = figures.pairs
+        forward, backward, load, owned = self._stage_seconds(sketch, figures)
         floor = max(f + b for f, b in zip(forward, backward, strict=True))
         if sketch.schedule.row.splits_backward:
-            backward = self._input_part(sketch, backward)
+            backward = [b * share for b, share in zip(backward, figures.input_share, strict=True)]
         ahead, back = _paths(len(sketch.stages), pairs, forward, backward)
         through = [a + b for a, b in zip(ahead, back, strict=True)]
         drain, _ = _paths(len(sketch.stages), pairs, [0.0] * len(forward), backward, passes=1)
@@ -116,33 +184,49 @@ class Estimator:
             waits = max(0.0, max(through[s] for s in stages) - own)
             guess = max(guess, busy + waits / len(stages))
             floor = max(floor, busy)
-        tail = max(self._reduction_s(sketch, number) - drain[number] for number in range(len(load)))
+        tail = max(
+            self._reduction_s(stage, figures.reduced[number]) - drain[number]
+            for number, stage in enumerate(sketch.stages)
+        )
         return Estimate(
-            floor, guess + max(0.0, tail), np.array(load), self._over_bytes(sketch, pairs)
+            floor, guess + max(0.0, tail), np.array(load), self._over_bytes(sketch, figures)
+        )
+
+    def _figures(self, sketch: Sketch) -> _Figures:
+        """Return what a sketch amounts to, by the one sum over units."""
+        sums, runs, count = self.model.condense(sketch.candidate)
+        if count < 0:
+            raise InvalidInputError("data flow to an earlier stage")
+        stages = len(sketch.stages)
+        ahead = sums.forward.reshape(-1, stages)
+        back = (sums.backward + sums.recompute).reshape(-1, stages)
+        whole = sums.backward[:stages]
+        share = np.divide(
+            sums.backward_input[:stages], whole, out=np.full(stages, 0.5), where=whole > 0
+        )
+        return _Figures(
+            seconds=list(zip(ahead.tolist(), back.tolist(), strict=True)),
+            input_share=share.tolist(),
+            pairs=self._crossings(sketch, runs, count),
+            static=sums.held.tolist(),
+            kept=sums.kept.tolist(),
+            brought=sums.brought.tolist(),
+            inputs=sums.inputs.tolist(),
+            reduced=sums.reduced.tolist(),
         )
 
     def _stage_seconds(
-        self, sketch: Sketch
+        self, sketch: Sketch, figures: _Figures
     ) -> tuple[list[float], list[float], list[float], dict[tuple[int, int], float]]:
         """Return forward, backward and load of each stage, and the load of each (device, stage)."""
-        ahead, back = self.seconds(sketch.batch.size)
         count = len(sketch.stages)
-        class_of = self.frame.class_of
-        classes = sorted({int(class_of[d]) for d in sketch.used})
-        spent = {}
-        again = sketch.recompute if sketch.recompute.any() else None
-        for c in classes:
-            f = np.bincount(sketch.stage_of, weights=ahead[c], minlength=count)
-            b = np.bincount(sketch.stage_of, weights=back[c], minlength=count)
-            if again is not None:
-                b = b + np.bincount(sketch.stage_of, weights=ahead[c] * again, minlength=count)
-            spent[c] = (f.tolist(), b.tolist())
         forward, backward, load = [0.0] * count, [0.0] * count, [0.0] * count
         owned: dict[tuple[int, int], float] = {}
         for number, stage in enumerate(sketch.stages):
             turns = sketch.batch.count / stage.round
             for group, share in zip(stage.devices, stage.shares, strict=True):
-                f, b = (part[number] / stage.tp for part in spent[int(class_of[group[0]])])
+                of_class = figures.seconds[self._class_of[group[0]]]
+                f, b = (part[number] / stage.tp for part in of_class)
                 busy = share * turns * (f + b)
                 owned[(group[0], number)] = busy
                 forward[number] = max(forward[number], f)
@@ -150,73 +234,46 @@ class Estimator:
                 load[number] = max(load[number], busy)
         return forward, backward, load, owned
 
-    def _input_part(self, sketch: Sketch, backward: list[float]) -> list[float]:
-        """Return the part of each stage's backward that its predecessors wait for."""
-        count, frame = len(sketch.stages), self.frame
-        whole = frame.backward[1][0] + frame.backward[0][0]
-        total = np.bincount(sketch.stage_of, weights=whole, minlength=count)
-        waited = np.bincount(sketch.stage_of, weights=whole * frame.input_share, minlength=count)
-        share = np.divide(waited, total, out=np.full(count, 0.5), where=total > 0)
-        return [seconds * float(part) for seconds, part in zip(backward, share, strict=True)]
-
-    def _crossings(self, sketch: Sketch) -> list[Crossing]:
+    def _crossings(self, sketch: Sketch, runs: Runs, count: int) -> list[Crossing]:
         """Return who sends what to whom."""
-        _, source, _ = self.frame.nets
-        net, reader = self.frame.net_pairs
-        count = len(sketch.stages)
-        before, after = sketch.stage_of[source[net]], sketch.stage_of[reader]
-        cut = np.flatnonzero(before != after)
-        if not len(cut):
-            return []
-        once = np.unique(net[cut] * np.int64(count) + after[cut])
-        size = self.net_bytes(sketch.batch.size)[once // count]
-        pair = sketch.stage_of[source[once // count]] * count + once % count
-        distinct, row = np.unique(pair, return_inverse=True)
-        total = np.bincount(row, weights=size)
+        moved: dict[tuple[int, int], float] = {}
+        ptr, readers = runs.ptr[: count + 1].tolist(), runs.readers
+        sizes, producers = runs.size[:count].tolist(), runs.producer[:count].tolist()
+        for row, (producer, size) in enumerate(zip(producers, sizes, strict=True)):
+            for reader in readers[ptr[row] : ptr[row + 1]].tolist():
+                moved[producer, reader] = moved.get((producer, reader), 0.0) + size
         result = []
-        for code, moved in zip(distinct.tolist(), total.tolist(), strict=True):
-            a, b = divmod(code, count)
+        for (a, b), size in sorted(moved.items()):
             ends = sketch.stages[a].devices[0][0], sketch.stages[b].devices[0][0]
             latency, slope = (0.0, 0.0) if ends[0] == ends[1] else self.link(*ends)
-            result.append(Crossing(a, b, latency + slope * moved, moved))
+            result.append(Crossing(a, b, latency + slope * size, size))
         return result
 
-    def _reduction_s(self, sketch: Sketch, number: int) -> float:
-        stage = sketch.stages[number]
+    def _reduction_s(self, stage: Stage, size: float) -> float:
         if stage.num_replicas < 2 or not self.frame.trains:
             return 0.0
-        devices = tuple(sorted(group[0] for group in stage.devices))
-        latency, slope = self.reduction(devices)
-        size = float(self.frame.reduced_bytes[sketch.stage_of == number].sum()) / stage.tp
-        return latency + slope * size
+        latency, slope = self.reduction(tuple(sorted(group[0] for group in stage.devices)))
+        return latency + slope * size / stage.tp
 
-    def _over_bytes(self, sketch: Sketch, pairs: list[Crossing]) -> float:
+    def _over_bytes(self, sketch: Sketch, figures: _Figures) -> float:
         """Return by how much the fullest device exceeds its limit, about.
 
         Weights, what is in flight by the schedule, and two buffers for everything received.
         """
-        frame, count = self.frame, len(sketch.stages)
-        saved_by_unit = frame.saved_bytes(sketch.batch.size)
-        kept = np.where(sketch.recompute, 0.0, saved_by_unit)
-        static, saved, brought = (
-            np.bincount(sketch.stage_of, weights=values, minlength=count).tolist()
-            for values in (frame.static_bytes, kept, saved_by_unit - kept)
-        )
-        received = [0.0] * count
-        for pair in pairs:
+        received = [0.0] * len(sketch.stages)
+        for pair in figures.pairs:
             received[pair.target] += pair.bytes
-        window = self._window(sketch, pairs)
+        window = self._window(sketch, figures.pairs)
         need: dict[int, float] = {}
         for number, stage in enumerate(sketch.stages):
-            inputs = received[number] if brought[number] else 0.0
+            kept = figures.kept[number] + figures.inputs[number]
             for group, share in zip(stage.devices, stage.shares, strict=True):
                 mine = sketch.batch.count * share // stage.round
                 flying = min(mine, -(-window[number] * share // stage.round))
-                use = static[number] + flying * (saved[number] + inputs)
-                use += brought[number] + 2 * received[number]
-                need[group[0]] = need.get(group[0], 0.0) + use / stage.tp
-        limits = frame.limit_bytes[frame.class_of[list(need)]]
-        return float((np.array(list(need.values())) - limits).max())
+                use = flying * kept + figures.brought[number] + 2 * received[number]
+                total = figures.static[number] + use / stage.tp
+                need[group[0]] = need.get(group[0], 0.0) + total
+        return max(use - self._limit[device] for device, use in need.items())
 
     def _window(self, sketch: Sketch, pairs: list[Crossing]) -> list[int]:
         """Return the microbatches in flight on each stage."""
@@ -231,6 +288,20 @@ class Estimator:
         if sketch.schedule.row.splits_backward:
             return [max(window)] * len(window)
         return window
+
+
+def _grouped(level: Level) -> tuple[list[tuple[int, float]], list[int]]:
+    """Return group and port of each device, and for each group the first one of its figures."""
+    first: dict[tuple[object, ...], int] = {}
+    rates = level.collectives or (None,) * len(level.latency_s)
+    figures = zip(
+        level.bandwidth_bytes_per_s.tolist(),
+        level.latency_s.tolist(),
+        map(id, rates),
+        strict=True,
+    )
+    alike = [first.setdefault(found, group) for group, found in enumerate(figures)]
+    return list(zip(level.group_of.tolist(), level.port_share.tolist(), strict=True)), alike
 
 
 def _paths(

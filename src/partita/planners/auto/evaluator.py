@@ -1,33 +1,25 @@
-"""The value of candidates by the cost model, within limits; the best ones are kept.
+"""Candidates judged by the cost model, once each; what is best and what comes nearest is kept.
 
-A candidate is measured exactly as ``solution_of`` measures it: by the problem's metric, with the
-rules and memory limits that hold for it. For ``throughput`` one simulation tells both.
+A candidate is judged as ``solution_of`` judges the answer: by the problem's metric, with the rules
+and memory limits that hold for it. Where ``cost.condensed`` covers the problem it says the same
+many times faster; elsewhere a plan is made and ``cost.judge`` looks at it.
 """
 
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from partita.core.plan import Plan
-from partita.core.problem import Problem
-from partita.cost.judge import judge
-from partita.errors import InfeasibleError, InvalidInputError
+from partita.cost.condensed import CondensedModel
+from partita.cost.judge import Judgement, Limit, cannot_run, judge_candidate
+from partita.errors import PartitaError
+from partita.objectives.value import Value
+from partita.planners.auto.frame import Frame
+from partita.planners.auto.sketch import Sketch
 from partita.planners.effort import Effort
 
-
-class Verdict(NamedTuple):
-    """What becomes of a candidate.
-
-    Attributes:
-        value: By the problem's metric; ``inf`` where it does not fit or cannot run.
-        over_bytes: By how much the fullest device exceeds its limit; ``inf`` where it cannot run.
-        reason: Why it does not fit, in a line; empty if it does.
-    """
-
-    value: float
-    over_bytes: float = 0.0
-    reason: str = ""
+CONDENSED_PER_STEP = 16
+"""Condensed candidates that count as one step of a search whose steps are counted."""
 
 
 @dataclass(slots=True)
@@ -35,19 +27,31 @@ class Evaluator:
     """Measures candidates once each.
 
     Attributes:
-        problem: The problem.
+        frame: The frame of the problem.
         effort: Candidates to measure in the local search, or seconds.
         best: The least value so far.
         measured: Number of candidates that were measured.
-        nearest: Of those that did not fit, the one that comes nearest: bytes over, reason, plan.
+        nearest: Of those that did not fit, the plan that exceeds memory the least; ``None`` where
+            something fits.
+        model: Measures condensed plans; ``None`` where it does not cover the problem.
     """
 
-    problem: Problem
+    frame: Frame
     effort: Effort
     best: float = math.inf
     measured: int = 0
-    nearest: tuple[float, str, Plan | None] = (math.inf, "", None)
-    _known: dict[Hashable, Verdict] = field(default_factory=dict)
+    nearest: Plan | None = None
+    model: CondensedModel | None = field(init=False)
+    _least_over: float = math.inf
+    _spent: int = 0
+    _known: dict[Hashable, Judgement] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        frame = self.frame
+        covers = CondensedModel.covers(frame.problem)
+        self.model = (
+            CondensedModel(frame.problem, frame.units.node_of, frame.num_units) if covers else None
+        )
 
     def seen(self, key: Hashable) -> bool:
         """Return whether a candidate was measured before."""
@@ -59,26 +63,51 @@ class Evaluator:
             self.best = value
             self.effort.record(value)
 
-    def evaluate(self, plan: Plan, key: Hashable) -> Verdict:
-        """Return what becomes of a plan."""
-        known = self._known.get(key)
+    def spend(self) -> None:
+        """Count a candidate of the local search."""
+        self._spent += 1
+        if self.model is None or self._spent % CONDENSED_PER_STEP == 0:
+            self.effort.spend()
+
+    def evaluate(self, sketch: Sketch, cutoff: float = math.inf) -> Judgement:
+        """Return what becomes of a sketch.
+
+        Args:
+            sketch: The sketch.
+            cutoff: A value that interests; those that cannot be below it may count as unable.
+        """
+        known = self._known.get(sketch.key)
         if known is not None:
             return known
         self.measured += 1
-        found = verdict_of(self.problem, plan)
-        self._known[key] = found
-        self.note(found.value)
-        if found.reason and found.over_bytes < self.nearest[0]:
-            self.nearest = (found.over_bytes, found.reason, plan)
+        model = self.model
+        if model is not None and model.covers_plan(sketch.stages, sketch.schedule):
+            found = self._condensed(model, sketch, cutoff)
+        else:
+            found = self._judged(sketch)
+        self._known[sketch.key] = found
+        self.note(found.score)
+        if found.over_bytes < self._least_over and not math.isfinite(self.best):
+            self.nearest = sketch.plan(self.frame.problem, self.frame.units)
+            self._least_over = found.over_bytes
         return found
 
+    def _judged(self, sketch: Sketch) -> Judgement:
+        problem = self.frame.problem
+        try:
+            return judge_candidate(problem, sketch.plan(problem, self.frame.units))
+        except PartitaError as exc:
+            return cannot_run(problem, exc)
 
-def verdict_of(problem: Problem, plan: Plan) -> Verdict:
-    """Return the value of a plan, or why it does not fit."""
-    try:
-        found = judge(problem, plan, bottleneck=False)
-    except (InfeasibleError, InvalidInputError) as exc:
-        return Verdict(math.inf, math.inf, str(exc))
-    if found.feasible:
-        return Verdict(found.value.value)
-    return Verdict(math.inf, found.over_bytes, found.reason)
+    def _condensed(self, model: CondensedModel, sketch: Sketch, cutoff: float) -> Judgement:
+        found = model.measure(sketch.candidate, cutoff)
+        value = Value(metric=self.frame.problem.objective.metric, value=found.value)
+        if found.over_bytes > 0:
+            limit = Limit.MEMORY if found.over_bytes < math.inf else Limit.RUN
+            return Judgement(value=value, limit=limit, over_bytes=found.over_bytes)
+        # A bound above the cutoff is no value: the plan counts as one that is not worth running.
+        return Judgement(
+            value=value,
+            limit=None if found.is_exact else Limit.RUN,
+            over_bytes=0.0 if found.is_exact else math.inf,
+        )

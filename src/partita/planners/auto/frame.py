@@ -11,9 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from partita.core.columns import Array
+from partita.core.plan import Shard
 from partita.core.problem import Mode, Problem, Schedule
 from partita.cost.durations import op_seconds
-from partita.cost.tables import device_classes, fold_backward, held_bytes
+from partita.cost.tables import SHARD_LEVEL, device_classes, fold_backward, held_bytes
 from partita.planners.auto.units import units_of
 from partita.planners.lattice.quotient import Quotient
 
@@ -90,6 +91,23 @@ class Frame:
         best = work[full].min() if full.any() else 0.0
         weak = full & (work > 10 * best)
         return [d for d, c in enumerate(self.class_of.tolist()) if not weak[c]]
+
+    def held_bytes(self, shard: Shard, replicas: int) -> Array:
+        """Return what each unit holds all the time on one of some replicas that shard."""
+        level = SHARD_LEVEL[shard] if replicas > 1 else 0
+        if not level:
+            return self.static_bytes
+        key = (level, replicas)
+        if key not in self._held:
+            table = self.problem.graph.parameters
+            held = held_bytes(table, self.problem.objective)
+            part = held.on_device(level=level, replicas=replicas).total
+            self._held[key] = _by_unit(self.problem, self.units, part)
+        return self._held[key]
+
+    @cached_property
+    def _held(self) -> dict[tuple[int, int], Array]:
+        return {}
 
     def seconds(self, size: int) -> tuple[Array, Array]:
         """Return forward and backward seconds by class and unit for a microbatch."""
@@ -250,16 +268,21 @@ def _saved(problem: Problem, units: Quotient) -> tuple[Array, Array]:
     return fixed, (whole - fixed) / problem.graph.batch_size
 
 
-def _parameter_bytes(problem: Problem, units: Quotient) -> tuple[Array, Array, Array]:
-    """Return weights, weights with gradients and optimizer state, and reduced bytes by unit."""
+def _by_unit(problem: Problem, units: Quotient, values: Array) -> Array:
+    """Return sums by unit of a column of parameters; what several units use counts in each."""
     table, count = problem.graph.parameters, units.num_nodes
     pairs = np.unique(
         units.node_of[table.use_op] * np.int64(max(1, len(table))) + table.use_parameter
     )
     unit, parameter = pairs // max(1, len(table)), pairs % max(1, len(table))
-    held = held_bytes(table, problem.objective)
+    result: Array = np.bincount(unit, weights=values[parameter], minlength=count)
+    return result
+
+
+def _parameter_bytes(problem: Problem, units: Quotient) -> tuple[Array, Array, Array]:
+    """Return weights, weights with gradients and optimizer state, and reduced bytes by unit."""
+    held = held_bytes(problem.graph.parameters, problem.objective)
     weight, static, gradient = (
-        np.bincount(unit, weights=values[parameter], minlength=count)
-        for values in (held.weights, held.total, held.gradients)
+        _by_unit(problem, units, values) for values in (held.weights, held.total, held.gradients)
     )
     return weight, static, gradient

@@ -6,6 +6,7 @@
 * ``exchange``: two stages exchange devices that differ;
 * ``merge`` and ``split``: two neighbouring stages become replicas of one, or one becomes two;
 * ``reshare``: replicas take other shares of a round;
+* ``reshard``: they shard more or less of their state;
 * ``reschedule``: another schedule; interleaving deals each device several stages;
 * ``rebatch``: the same samples in another number of microbatches;
 * ``recompute``: a stage, or a part of one, recomputes its activations, or no longer does.
@@ -24,12 +25,15 @@ import numpy as np
 from partita.core.columns import Array
 from partita.core.plan import Shard, Stage
 from partita.core.problem import Schedule
+from partita.cost.condensed import CondensedModel
 from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.frame import Batch, Frame
 from partita.planners.auto.sketch import Sketch, fair_shares, replicated
 
 MAX_PAIRS = 24
 """Pairs of stages that a move between any two of them looks at, the most unequal first."""
+_EVEN = (Shard.GRADIENTS, Shard.PARAMETERS)
+"""What only replicas with equal shares can shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +167,11 @@ def exchange(position: Position) -> Iterator[Sketch]:
 
 
 def _is_plain(sketch: Sketch) -> bool:
-    """Return whether every device runs one stage, alone."""
-    return sketch.is_divided and all(
-        stage.tp == 1 and stage.shard is Shard.NONE for stage in sketch.stages
+    """Return whether every device runs one stage, alone, without degrees that moves would lose."""
+    return (
+        sketch.is_divided
+        and all(stage.ranks == 1 for stage in sketch.stages)
+        and CondensedModel.covers_plan(sketch.stages, sketch.schedule)
     )
 
 
@@ -194,15 +200,25 @@ def _with_groups(position: Position, groups: dict[int, list[int]]) -> Iterator[S
     """Yield the sketch with other devices on some stages, where shares can be found for them."""
     stages = list(position.sketch.stages)
     for number, devices in groups.items():
-        stage = _stage(position, devices, position.sketch.members(number), position.sketch.batch)
+        units, shard = position.sketch.members(number), stages[number].shard
+        stage = _stage(position, devices, units, position.sketch.batch, shard)
         if stage is None:
             return
         stages[number] = stage
     yield replace(position.sketch, stages=tuple(stages))
 
 
-def _stage(position: Position, devices: Sequence[int], units: Array, batch: Batch) -> Stage | None:
-    """Return a stage whose shares follow the speeds of its devices; ``None`` if it cannot be."""
+def _stage(
+    position: Position,
+    devices: Sequence[int],
+    units: Array,
+    batch: Batch,
+    shard: Shard = Shard.NONE,
+) -> Stage | None:
+    """Return a stage whose shares follow the speeds of its devices; ``None`` if it cannot be.
+
+    Replicas that shard more than their optimizers take equal shares.
+    """
     classes = position.frame.class_of[list(devices)].tolist()
     if not bool(position.frame.allowed[classes][:, units].all()):
         return None
@@ -212,8 +228,12 @@ def _stage(position: Position, devices: Sequence[int], units: Array, batch: Batc
     # Only ratios matter: any equal speeds are one entry in the cache of ``fair_shares``.
     if len(set(speeds)) == 1:
         speeds = (1.0,) * len(speeds)
+    if shard in _EVEN:
+        speeds = (1.0,) * len(speeds)
     shares = fair_shares(speeds, batch.count)
-    return None if shares is None else replicated(devices, shares)
+    if shares is None or (shard in _EVEN and len(set(shares)) > 1):
+        return None
+    return replicated(devices, shares, shard)
 
 
 def merge(position: Position) -> Iterator[Sketch]:
@@ -226,8 +246,10 @@ def merge(position: Position) -> Iterator[Sketch]:
         stage_of = np.where(sketch.stage_of > a, sketch.stage_of - 1, sketch.stage_of)
         units = np.flatnonzero(stage_of == a)
         both = [_flat(sketch.stages[a].devices), _flat(sketch.stages[b].devices)]
+        # Of the two, what shards more fits better.
+        shard = max(sketch.stages[a].shard, sketch.stages[b].shard, key=list(Shard).index)
         for devices in (both[0] + both[1], *both):
-            stage = _stage(position, devices, units, sketch.batch)
+            stage = _stage(position, devices, units, sketch.batch, shard)
             if stage is not None:
                 stages = (*sketch.stages[:a], stage, *sketch.stages[b + 1 :])
                 yield replace(sketch, stage_of=stage_of, stages=stages)
@@ -267,7 +289,7 @@ def _split(
         if not 0 < cut < len(units):
             continue
         parts = [
-            _stage(position, part, chosen, sketch.batch)
+            _stage(position, part, chosen, sketch.batch, sketch.stages[number].shard)
             for part, chosen in ((first, units[:cut]), (second, units[cut:]))
         ]
         if parts[0] is None or parts[1] is None:
@@ -282,7 +304,7 @@ def reshare(position: Position) -> Iterator[Sketch]:
     """Let replicas of a stage take other shares."""
     sketch = position.sketch
     for number, stage in enumerate(sketch.stages):
-        if stage.num_replicas < 2 or stage.shard is not Shard.NONE:
+        if stage.num_replicas < 2 or stage.shard in _EVEN:
             continue
         for shares in _other_shares(stage.shares, sketch.batch.count):
             stages = list(sketch.stages)
@@ -372,9 +394,10 @@ def _rebatched(position: Position, batch: Batch) -> Iterator[Sketch]:
         if batch.count % stage.round == 0:
             stages.append(stage)
             continue
-        if stage.tp > 1 or stage.shard is not Shard.NONE:
+        if stage.ranks > 1:
             return
-        fair = _stage(position, _flat(stage.devices), position.sketch.members(number), batch)
+        units = position.sketch.members(number)
+        fair = _stage(position, _flat(stage.devices), units, batch, stage.shard)
         if fair is None:
             return
         stages.append(fair)
@@ -410,11 +433,30 @@ def _recompute_part(sketch: Sketch, units: Array) -> Iterator[Sketch]:
             yield replace(sketch, recompute=again)
 
 
+def reshard(position: Position) -> Iterator[Sketch]:
+    """Let the replicas of a stage, or of all, shard more or less of their state."""
+    sketch = position.sketch
+    if not position.frame.trains:
+        return
+    several = [number for number, stage in enumerate(sketch.stages) if stage.num_replicas > 1]
+    for shard in Shard:
+        for chosen in (several, *([number] for number in several if len(several) > 1)):
+            stages = list(sketch.stages)
+            for number in chosen:
+                even = len(set(stages[number].shares)) == 1
+                if even or shard not in _EVEN:
+                    stages[number] = replace(stages[number], shard=shard)
+            if tuple(stages) != sketch.stages:
+                yield replace(sketch, stages=tuple(stages))
+
+
 Move: TypeAlias = Callable[[Position], Iterator[Sketch]]
 
+CHEAP: Sequence[Sequence[Move]] = ((shift, recompute), (relocate,))
+"""Groups of moves that leave the stages as they are: such a plan is measured as fast as guessed."""
 NEIGHBOURHOODS: Sequence[Sequence[Move]] = (
-    (shift, reshare, recompute),
-    (reschedule, rebatch, merge, split, regroup, exchange),
-    (relocate,),
+    CHEAP[0],
+    (reshard, reshare, reschedule, rebatch, merge, split, regroup, exchange),
+    CHEAP[1],
 )
 """The moves, in groups: a group is tried where those before it no longer help."""

@@ -1,6 +1,6 @@
 """The planner ``auto``: looks at graph, cluster and objective, and returns the best plan it finds.
 
-For the metrics that are simulated (``throughput``, ``latency``):
+For the metrics that are simulated (``throughput``, ``latency``, ``energy``, ``cost``):
 
 1. *Starts*: the other planners (``portfolio``), data parallelism over all devices, hosts and types,
    and a dynamic program over lines of units and devices with replication (``chain_dp``).
@@ -21,15 +21,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from partita.bounds import bound
-from partita.core.plan import Plan
+from partita.core.metrics import MemoryRule
+from partita.core.plan import Plan, Stage
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
-from partita.errors import InvalidInputError
+from partita.cost.judge import check_memory, judge_candidate
+from partita.cost.tables import held_bytes
+from partita.errors import InfeasibleError, InvalidInputError, PartitaError
 from partita.planners.auto.coarse import WorkingProblem, working_problem
 from partita.planners.auto.estimate import Estimator
-from partita.planners.auto.evaluator import Evaluator, verdict_of
-from partita.planners.auto.frame import frame_of
+from partita.planners.auto.evaluator import Evaluator
+from partita.planners.auto.frame import Frame, frame_of
 from partita.planners.auto.portfolio import (
     OTHERS,
     PLAIN,
@@ -43,7 +48,7 @@ from partita.planners.auto.starts import likely_starts
 from partita.planners.effort import Effort, SearchTrace
 from partita.planners.pipeline import solution_of
 
-SIMULATED = (Metric.THROUGHPUT, Metric.LATENCY, Metric.ENERGY)
+SIMULATED = (Metric.THROUGHPUT, Metric.LATENCY, Metric.ENERGY, Metric.COST)
 MAX_STARTS = 8
 WORTH_IMPROVING = 1.3
 """Starts that are more than this above the best one are not improved."""
@@ -51,6 +56,8 @@ MIN_MEASURED = 3
 """Starts that are measured even when the time is up."""
 MAX_SETTLED = 2
 """Starts that are improved by estimate before anything is measured."""
+QUICK_SHARE = 0.2
+"""Share of the time after which no other planner is asked where plans are measured condensed."""
 MAX_ALTERNATIVES = 4
 MAX_SEARCHED_OPS = 2000
 """Ops up to which plans for a published metric are searched further."""
@@ -63,16 +70,18 @@ def plan_auto(
     iterations: int = 0,
     seed: int = 0,
     trace: SearchTrace | None = None,
+    starts: Sequence[Plan] = (),
 ) -> Solution:
     """Return the best plan that a portfolio and a local search find.
 
     Args:
         problem: The problem.
         time_limit: Seconds on the clock; what counts where ``iterations`` is 0.
-        iterations: Candidates to measure in the local search, instead of a time limit: the same
-            number gives the same plan on every machine.
+        iterations: Steps of the local search, instead of a time limit: the same number gives the
+            same plan on every machine. A step measures one candidate, or several condensed ones.
         seed: Of the random moves.
         trace: Told of each new best value.
+        starts: Plans for the problem to begin with, beside those that it finds itself.
 
     Raises:
         InfeasibleError: Nothing that it finds fits; names the device or op, and by how much.
@@ -90,21 +99,38 @@ def plan_auto(
     )
     options = {"time_limit": time_limit, "iterations": iterations, "seed": seed}
     if problem.objective.metric in SIMULATED:
-        return _Auto(working_problem(problem), effort).searched(options)
-    return _Auto(WorkingProblem(problem, problem, None), effort).published(options)
+        return _Auto(working_problem(problem), effort, starts).searched(options)
+    return _Auto(WorkingProblem(problem, problem, None), effort, starts).published(options)
 
 
 class _Auto:
     """The steps of ``plan_auto``, with what they share."""
 
-    def __init__(self, working: WorkingProblem, effort: Effort) -> None:
+    def __init__(
+        self, working: WorkingProblem, effort: Effort, starts: Sequence[Plan] = ()
+    ) -> None:
         self.working, self.effort = working, effort
-        self.evaluator = Evaluator(working.work, effort)
         self.bound = bound(working.problem)
         self.answers = Answers()
         frame = frame_of(working.work)
-        self.search = Search(frame, self.evaluator, Estimator(frame), self.bound.value, effort.seed)
+        self.evaluator = Evaluator(frame, effort)
+        estimator = Estimator(frame, self.evaluator.model)
+        self.search = Search(frame, self.evaluator, estimator, self.bound.value, effort.seed)
         self.first = math.inf
+        # Plans with degrees that no move changes, or that cut units, are kept as they are.
+        self.fixed = [plan for plan in starts if not self._begin_with(plan)]
+
+    def _begin_with(self, plan: Plan) -> bool:
+        """Measure a plan that was given; return whether the search can change it."""
+        plain = all(
+            stage == Stage(devices=stage.devices, shares=stage.shares, shard=stage.shard)
+            for stage in plan.stages
+        )
+        small = self.working.contracted(plan) if plain else None
+        sketch = None if small is None else sketch_of(self.search.frame, small)
+        if sketch is not None:
+            self.search.measure(sketch)
+        return sketch is not None
 
     def searched(self, options: dict[str, Any]) -> Solution:
         """Return the best plan for a metric that is simulated."""
@@ -142,7 +168,11 @@ class _Auto:
             self._ask(entry)
 
     def _ask_others(self) -> None:
+        # Where the search measures thousands of plans, more starts are not worth its time.
+        quick = self.evaluator.model is not None and not self.effort.is_counted
         for entry in OTHERS:
+            if quick and self.effort.used() >= QUICK_SHARE:
+                break
             if not self.search.is_done:
                 self._ask(entry, always=False)
 
@@ -156,7 +186,9 @@ class _Auto:
         for number, sketch in enumerate(sketches):
             if number < MIN_MEASURED or not self.effort.is_over():
                 self.search.measure(sketch)
-        for sketch in sketches[:MAX_SETTLED]:
+        # Where measuring costs as little as estimating, the search does that.
+        settled = 0 if self.evaluator.model is not None else MAX_SETTLED
+        for sketch in sketches[:settled]:
             if not self.effort.is_over():
                 self.search.measure(self.search.settle(sketch))
 
@@ -168,18 +200,18 @@ class _Auto:
                 self.search.measure(sketch)
         self.first = self.evaluator.best
         best: dict[tuple[object, ...], Sketch] = {}
-        for verdict, sketch in sorted(self.search.met, key=lambda pair: pair[0][:2]):
-            if not math.isfinite(self.first) or verdict.value <= self.first * WORTH_IMPROVING:
+        for judged, sketch in sorted(self.search.met, key=lambda pair: pair[0].rank):
+            if not math.isfinite(self.first) or judged.score <= self.first * WORTH_IMPROVING:
                 best.setdefault(shape(sketch), sketch)
         self.search.run(list(best.values())[:MAX_STARTS])
 
     def _candidates(self) -> list[tuple[float, Plan]]:
         """Return the best plan of each structure, best first."""
         best: dict[tuple[object, ...], tuple[float, Plan]] = {}
-        for verdict, sketch in sorted(self.search.met, key=lambda pair: pair[0][:2]):
-            if verdict.value < math.inf and structure(sketch) not in best:
+        for judged, sketch in sorted(self.search.met, key=lambda pair: pair[0].rank):
+            if judged.score < math.inf and structure(sketch) not in best:
                 plan = sketch.plan(self.working.work, self.search.frame.units)
-                best[structure(sketch)] = (verdict.value, plan)
+                best[structure(sketch)] = (judged.score, plan)
         known = {value for value, _ in best.values()}
         for number, answer in enumerate(self.answers.solutions):
             if answer.value not in known:
@@ -196,21 +228,21 @@ class _Auto:
                 found.append((value, plan))
                 continue
             whole = self.working.expanded(plan)
-            verdict = verdict_of(self.working.problem, whole)
-            if verdict.value < math.inf:
-                found.append((verdict.value, whole))
+            judged = judge_candidate(self.working.problem, whole)
+            if judged.score < math.inf:
+                found.append((judged.score, whole))
+        given = [(judge_candidate(self.working.problem, plan).score, plan) for plan in self.fixed]
+        found += [(score, plan) for score, plan in given if score < math.inf]
         return sorted(found, key=lambda pair: pair[0])
 
     def _solution(self, options: dict[str, Any]) -> Solution:
         plans = self._fitting()
         problem = self.working.problem
         if not plans:
-            nearest = self.evaluator.nearest[2]
+            nearest = self.evaluator.nearest
             reasons = [text for text in self.answers.tried.values() if isinstance(text, str)]
             whole = None if nearest is None else self.working.expanded(nearest)
-            from partita.planners.auto.obstacle import obstacle  # noqa: PLC0415 (where nothing fits)
-
-            raise obstacle(problem, self.search.frame, whole, reasons)
+            raise InfeasibleError(_obstacle(problem, self.search.frame, whole, reasons))
         least = self._least()
         stats = {
             "effort": self.effort.text,
@@ -242,6 +274,45 @@ class _Auto:
             return Proof.OPTIMAL
         timed_out = not self.effort.is_counted and self.effort.is_over()
         return Proof.TIME_LIMIT if timed_out else Proof.FEASIBLE
+
+
+def _obstacle(problem: Problem, frame: Frame, nearest: Plan | None, reasons: list[str]) -> str:
+    """Return why nothing fits: a limit, the plan that comes nearest, or what another planner says.
+
+    Args:
+        problem: The problem that was asked.
+        frame: The tables of the one that was searched.
+        nearest: The plan that exceeds its limits the least; ``None`` where none could run.
+        reasons: Why other planners failed.
+    """
+    from partita.planners.obstacle import Needs, obstacle  # noqa: PLC0415 (where nothing fits)
+
+    text = ""
+    if problem.objective.metric.row.memory is not MemoryRule.METRIC:
+        table = frame.problem.graph.parameters
+        used = np.unique(table.use_parameter)
+        needs = Needs(
+            problem=frame.problem,
+            unit_of=frame.units.node_of,
+            unit_bytes=frame.static_bytes
+            + frame.saved_bytes(min(batch.size for batch in frame.batches)),
+            devices=np.arange(len(problem.cluster)),
+            limit_bytes=frame.limit_bytes[frame.class_of],
+            may=frame.allowed[frame.class_of],
+            total_bytes=float(held_bytes(table, problem.objective).total[used].sum()),
+            counted="weights, gradients, optimizer state and one microbatch",
+            held="weights, gradients and optimizer state",
+            remedy="use more memory, more devices or less optimizer state",
+        )
+        text = obstacle(needs)
+    if not text and nearest is not None:
+        try:
+            check_memory(problem, nearest)
+        except PartitaError as exc:
+            text = f"no plan fits; of those tried, in the one that comes nearest {exc}"
+    named = [*problem.cluster.device_names, *problem.graph.ops.names]
+    telling = [reason for reason in reasons if any(repr(name) in reason for name in named)]
+    return text or (telling or reasons or ["auto found no plan that fits"])[0]
 
 
 def _gain(before: float, after: float) -> float:

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
+from partita.cost.judge import judge_candidate
 from partita.errors import PartitaError, UnsupportedError
-from partita.planners.auto.evaluator import verdict_of
 from partita.planners.effort import Effort
 from partita.planners.table import PLANNERS, plugged_planners
 from partita.plugins import load_target
@@ -37,7 +37,7 @@ def _as_it_is(_: Effort) -> dict[str, Any]:
 
 def _timed(effort: Effort) -> dict[str, Any]:
     """Return a time limit where the budget is one; counted runs take the planner's own effort."""
-    return {} if effort.is_counted else {"time_limit": effort.left_s}
+    return {} if effort.is_counted else {"time_limit": max(effort.left_s, 0.01)}
 
 
 def _moving(effort: Effort) -> dict[str, Any]:
@@ -54,8 +54,13 @@ def _placing(effort: Effort) -> dict[str, Any]:
     return {"time_limit": max(SPECIALIST_SHARE * effort.left_s, 0.01)}
 
 
-def _few_ideals(_: Effort) -> dict[str, Any]:
-    return {"ideals": 1000}
+def _few_ideals(effort: Effort) -> dict[str, Any]:
+    return {"ideals": 1000, **_timed(effort)}
+
+
+def _in_a_row(effort: Effort) -> dict[str, Any]:
+    """Return the time of a split whose parts follow one another; the next one has what is left."""
+    return {} if effort.is_counted else {"time_limit": max(effort.left_s / 2, 0.01)}
 
 
 def _apart(effort: Effort) -> dict[str, Any]:
@@ -138,7 +143,7 @@ _BEST_PLACEMENT = "partita.planners.baechi.best:best_placement"
 _BEST_ASSIGNMENT = "partita.planners.assignment.portfolio:best_assignment"
 _PLACING = (PortfolioEntry("best_placement", _placing, target=_BEST_PLACEMENT),)
 _SPLITTING = (
-    PortfolioEntry("contiguous optimal-split", target=PLANNERS["optimal-split"].target),
+    PortfolioEntry("contiguous optimal-split", _in_a_row, target=PLANNERS["optimal-split"].target),
     PortfolioEntry("optimal-split", _apart),
 )
 _PIPELINING = (PortfolioEntry("pipedream", _timed), PortfolioEntry("sparse-pipedream", _timed))
@@ -220,11 +225,11 @@ class Answers:
             except PartitaError as exc:
                 self.tried[name] = str(exc)
                 continue
-            verdict = verdict_of(problem, solution.plan)
-            if verdict.reason:
-                self.tried[name] = verdict.reason
+            judged = judge_candidate(problem, solution.plan)
+            if not judged.feasible:
+                self.tried[name] = judged.reason
                 continue
-            found.append(self._noted(name, _measured(solution, verdict.value)))
+            found.append(self._noted(name, _measured(solution, judged.score)))
         return found
 
     def _noted(self, name: str, solution: Solution) -> Solution:

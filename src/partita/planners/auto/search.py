@@ -9,16 +9,16 @@ or the budget is used up. With a count of iterations the result depends on that 
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 from partita.core.problem import Metric
-from partita.errors import PartitaError
+from partita.cost.judge import Judgement
 from partita.planners.auto.estimate import Estimate, Estimator
-from partita.planners.auto.evaluator import Evaluator, Verdict
+from partita.planners.auto.evaluator import Evaluator
 from partita.planners.auto.frame import Frame
-from partita.planners.auto.moves import NEIGHBOURHOODS, Move, Position
+from partita.planners.auto.moves import CHEAP, NEIGHBOURHOODS, Move, Position
 from partita.planners.auto.sketch import Sketch
 
 FIRST_ROUND = 8
@@ -27,12 +27,17 @@ SHAKE_ROUND = 40
 MAX_SETTLING = 12
 """Steps by estimate alone."""
 MAX_SHAKES = 4
+MAX_CHEAP_SHAKES = 40
+"""The same where candidates are measured condensed."""
 GOOD_ENOUGH = 1.005
 """A value that is no more than this above the bound is not improved further."""
 MAX_NEIGHBOURS = 300
 """Neighbours that are estimated around one sketch."""
 MAX_FAILURES = 48
 """Neighbours that are measured around one sketch without finding a better one."""
+FEW_FAILURES = 16
+"""The same of moves that change the stages where others are measured condensed: such a plan costs
+as much as thirty of those that leave them."""
 SLACK = 1.05
 """Neighbours whose estimate is more than this above that of the sketch are not measured."""
 WIDE_SLACK = 1.3
@@ -44,12 +49,12 @@ class End:
     """Where the search stands after some steps from a start.
 
     Attributes:
-        verdict: What becomes of the sketch.
+        judgement: What becomes of the sketch.
         sketch: The sketch.
         is_exhausted: Whether none of its neighbours is better.
     """
 
-    verdict: Verdict
+    judgement: Judgement
     sketch: Sketch
     is_exhausted: bool = False
 
@@ -72,19 +77,15 @@ class Search:
     estimator: Estimator
     bound: float = 0.0
     seed: int = 0
-    met: list[tuple[Verdict, Sketch]] = field(default_factory=list)
+    met: list[tuple[Judgement, Sketch]] = field(default_factory=list)
 
-    def measure(self, sketch: Sketch) -> Verdict:
+    def measure(self, sketch: Sketch, cutoff: float = math.inf) -> Judgement:
         """Return what becomes of a sketch, and note it."""
         fresh = not self.evaluator.seen(sketch.key)
-        try:
-            plan = sketch.plan(self.frame.problem, self.frame.units)
-        except PartitaError as exc:
-            return Verdict(math.inf, math.inf, str(exc))
-        verdict = self.evaluator.evaluate(plan, sketch.key)
+        judgement = self.evaluator.evaluate(sketch, cutoff)
         if fresh:
-            self.met.append((verdict, sketch))
-        return verdict
+            self.met.append((judgement, sketch))
+        return judgement
 
     @property
     def is_done(self) -> bool:
@@ -109,23 +110,38 @@ class Search:
         # A later group is looked at only where those before it find nothing.
         for moves in NEIGHBOURHOODS:
             failures = 0
-            for candidate in self._promising(position, moves, end.verdict, here.guess):
-                if failures >= MAX_FAILURES:
+            is_cheap = moves in CHEAP and self.evaluator.model is not None
+            most = MAX_NEIGHBOURS if is_cheap else MAX_FAILURES
+            if self.evaluator.model is not None and not is_cheap:
+                most = FEW_FAILURES
+            near = (
+                self._all_near(position, moves)
+                if is_cheap
+                else self._promising(position, moves, end.judgement, here.guess)
+            )
+            for candidate in near:
+                if failures >= most:
                     break
                 if left <= 0 or self.is_done:
                     return None, 0
-                self.evaluator.effort.spend()
+                self.evaluator.spend()
                 left, failures = left - 1, failures + 1
-                verdict = self.measure(candidate)
-                if _rank(verdict) < _rank(end.verdict):
-                    return End(verdict, candidate), left
+                judgement = self.measure(candidate, end.judgement.score)
+                if judgement.rank < end.judgement.rank:
+                    return End(judgement, candidate), left
         return None, left
 
+    def _all_near(self, position: Position, moves: Sequence[Move]) -> Iterator[Sketch]:
+        """Yield the neighbours that were not measured yet, in their order."""
+        for candidate in chain.from_iterable(move(position) for move in moves):
+            if not self.evaluator.seen(candidate.key):
+                yield candidate
+
     def _promising(
-        self, position: Position, moves: Sequence[Move], verdict: Verdict, guess: float
+        self, position: Position, moves: Sequence[Move], judged: Judgement, guess: float
     ) -> list[Sketch]:
         """Return the neighbours that may be better, the best estimate first."""
-        fits = verdict.value < math.inf
+        fits = judged.score < math.inf
         ranked: list[tuple[float, int, Sketch]] = []
         near = chain.from_iterable(move(position) for move in moves)
         for number, candidate in enumerate(islice(near, MAX_NEIGHBOURS)):
@@ -135,9 +151,7 @@ class Search:
             # A sketch that does not fit is led towards memory first, whatever its speed.
             if not fits:
                 ranked.append((estimate.over_bytes, number, candidate))
-            elif self._may_help(
-                estimate, verdict.value, guess * _slack(position.sketch, candidate)
-            ):
+            elif self._may_help(estimate, judged.score, guess * _slack(position.sketch, candidate)):
                 ranked.append((estimate.guess, number, candidate))
         # Ties by number: sketches have no order, and the result must not depend on chance.
         return [candidate for _, _, candidate in sorted(ranked, key=lambda row: row[:2])]
@@ -185,10 +199,10 @@ class Search:
     def run(self, starts: Sequence[Sketch]) -> None:
         """Improve the starts, the better half of them ever longer; then shake the best."""
         ends = [End(self.measure(start), start) for start in starts]
-        best = min(ends, key=lambda end: _rank(end.verdict), default=None)
+        best = min(ends, key=lambda end: end.judgement.rank, default=None)
         most = FIRST_ROUND
         while ends and not self.is_done:
-            ends = sorted((self.improve(end, most) for end in ends), key=lambda e: _rank(e.verdict))
+            ends = sorted((self.improve(end, most) for end in ends), key=lambda e: e.judgement.rank)
             best = ends[0]
             # The better half goes on, without those whose neighbours are all known to be no better.
             ends = [end for end in ends[: max(1, len(ends) // 2)] if not end.is_exhausted]
@@ -200,11 +214,12 @@ class Search:
         """Search around a sketch from random places nearby, until that no longer helps."""
         rng = random.Random(self.seed)
         idle = 0
-        while not self.is_done and idle < MAX_SHAKES:
+        most = MAX_SHAKES if self.evaluator.model is None else MAX_CHEAP_SHAKES
+        while not self.is_done and idle < most:
             start = self.shake(best.sketch, rng)
             end = self.improve(End(self.measure(start), start), SHAKE_ROUND)
             idle += 1
-            if _rank(end.verdict) < _rank(best.verdict):
+            if end.judgement.rank < best.judgement.rank:
                 best, idle = end, 0
 
 
@@ -215,8 +230,3 @@ def _promise(estimate: Estimate) -> tuple[float, float]:
 def _slack(sketch: Sketch, other: Sketch) -> float:
     same = sketch.schedule is other.schedule and sketch.batch == other.batch
     return SLACK if same else WIDE_SLACK
-
-
-def _rank(verdict: Verdict) -> tuple[float, float]:
-    # Plans that do not fit all have an infinite value; among them the least excess is best.
-    return verdict.value, verdict.over_bytes

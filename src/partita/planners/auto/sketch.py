@@ -8,8 +8,9 @@ from itertools import pairwise
 import numpy as np
 
 from partita.core.columns import Array
-from partita.core.plan import Plan, Stage, equal_microbatches
+from partita.core.plan import Plan, Shard, Stage, equal_microbatches
 from partita.core.problem import Problem, Schedule
+from partita.cost.condensed import Candidate
 from partita.cost.durations import cluster_devices
 from partita.planners.auto.frame import Batch, Frame
 from partita.planners.lattice.quotient import Quotient
@@ -51,6 +52,18 @@ class Sketch:
     def is_divided(self) -> bool:
         """Whether every device runs one stage."""
         return sum(stage.num_replicas * stage.tp for stage in self.stages) == len(self.used)
+
+    @property
+    def candidate(self) -> Candidate:
+        """The same for ``cost.condensed``."""
+        return Candidate(
+            stage_of=self.stage_of,
+            stages=self.stages,
+            recompute=self.recompute,
+            schedule=self.schedule,
+            microbatches=self.batch.count,
+            size=self.batch.size,
+        )
 
     def members(self, stage: int) -> Array:
         """Return the units of a stage, ascending."""
@@ -125,9 +138,15 @@ def structure(sketch: Sketch) -> tuple[object, ...]:
     return (*shape(sketch), None if alone else sketch.schedule)
 
 
-def replicated(devices: Sequence[int], shares: Sequence[int] = ()) -> Stage:
-    """Return a stage with one replica on each device."""
-    return Stage(devices=tuple((device,) for device in devices), shares=tuple(shares))
+def replicated(
+    devices: Sequence[int], shares: Sequence[int] = (), shard: Shard = Shard.NONE
+) -> Stage:
+    """Return a stage with one replica on each device; one alone has nothing to shard."""
+    return Stage(
+        devices=tuple((device,) for device in devices),
+        shares=tuple(shares),
+        shard=shard if len(devices) > 1 else Shard.NONE,
+    )
 
 
 def cut_order(order: Array, boundaries: Sequence[int]) -> Array:

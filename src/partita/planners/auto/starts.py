@@ -4,9 +4,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 
+from partita.core.plan import Shard
 from partita.core.problem import Metric
 from partita.planners.auto.chain_dp import ChainProgram, line_of
 from partita.planners.auto.estimate import Estimator
@@ -67,8 +69,11 @@ def chain_starts(frame: Frame, estimator: Estimator, effort: Effort) -> Iterator
     orders = unit_orders(frame, MAX_ORDERS)
     for number, (order, batch) in enumerate(product(orders, likely_batches(frame))):
         line = line_of(frame, estimator, order, batch)
-        for devices in device_lines(frame, order):
-            if number and not effort.is_counted and effort.used() >= SHARE:
+        known: dict[tuple[object, ...], Any] = {}
+        # Plans without shards first: those with them are the same lines, cut otherwise.
+        sharding = (False, True) if frame.trains else (False,)
+        for shards, devices in product(sharding, device_lines(frame, order)):
+            if (number or shards) and not effort.is_counted and effort.used() >= SHARE:
                 return
             program = ChainProgram(
                 frame=frame,
@@ -78,6 +83,8 @@ def chain_starts(frame: Frame, estimator: Estimator, effort: Effort) -> Iterator
                 batch=batch,
                 replicas=replica_counts(frame, len(devices), batch),
                 schedule=frame.schedules[0],
+                shards=shards,
+                known=known,
             )
             yield from program.sketches()
             yield from program.even_sketches()
@@ -107,7 +114,10 @@ def replica_counts(frame: Frame, devices: int, batch: Batch) -> list[int]:
 
 
 def data_parallel_starts(frame: Frame) -> Iterator[Sketch]:
-    """Yield everything on all devices, on those of each host and of each class, a replica each."""
+    """Yield everything on all devices, on those of each host and of each class, a replica each.
+
+    Whole, with sharded optimizers and, where shares are equal, with all state sharded.
+    """
     if frame.problem.objective.metric is Metric.LATENCY:
         return
     cluster = frame.problem.cluster
@@ -121,10 +131,17 @@ def data_parallel_starts(frame: Frame) -> Iterator[Sketch]:
         shares = fair_shares(tuple((1.0 / np.maximum(work, 1e-12)).tolist()), batch.count)
         if shares is None or not bool(frame.allowed[frame.class_of[list(devices)]].all()):
             continue
-        for again in (False, True) if frame.trains else (False,):
+        ways = [(False, Shard.NONE)]
+        if frame.trains:
+            ways.append((True, Shard.NONE))
+        if frame.trains:
+            ways += [(False, Shard.OPTIMIZER), (True, Shard.OPTIMIZER)]
+            if len(set(shares)) == 1:
+                ways += [(False, Shard.PARAMETERS), (True, Shard.PARAMETERS)]
+        for again, shard in ways:
             yield Sketch(
                 stage_of=np.zeros(frame.num_units, dtype=np.int64),
-                stages=(replicated(devices, shares),),
+                stages=(replicated(devices, shares, shard),),
                 recompute=np.full(frame.num_units, again),
                 schedule=frame.schedules[0],
                 batch=batch,

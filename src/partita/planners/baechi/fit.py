@@ -20,10 +20,11 @@ from partita.errors import InfeasibleError
 from partita.kernels import Column, Number, kernel, run
 from partita.planners.baechi.annealing import Annealer
 from partita.planners.baechi.fill import fill_devices
-from partita.planners.baechi.instance import LONG, Instance, op_name
+from partita.planners.baechi.instance import LONG, Instance, forward_ops, op_name
 from partita.planners.baechi.list_schedule import Schedule
 from partita.planners.baechi.placement import Placed, placed
 from partita.planners.baechi.sequences import depth_first, fastest_first
+from partita.planners.obstacle import Needs, obstacle
 from partita.units import format_bytes
 
 _HALVINGS = 12
@@ -148,41 +149,28 @@ def why_nothing_fits(problem: Problem, g: Instance, steps: int = 50_000) -> str 
         g: Its instance, by Baechi's rule.
         steps: How long to search through placements, where the graph is small.
     """
-    for proof in (_too_large, _too_much, _too_many):
-        reason = proof(problem, g)
-        if reason is not None:
-            return reason
+    reason = obstacle(_needs(problem, g)) or _too_many(problem, g)
+    if reason:
+        return reason
     return _searched(problem, g, steps) if g.num_ops <= _MOST_SEARCHED else None
 
 
-def _too_large(problem: Problem, g: Instance) -> str | None:
-    """Return which op, or ops that share a device, fit no device that they may run on."""
-    may = g.may.reshape(g.num_ops, g.num_devices) > 0
-    single, shared = g.kept + g.scratch, g.group_kept[g.group]
-    need = np.maximum(single, shared)
-    room = np.where(may, g.limit, -np.inf)
-    worst = int(np.argmax(need - room.max(axis=1)))
-    device = int(np.argmax(room[worst]))
-    if need[worst] <= room[worst, device]:
-        return None
-    together = "" if need[worst] == single[worst] else "with the ops that share its device "
-    return (
-        f"op {op_name(problem, worst)} {together}needs {format_bytes(need[worst])}, and no device "
-        f"that may run it has more than the {format_bytes(room[worst, device])} of "
-        f"{problem.cluster.device_names[device]!r}"
-    )
-
-
-def _too_much(problem: Problem, g: Instance) -> str | None:
-    """Return that all ops together keep more than all devices have."""
-    room = float(np.maximum(g.limit - g.scratch.min(), 0.0).sum())
-    total = float(g.kept.sum())
-    if total <= room * (1 + _SLACK):
-        return None
-    largest, short = op_name(problem, int(np.argmax(g.kept))), format_bytes(total - room)
-    return (
-        f"the ops keep {format_bytes(total)}, op {largest} most of all; that is {short} more than "
-        "the devices together have for it"
+def _needs(problem: Problem, g: Instance) -> Needs:
+    """Return what ops that share a device need; all devices keep the least workspace free."""
+    unit_of = np.full(len(problem.graph), -1, dtype=np.int64)
+    unit_of[forward_ops(problem.graph)] = g.group
+    need = g.group_kept.copy()
+    np.maximum.at(need, g.group, g.kept + g.scratch)
+    first = np.unique(g.group, return_index=True)[1]
+    return Needs(
+        problem=problem,
+        unit_of=unit_of,
+        unit_bytes=need,
+        devices=np.arange(g.num_devices),
+        limit_bytes=g.limit,
+        may=g.may.reshape(g.num_ops, g.num_devices)[first].T > 0,
+        total_bytes=float(g.kept.sum()),
+        room_bytes=float(np.maximum(g.limit - g.scratch.min(), 0.0).sum()),
     )
 
 

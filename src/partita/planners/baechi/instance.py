@@ -18,6 +18,7 @@ from partita.kernels import Threshold
 from partita.objectives.makespan import baechi_needs
 from partita.objectives.placed import seconds_on
 from partita.objectives.sums import sum_by
+from partita.planners.obstacle import no_device
 
 LONG = Threshold(size=500_000)
 """Steps of a kernel from which compiled code is worth the import of Numba."""
@@ -202,8 +203,7 @@ def _needs(problem: Problem, memory: MemoryRule) -> tuple[Array, Array, Array]:
     trains = objective.mode is Mode.TRAINING
     if memory is MemoryRule.BAECHI:
         return baechi_needs(graph, objective.mode)
-    state = held_bytes(graph.parameters, objective).trained_state
-    held = graph.parameter_bytes + at_each_user(graph, state)
+    held = at_each_user(graph, held_bytes(graph.parameters, objective).total)
     share = problem.microbatch_size / graph.batch_size
     fixed = graph.ops.saved_fixed_bytes
     saved = fixed + (graph.ops.saved_bytes - fixed) * share
@@ -233,9 +233,7 @@ def _may(problem: Problem, ops: Array) -> Array:
         may[tied] = common[color[tied]]
         stuck = np.flatnonzero(~may.any(axis=1))
         if len(stuck):
-            raise InfeasibleError(
-                f"no device may run all ops that share one with {graph.ops.names[stuck[0]]!r}"
-            )
+            raise InfeasibleError(no_device(problem, np.flatnonzero(color == color[stuck[0]])))
     return np.ascontiguousarray(may[ops], dtype=np.int8).ravel()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from partita.core.columns import Array
 from partita.core.placement import placement_plan
 from partita.core.plan import Plan, equal_microbatches
-from partita.core.problem import Mode, Problem, Schedule
+from partita.core.problem import Problem
 from partita.core.solution import Proof, Solution
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.planners.baechi import list_schedule
@@ -77,13 +77,12 @@ def plan_of(problem: Problem, found: Placed) -> Plan:
     if len(forward) < len(graph):
         along = graph.topological_order
         order = np.concatenate([order, along[~graph.is_forward[along]]])
-    infers = objective.mode is Mode.INFERENCE
     return placement_plan(
         graph,
         problem.cluster.device_names,
         every_op(problem, found.device_of),
         order=order,
-        schedule=objective.schedule or (Schedule.INFERENCE if infers else Schedule.GPIPE),
+        schedule=objective.placement_schedule,
         microbatch_sizes=equal_microbatches(problem.microbatches, problem.microbatch_size),
     )
 

@@ -133,11 +133,6 @@ def node_sums(q: Quotient, values_per_op: Array) -> Array:
     return sum_by(q.node_of, values_per_op, q.num_nodes)
 
 
-def members(q: Quotient) -> tuple[Longs, Longs]:
-    """Return ``(ptr, ops)``: the ops of each node."""
-    return group_rows(q.node_of, q.num_nodes)
-
-
 def _quotient(node_of: Array, count: int, edges: tuple[Array, Array], nets: Nets) -> Quotient:
     """Return a quotient from edges that are sorted by source and target, each once."""
     source, target = edges

@@ -12,7 +12,6 @@ from partita.core.problem import Metric, Mode, Problem, Schedule
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.planners.pipedream.family import Family
 from partita.planners.pipedream.model import Model
-from partita.planners.pipeline import default_schedule
 
 PER_MICROBATCH = (Metric.PIPEDREAM, Metric.PIPEDREAM_REPAIRED)
 """Metrics that are about one microbatch of a steady pipeline, however many a step has."""
@@ -114,7 +113,7 @@ def _schedule(problem: Problem, stage_of: Array) -> Schedule:
     stashes = objective.metric in PER_MICROBATCH and objective.mode is Mode.TRAINING
     if objective.schedule is None and stashes and not _ties_stages(problem, stage_of):
         return Schedule.PIPEDREAM
-    return default_schedule(problem)
+    return problem.objective.pipeline_schedule
 
 
 def _ties_stages(problem: Problem, stage_of: Array) -> bool:

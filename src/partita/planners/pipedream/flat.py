@@ -50,7 +50,7 @@ class FlatCluster(NamedTuple):
         straight: Whether stages have one replica each.
         allowed: ``allowed[r]`` = least permitted number of replicas from r on; one more than there
             are devices stands for none.
-        copies: Copies of the pipeline, one a server.
+        copies: Copies of the pipeline, one per server.
         spare_rate: Bytes per second of a cut that no replica carries.
     """
 

@@ -108,9 +108,9 @@ def _columns(problem: Problem, seconds: Array, *, once: bool) -> Array:
 
     held = held_bytes(table, problem.objective, mode=Mode.TRAINING)
     trained = total(held.gradients)
-    state = trained + total(held.stepped)
+    state = trained + total(held.copy + held.stepped)
     inputs = np.bincount(reader, graph.tensors.bytes[read], minlength=len(graph))
-    version = total(table.bytes) + graph.ops.saved_bytes + inputs
+    version = total(held.weights) + graph.ops.saved_bytes + inputs
     return np.vstack([seconds, trained, state, version])
 
 

@@ -40,6 +40,7 @@ from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
 from partita.errors import InfeasibleError
 from partita.planners.effort import Effort, SearchTrace
+from partita.planners.obstacle import Needs, obstacle, places, unfound
 from partita.planners.pipedream.bound import FACTOR
 from partita.planners.pipedream.build import check_positive
 from partita.planners.pipedream.repaired import Breadth, repaired_search
@@ -160,25 +161,16 @@ def why_nothing(search: Search) -> str:
             f"{nodes} at most (device {problem.cluster.device_names[site.devices[nodes]]!r} would "
             "stay empty); let devices stay unused with fewer=true"
         )
-    row_of, matrix = problem.allowed
-    places = matrix.sum(axis=1)[row_of]
-    op = int(places.argmin())
-    if places[op] < len(problem.cluster):
-        device = problem.cluster.device_names[int(matrix[row_of[op]].argmax())]
-        return (
-            f"op {problem.graph.ops.names[op]!r} may run on {places[op]} of "
-            f"{len(problem.cluster)} devices, such as {device!r}, and no order of stages does "
-            "for all ops; relax the rules"
-        )
     need = search.model.fixed_bytes + search.model.version_bytes
-    node, room = int(need.argmax()), float(site.memory_bytes.max())
-    op = int((search.model.q.node_of == node).argmax())
-    least = f"op {problem.graph.ops.names[op]!r} needs {need[node]:.0f} bytes at least"
-    if need[node] <= room:
-        least = (
-            f"all stages need {need.sum():.0f} bytes at least, {least.removesuffix(' at least')}"
-        )
-    return (
-        f"{least}, the largest of {devices} devices has {room:.0f}; "
-        "use more or larger devices, or a smaller batch"
+    may = places(problem, search.model.q.node_of, nodes)[:, site.devices].T
+    needs = Needs(
+        problem=problem,
+        unit_of=search.model.q.node_of,
+        unit_bytes=need,
+        devices=site.devices,
+        limit_bytes=site.memory_bytes if search.rules.memory else np.full(devices, math.inf),
+        may=may,
+        total_bytes=float(need.sum()),
+        counted="at least, with one minibatch in flight",
     )
+    return obstacle(needs) or unfound(needs, "order of stages", by_rules=not may.all())

@@ -90,7 +90,7 @@ def _servers(cluster: Cluster) -> tuple[Longs, Array, float]:
     if not cluster.levels:
         return one, np.array([math.inf]), math.inf
     inner = cluster.levels[0]
-    upper = [float(level.bandwidth_bytes_per_s.min()) for level in cluster.levels[1:]]
+    upper = [level.slowest_bytes_per_s for level in cluster.levels[1:]]
     return (
         inner.group_of.astype(np.int64),
         inner.bandwidth_bytes_per_s,

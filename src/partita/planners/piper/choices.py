@@ -119,9 +119,7 @@ def slowest_link(cluster: Cluster) -> float:
             ~np.eye(size, dtype=bool)
         ]
         return float(between.min()) if size > 1 else math.inf
-    return min(
-        (float(level.bandwidth_bytes_per_s.min()) for level in cluster.levels), default=math.inf
-    )
+    return min((level.slowest_bytes_per_s for level in cluster.levels), default=math.inf)
 
 
 def _check_every_op_runs(graph: Graph, rows: Array) -> None:

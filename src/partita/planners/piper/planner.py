@@ -35,7 +35,7 @@ from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.planners.effort import SearchTrace
-from partita.planners.pipeline import default_schedule, solution_of
+from partita.planners.pipeline import solution_of
 from partita.planners.piper.choices import Allowed, Choices, choices_of
 from partita.planners.piper.pools import Pool, assign_devices, pools, search_in, why_nothing_fits
 from partita.planners.piper.search import TOLERANCE, Found
@@ -219,7 +219,7 @@ def _plan_of(problem: Problem, choices: Choices, space: Space, found: Found, poo
             Stage(devices=tuple(tuple(range(b + r * t, b + (r + 1) * t)) for r in range(d)))
             for b, (d, t) in zip(first, shapes, strict=False)
         ),
-        schedule=default_schedule(problem),
+        schedule=problem.objective.pipeline_schedule,
         microbatch_sizes=equal_microbatches(problem.microbatches, problem.microbatch_size),
         recompute=frozen_array(choices.recompute[degree_of, ops] ^ slower, np.bool_),
     )

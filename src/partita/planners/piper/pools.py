@@ -10,11 +10,11 @@ import numpy as np
 from partita.core.columns import Array
 from partita.core.problem import Problem
 from partita.errors import InfeasibleError
+from partita.planners.obstacle import Needs, obstacle, places, unfound
 from partita.planners.pipeline import main_devices
 from partita.planners.piper.choices import Allowed, Choices
 from partita.planners.piper.search import Search, limits_of
 from partita.planners.piper.space import BRIEF, Space, space_of
-from partita.units import format_bytes
 
 MAX_POOLS = 4
 
@@ -113,38 +113,28 @@ def _take_one(rights: Sequence[Array], owner: Array, stage: int) -> bool:
 
 def why_nothing_fits(problem: Problem, allowed: Allowed, choices: Choices, pool: Pool) -> str:
     """Return which limit no plan keeps, with an op or a device, and what would do."""
-    name = problem.cluster.device_names[int(pool.devices[0])]
     unlimited = space_of(problem.graph, choices, math.inf, BRIEF)
     nodes = unlimited.nodes
     need = np.where(np.isfinite(nodes.seconds), nodes.least, math.inf).min(axis=0)
     worst = int(np.argmax(need))
-    op = problem.graph.ops.names[int(np.argmax(unlimited.node_of == worst))]
     if need[worst] == math.inf:
+        op = problem.graph.ops.names[int(np.argmax(unlimited.node_of == worst))]
         return (
             f"op {op!r} and those that it must share a device with have no tensor-parallel degree "
             f"in common that {len(pool.devices)} devices allow"
         )
-    if need[worst] > pool.size:
-        return (
-            f"op {op!r} needs at least {format_bytes(float(need[worst]))} with one microbatch in "
-            f"flight, more than the {format_bytes(pool.size)} of device {name!r}"
-        )
-    if search_in(problem, allowed, choices, unlimited, pool).fits():
-        return _barred(problem, pool)
-    return (
-        f"no split over {len(pool.devices)} devices keeps {name!r} and its like within "
-        f"{format_bytes(pool.size)}; use more memory, more devices, smaller microbatches or "
-        "recomputation"
+    needs = Needs(
+        problem=problem,
+        unit_of=unlimited.node_of,
+        unit_bytes=need,
+        devices=pool.devices,
+        limit_bytes=np.full(len(pool.devices), pool.size),
+        may=places(problem, unlimited.node_of, len(need))[:, pool.devices].T,
+        total_bytes=float(need.sum()),
+        counted="at least, with one microbatch in flight",
     )
-
-
-def _barred(problem: Problem, pool: Pool) -> str:
-    """Return that rules and kinds of devices allow nothing, with the op that is barred most."""
-    row_of, matrix = problem.allowed
-    places = matrix[:, pool.devices].sum(axis=1)[row_of]
-    op = int(np.argmin(places))
-    return (
-        f"no order of stages keeps the rules and kinds of devices, with a device in one stage "
-        f"only; op {problem.graph.ops.names[op]!r} may run on {int(places[op])} of "
-        f"{len(pool.devices)} devices"
-    )
+    plain = obstacle(needs)
+    if plain:
+        return plain
+    by_rules = search_in(problem, allowed, choices, unlimited, pool).fits()
+    return unfound(needs, "order of stages" if by_rules else "split", by_rules=by_rules)

@@ -53,21 +53,25 @@ def contiguous_split(model: SplitModel, limit: int, effort: Effort) -> Contiguou
     if ideals is not None:
         if best is not None and len(ideals) > FIRST_IDEALS:
             # A better value to prune with, from the ideals near the best order.
-            best = _between(model, _window(model, best, FIRST_IDEALS), best)[0] or best
-        better, complete = _between(model, ideals, best)
+            near = _window(model, best, FIRST_IDEALS)
+            best = _between(model, near, best, effort)[0] or best
+        better, complete = _between(model, ideals, best, effort)
         best = better or best
         if best is not None:
             effort.record(best.value)
-        if complete:
-            return Contiguous(best, counted_states(model, len(ideals)) is not None, len(ideals))
+        if complete or effort.is_over():
+            is_best = complete and counted_states(model, len(ideals)) is not None
+            return Contiguous(best, is_best, len(ideals))
     return _near_orders(model, best, orders[0], limit, effort)
 
 
 def _along_orders(model: SplitModel, orders: Sequence[Array], effort: Effort) -> Chain | None:
     best: Chain | None = None
     for states in _state_sets(model, model.q.num_nodes + 1):
+        if best is not None and effort.is_over():
+            break
         upper = np.inf if best is None else best.value
-        best = best_of_orders(model, orders, states, upper) or best
+        best = best_of_orders(model, orders, states, effort, upper) or best
         if best is not None:
             effort.record(best.value)
     return best
@@ -88,14 +92,16 @@ def _state_sets(model: SplitModel, num_ideals: int) -> list[States]:
     return [ordered_states(model, order) for order in distinct]
 
 
-def _between(model: SplitModel, ideals: Ideals, best: Chain | None) -> tuple[Chain | None, bool]:
+def _between(
+    model: SplitModel, ideals: Ideals, best: Chain | None, effort: Effort
+) -> tuple[Chain | None, bool]:
     """Return a chain between ideals that beats the best one, if any, and whether all were tried."""
     better: Chain | None = None
     all_tried = True
     for states in _state_sets(model, len(ideals)):
         known = better or best
         upper = np.inf if known is None else known.value * (1 - 2 * SLACK)
-        found, complete = best_chain(model, ideals, states, upper)
+        found, complete = best_chain(model, ideals, states, upper, left_s=effort.left_s)
         all_tried = all_tried and complete
         better = found or better
     return better, all_tried
@@ -111,7 +117,7 @@ def _near_orders(
     for _ in range(WINDOWS):
         ideals = _window(model, best, limit) if best else window(model.q, order, limit)
         count = max(count, len(ideals))
-        better, _ = _between(model, ideals, best)
+        better, _ = _between(model, ideals, best, effort)
         if better is None:
             break
         best = better

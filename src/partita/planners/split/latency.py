@@ -14,7 +14,7 @@ objective would let them overlap.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from partita.core.order import csr
 from partita.core.problem import Mode, Problem
 from partita.kernels import ROWS, Threshold, run
 from partita.objectives.placed import seconds_on
+from partita.planners.effort import Effort
 from partita.planners.lattice.ideals import Ideals, prefixes
 from partita.planners.lattice.quotient import Quotient, collapse
 from partita.planners.split.anneal_kernel import LATENCY
@@ -196,16 +197,17 @@ def coarse_enough(q: Quotient, order: Array) -> Quotient:
 
 
 def best_calls_of_orders(
-    model: SplitModel,
-    orders: Sequence[Array],
-    found: Callable[[float], None] = lambda value: None,
+    model: SplitModel, orders: Sequence[Array], effort: Effort
 ) -> Chain | None:
     """Return the best chain of calls along any of some linear orders; ``None`` if nothing fits.
 
-    While nothing is known, a time from the longest path on is tried that doubles.
+    While nothing is known, a time from the longest path on is tried that doubles. When the time is
+    up, the orders after the first are left out.
     """
     best: Chain | None = None
-    for order in orders:
+    for number, order in enumerate(orders):
+        if number and effort.is_over():
+            break
         ideals = prefixes(model.q, order)
         if best is None:
             chain = _growing(model, ideals)
@@ -213,7 +215,7 @@ def best_calls_of_orders(
             chain = best_calls(model, ideals, best.value * (1 - 2 * SLACK))
         if chain is not None:
             best = chain
-            found(chain.value)
+            effort.record(chain.value)
     return best
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from partita.core.columns import Array, Floats, Longs
 from partita.kernels import ROWS, Threshold, run
+from partita.planners.effort import Effort
 from partita.planners.lattice.ideals import Ideals, prefixes
 from partita.planners.split.loads_kernel import (
     MOST_PAIRS,
@@ -37,6 +38,8 @@ MAX_CELLS = 20_000_000
 """Pairs of an ideal and a state that a table may have."""
 MAX_PAIRS = 2e8
 """Pairs of ideals after which a search gives up, some ten seconds."""
+PAIRS_PER_S = 5e6
+"""Pairs that a second is about enough for, with many states of devices."""
 INTERPRETED_IDEALS = 120
 """Ideals up to which the interpreter is quick enough."""
 SLACK = 1e-9
@@ -111,7 +114,12 @@ def ordered_states(model: SplitModel, order: Sequence[int]) -> States:
 
 
 def best_chain(
-    model: SplitModel, ideals: Ideals, states: States, upper: float = math.inf
+    model: SplitModel,
+    ideals: Ideals,
+    states: States,
+    upper: float = math.inf,
+    *,
+    left_s: float = math.inf,
 ) -> tuple[Chain | None, bool]:
     """Return the best chain of pieces between ideals, if any, and whether all were looked at.
 
@@ -120,10 +128,11 @@ def best_chain(
         ideals: Where the chain may be cut.
         states: The devices.
         upper: Value that the chain must not exceed.
+        left_s: About how many seconds it may take.
     """
     num_ideals, num_states = len(ideals), len(states.next_state)
     table = new_table(num_ideals, num_states)
-    bound = np.array([upper * (1 + SLACK), 0.0, MAX_PAIRS])
+    bound = np.array([upper * (1 + SLACK), 0.0, min(MAX_PAIRS, PAIRS_PER_S * left_s)])
     costs = costs_of(model, model)
     rest, capacity = _liquid(model, ideals, states)
     devices = Devices(
@@ -222,17 +231,21 @@ def _traced(
 
 
 def best_of_orders(
-    model: SplitModel, orders: Sequence[Array], states: States, upper: float = math.inf
+    model: SplitModel, orders: Sequence[Array], states: States, effort: Effort, upper: float
 ) -> Chain | None:
     """Return the best chain along any of some linear orders; ``None`` if none is below ``upper``.
 
-    While nothing is known, a value from the liquid bound on is tried that grows by half.
+    While nothing is known, a value from the liquid bound on is tried that grows by half. When the
+    time is up, the orders after the first are left out.
     """
     best: Chain | None = None
-    for order in orders:
+    for number, order in enumerate(orders):
+        if number and effort.is_over():
+            break
         ideals = prefixes(model.q, order)
         if math.isfinite(upper):
-            found, _ = best_chain(model, ideals, states, upper * (1 - 2 * SLACK))
+            known = upper * (1 - 2 * SLACK)
+            found, _ = best_chain(model, ideals, states, known, left_s=effort.left_s)
         else:
             found = _growing(model, ideals, states)
         if found is not None:

@@ -7,23 +7,44 @@ without clocks that agree, the two directions of a pair have one latency.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from partita.catalogue.catalogue import Catalogue, load_catalogue
-from partita.core.cluster import Cluster, Device, Host, Level, LinkMatrix
+from partita.catalogue.shorthand import HostGroup, read_shorthand, write_shorthand
+from partita.core.cluster import (
+    Cluster,
+    Collectives,
+    Device,
+    Host,
+    Level,
+    LinkMatrix,
+    MeasuredCollective,
+)
 from partita.core.columns import Floats, frozen_array
 from partita.core.graph import DeviceKind
+from partita.core.program import Kind
+from partita.cost.links import PASSES
 from partita.errors import InvalidInputError
-from partita.profiler.calibrate.fit import SMALL_BYTES, LinkFit, fit_link, one_way_s
+from partita.profiler.calibrate.fit import (
+    SMALL_BYTES,
+    LinkFit,
+    fit_collective,
+    fit_link,
+    one_way_s,
+)
 from partita.profiler.calibrate.hierarchy import infer_levels
+from partita.profiler.calibrate.nccl_tests import NcclTest
 from partita.profiler.calibrate.records import DeviceRecord, LinkRecord, Measurement, ReduceRecord
 
 DYNAMICML_BYTES = 4 * 2**20
+TRANSFER = "send_recv"
+"""Kind of a record of transfers: each rank sends to the next and receives from the one before."""
 _SAME_SPEED = 0.1
 _DIGITS = 4
 
@@ -45,20 +66,24 @@ class PairFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceFit:
-    """All-reduces over some of the devices.
+    """All-reduces, or another collective, over some of the devices.
 
     Attributes:
         num_devices: The first so many devices take part.
         fit: Time as a line over bytes.
+        kind: The collective.
+        ranks_per_host: Most of the devices in one host.
     """
 
     num_devices: int
     fit: LinkFit
+    kind: str = "all_reduce"
+    ranks_per_host: int = 0
 
     @property
     def bus_bytes_per_s(self) -> float:
-        """The rate of the slowest link, if it is a ring: 2 (n - 1) / n of the bytes pass it."""
-        return self.fit.bandwidth_bytes_per_s * 2 * (self.num_devices - 1) / self.num_devices
+        """The rate of the slowest link, if it is a ring: (n - 1) / n of the bytes pass each way."""
+        return self.fit.bandwidth_bytes_per_s * _traffic(self.kind, self.num_devices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +133,9 @@ class Calibration:
             ],
             "all_reduce": [
                 {
+                    "kind": row.kind,
                     "devices": row.num_devices,
+                    "ranks_per_host": row.ranks_per_host,
                     "bus_bytes_per_s": row.bus_bytes_per_s,
                     **row.fit.to_json(),
                 }
@@ -165,13 +192,165 @@ def calibrate(
         levels=() if isinstance(links, LinkMatrix) else tuple(map(_rounded_level, links)),
         matrix=_rounded_matrix(links) if isinstance(links, LinkMatrix) else None,
     )
+    reductions = [
+        replace(record, ranks_per_host=max(Counter(host_of[: record.num_ranks]).values()))
+        for record in measurement.reductions
+    ]
+    if measurement.backend == "nccl" and cluster.matrix is None:
+        # Rings of gloo follow from the links; what NCCL does with them does not.
+        cluster = with_collectives(cluster, reductions)
     return Calibration(
         cluster=cluster,
         hosts=hosts,
         devices=devices,
         pairs=pairs,
-        reductions=tuple(_fit_reduction(record) for record in measurement.reductions),
+        reductions=tuple(map(_fit_reduction, reductions)),
     )
+
+
+def with_collectives(cluster: Cluster, records: Sequence[ReduceRecord]) -> Cluster:
+    """Return a cluster whose levels know measured collectives.
+
+    Those within one host belong to the innermost level, others to the outermost. Transfers
+    (``send_recv``) set the bandwidth of their level; the rates that it had stay what they were.
+    """
+    levels = list(cluster.levels)
+    order = sorted(records, key=lambda record: record.kind != TRANSFER)
+    for record in order if levels else ():
+        index = 0 if record.num_ranks == record.ranks_per_host else len(levels) - 1
+        levels[index] = _with_collective(levels[index], record)
+    return replace(cluster, levels=tuple(levels))
+
+
+def _with_collective(level: Level, record: ReduceRecord) -> Level:
+    found = fit_collective(record.sizes_bytes, record.seconds)
+    count = len(level.latency_s)
+    known = level.collectives or (None,) * count
+    if record.kind == TRANSFER:
+        rate = _rounded(1 / found.byte_s)
+        factor = level.bandwidth_bytes_per_s / rate
+        return replace(
+            level,
+            bandwidth_bytes_per_s=np.full(count, rate),
+            collectives=tuple(
+                None if part is None else _scaled(part, float(by))
+                for part, by in zip(known, factor, strict=True)
+            ),
+        )
+    rate = _traffic(record.kind, record.num_ranks) / found.byte_s
+    rows = [
+        MeasuredCollective(
+            kind=record.kind,
+            ranks=record.num_ranks,
+            ranks_per_host=record.ranks_per_host,
+            start_s=_rounded(found.start_s),
+            share=_rounded(rate / bandwidth),
+            ramp=_rounded(found.ramp),
+        )
+        for bandwidth in level.bandwidth_bytes_per_s.tolist()
+    ]
+    parts = [Collectives() if part is None else part for part in known]
+    return replace(
+        level,
+        collectives=tuple(
+            replace(part, measured=(*(r for r in part.measured if not _same(r, row)), row))
+            for part, row in zip(parts, rows, strict=True)
+        ),
+    )
+
+
+def _same(a: MeasuredCollective, b: MeasuredCollective) -> bool:
+    return (a.kind, a.ranks, a.ranks_per_host) == (b.kind, b.ranks, b.ranks_per_host)
+
+
+def _scaled(rates: Collectives, factor: float) -> Collectives:
+    """Return the same rates as shares of a bandwidth that is so many times smaller."""
+    return replace(
+        rates,
+        ring=tuple(share * factor for share in rates.ring),
+        switch=tuple(share * factor for share in rates.switch),
+        all_to_all=rates.all_to_all * factor,
+        measured=tuple(replace(row, share=row.share * factor) for row in rates.measured),
+    )
+
+
+def _traffic(kind: str, num_ranks: int) -> float:
+    """Return how often each byte passes the links of a ring; 1 of a transfer."""
+    if kind == TRANSFER:
+        return 1.0
+    return PASSES[Kind[kind.upper()]] * (num_ranks - 1) / num_ranks
+
+
+def calibration_of_tests(
+    tests: Sequence[NcclTest],
+    *,
+    name: str = "calibrated",
+    cluster: Cluster | None = None,
+    catalogue: Catalogue | None = None,
+) -> Calibration:
+    """Return a cluster with the collectives that ``nccl-tests`` measured.
+
+    Args:
+        tests: Outputs of the program.
+        name: Name of the cluster.
+        cluster: The cluster that they were run on; if not given, its hosts and GPUs are as the
+            output with the most ranks says, and their figures those of the catalogue.
+        catalogue: Source of the types of GPUs; the package's own if not given.
+
+    Raises:
+        InvalidInputError: A GPU is of a type that is not in the catalogue, or the cluster is
+            smaller than what was measured or has a matrix of links.
+    """
+    catalogue = load_catalogue() if catalogue is None else catalogue
+    if cluster is None:
+        cluster = _cluster_of(max(tests, key=lambda test: len(test.hosts)), catalogue)
+    for test in tests:
+        if cluster.matrix is not None or test.record.num_ranks > len(cluster):
+            raise InvalidInputError(
+                f"cluster {cluster.name!r} has {len(cluster)} devices"
+                f"{' and a matrix of links' if cluster.matrix is not None else ''}; the test had "
+                f"{test.record.num_ranks} ranks: expected levels of links and as many devices"
+            )
+    records = [test.record for test in tests]
+    hosts = tuple(host.name for host in cluster.hosts)
+    return Calibration(
+        cluster=with_collectives(replace(cluster, name=name), records),
+        hosts=hosts,
+        devices=tuple(
+            DeviceRecord(
+                rank=rank,
+                host=hosts[device.host],
+                kind=device.kind.value,
+                title=device.type,
+                memory_bytes=device.memory_bytes,
+                flop_per_s=device.peak_flop_per_s,
+                memory_bytes_per_s=device.memory_bytes_per_s,
+            )
+            for rank, device in enumerate(cluster.devices)
+        ),
+        pairs=(),
+        reductions=tuple(map(_fit_reduction, records)),
+    )
+
+
+def _cluster_of(test: NcclTest, catalogue: Catalogue) -> Cluster:
+    """Return the hosts and GPUs that an output names, with the figures of the catalogue."""
+    groups: list[HostGroup] = []
+    for host in dict.fromkeys(test.hosts):
+        pairs = zip(test.hosts, test.titles, strict=True)
+        titles = [title for its, title in pairs if its == host]
+        kind = gpu_type(titles[0], catalogue)
+        if not kind:
+            raise InvalidInputError(
+                f"GPU {titles[0]!r} is of no type of the catalogue; give the cluster that the "
+                "tests were run on (--cluster)"
+            )
+        last = groups[-1] if groups else None
+        if last is not None and (last.type, last.num_devices) == (kind, len(titles)):
+            groups[-1] = replace(last, num_hosts=last.num_hosts + 1)
+        else:
+            groups.append(HostGroup(type=kind, num_devices=len(titles)))
+    return read_shorthand(write_shorthand(groups), catalogue)
 
 
 def fit_pairs(links: Sequence[LinkRecord]) -> tuple[PairFit, ...]:
@@ -247,7 +426,12 @@ def speed_cluster(calibration: Calibration) -> Cluster:
 
 
 def _fit_reduction(record: ReduceRecord) -> ReduceFit:
-    return ReduceFit(num_devices=record.num_ranks, fit=fit_link(record.sizes_bytes, record.seconds))
+    return ReduceFit(
+        num_devices=record.num_ranks,
+        fit=fit_link(record.sizes_bytes, record.seconds),
+        kind=record.kind,
+        ranks_per_host=record.ranks_per_host,
+    )
 
 
 def _hosts(devices: Sequence[DeviceRecord], host_of: Sequence[int]) -> tuple[Host, ...]:
@@ -332,12 +516,10 @@ def _rounded_column(values: Floats) -> Floats:
 
 
 def _rounded_level(level: Level) -> Level:
-    return Level(
-        name=level.name,
-        group_of=level.group_of,
+    return replace(
+        level,
         bandwidth_bytes_per_s=_rounded_column(level.bandwidth_bytes_per_s),
         latency_s=_rounded_column(level.latency_s),
-        port_per_device=level.port_per_device,
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -153,6 +153,49 @@ def fit_link(
         median_s=tuple(float(np.median(times)) for times in seconds),
         use=tuple(use),
     )
+
+
+class CollectiveFit(NamedTuple):
+    """Times of a collective: ``start + t + 2 ramp sqrt(start t)`` with ``t = byte_s x bytes``.
+
+    Attributes:
+        start_s: Seconds besides those of the bytes.
+        byte_s: Seconds of each byte.
+        ramp: Slowness of messages of middle size, as pipelines over chunks have it.
+        worst_error: Largest error relative to the times, with its sign.
+    """
+
+    start_s: float
+    byte_s: float
+    ramp: float
+    worst_error: float
+
+
+def fit_collective(sizes_bytes: Sequence[int], seconds: Sequence[Sequence[float]]) -> CollectiveFit:
+    """Return the curve through the fastest times of a collective, by relative least squares.
+
+    Of ``a + b sqrt(n) + c n`` the parts that would be negative are left out; there is always a part
+    that grows with the bytes.
+
+    Raises:
+        InvalidInputError: There are no times, one is not above 0, or sizes do not ascend.
+    """
+    _check(sizes_bytes, seconds)
+    times = np.array([min(row) for row in seconds])
+    sizes = np.array(sizes_bytes, dtype=np.float64)
+    parts = np.stack([np.ones_like(sizes), np.sqrt(sizes), sizes], axis=1) / times[:, None]
+    best, least = np.array([0.0, 0.0, float((times / sizes).min())]), float("inf")
+    for kept in ((0, 1, 2), (0, 2), (2,)):
+        rows = parts[:, kept]
+        found = np.linalg.lstsq(rows, np.ones(len(times)), rcond=None)[0]
+        error = float(((rows @ found - 1) ** 2).sum())
+        if (found >= 0).all() and found[-1] > 0 and error < least:
+            best, least = np.zeros(3), error
+            best[list(kept)] = found
+    start, root, byte_s = best.tolist()
+    ramp = root / (2 * (start * byte_s) ** 0.5) if start > 0 else 0.0
+    off = parts @ best - 1
+    return CollectiveFit(start, byte_s, ramp, float(off[np.abs(off).argmax()]))
 
 
 def _check(sizes_bytes: Sequence[int], seconds: Sequence[Sequence[float]]) -> None:

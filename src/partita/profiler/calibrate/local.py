@@ -3,13 +3,18 @@
 Forked from the caller where it is fresh (fifty times quicker), fresh where it is not or where there
 are GPUs. A rank that dies, or that is not done in time, ends the measurement, and the error names
 it and what it was doing.
+
+A rank that torchrun started takes part in the measurement of its job.
 """
 
 from collections.abc import Callable
 from functools import partial
 
+import torch
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its stubs
+
 from partita.errors import InvalidInputError
-from partita.processes import machine_cores
+from partita.processes import die_with_parent, machine_cores
 from partita.profiler.calibrate.ranks import Rank, measure
 from partita.profiler.calibrate.records import (
     Measurement,
@@ -17,6 +22,7 @@ from partita.profiler.calibrate.records import (
     read_measurement,
     write_measurement,
 )
+from partita.ranks.environment import RankEnvironment
 from partita.ranks.member import Member
 from partita.ranks.pool import RankPool, Start
 from partita.ranks.setup import local_device, visible_gpus
@@ -118,3 +124,29 @@ def _measure_rank(member: Member, _: object, *, gpu: bool, options: MeasureOptio
     measured = measure(rank, options)
     # As text: a pickle would need every type inside to allow it.
     return None if measured is None else write_measurement(measured)
+
+
+def measure_job(
+    job: RankEnvironment,
+    options: MeasureOptions | None = None,
+    *,
+    report: Callable[[str], None] = lambda _: None,
+) -> Measurement | None:
+    """Take part in the measurement of a job; rank 0 returns all of it, the others None.
+
+    Raises:
+        WorkerError: Another rank died or did not come in time; says which.
+    """
+    options = MeasureOptions() if options is None else options
+    die_with_parent()
+    gpu = torch.cuda.is_available()
+    rank = Rank(
+        rank=job.rank,
+        num_ranks=job.num_ranks,
+        store=PrefixStore(f"calibrate/{job.attempt}", job.open_store(options.limit_s)),
+        device=local_device(job.local_rank, gpu=gpu, num_local_ranks=job.num_local_ranks),
+        backend="nccl" if gpu else "gloo",
+        limit_s=options.limit_s,
+        report=report,
+    )
+    return measure(rank, options)

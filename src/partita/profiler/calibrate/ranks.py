@@ -10,7 +10,7 @@ names the ranks that were waited for.
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -145,10 +145,10 @@ class Rank:
             work.wait()
             torch.cuda.synchronize(self.device)
 
-    def all_reduce(self, value: Tensor, group: dist.ProcessGroup) -> None:
-        """Sum a tensor over a group."""
-        with self._waiting("in an all-reduce"):
-            self._wait(dist.all_reduce(value, group=group, async_op=True))
+    def collective(self, kind: str, value: Tensor, other: Tensor, group: dist.ProcessGroup) -> None:
+        """Run one of ``COLLECTIVES`` over a group."""
+        with self._waiting(f"in an {kind.replace('_', '-')}"):
+            self._wait(COLLECTIVES[kind](value, other, group))
 
     def tensor(self, num_bytes: int) -> Tensor:
         """Return a buffer whose memory is really there."""
@@ -386,7 +386,11 @@ def _answer(rank: Rank, source: int, largest: int) -> None:
 
 
 def _measure_reductions(rank: Rank, options: MeasureOptions) -> list[ReduceRecord]:
-    """Return the all-reduces over the first 2, 4, 8, ... and over all ranks, as rank 0 saw them."""
+    """Return the collectives over the first 2, 4, 8, ... and over all ranks, as rank 0 saw them.
+
+    They are all-reduces; with NCCL, whose others do not follow from them, all of ``COLLECTIVES``.
+    """
+    kinds = tuple(COLLECTIVES) if rank.backend == "nccl" else ("all_reduce",)
     counts = [2**k for k in range(1, 32) if 2**k < rank.num_ranks]
     counts += [rank.num_ranks] if rank.num_ranks > 1 else []
     records = []
@@ -397,21 +401,55 @@ def _measure_reductions(rank: Rank, options: MeasureOptions) -> list[ReduceRecor
                 list(range(members)), timeout=timedelta(seconds=rank.limit_s), backend=rank.backend
             )
         if rank.rank < members:
-            records.append(_reduce(rank, group, members, options))
+            records += [_reduce(rank, group, members, options, kind) for kind in kinds]
         rank.meet(f"after all-reduces over {members} ranks")
     return records
 
 
+def _all_gather(value: Tensor, other: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
+    part = value[: len(value) // group.size()]
+    work: dist.Work | None = dist.all_gather_into_tensor(other, part, group=group, async_op=True)
+    return work
+
+
+def _reduce_scatter(value: Tensor, other: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
+    part = other[: len(value) // group.size()]
+    work: dist.Work | None = dist.reduce_scatter_tensor(part, value, group=group, async_op=True)
+    return work
+
+
+def _all_to_all(value: Tensor, other: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
+    work: dist.Work | None = dist.all_to_all_single(other, value, group=group, async_op=True)
+    return work
+
+
+NCCL_SIZES_BYTES = (16 * 2**20, 64 * 2**20, 256 * 2**20)
+"""Further sizes of collectives between GPUs, whose links need long messages to be busy."""
+COLLECTIVES: Mapping[str, Callable[[Tensor, Tensor, dist.ProcessGroup], dist.Work | None]] = {
+    "all_reduce": lambda value, _, group: dist.all_reduce(value, group=group, async_op=True),
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}
+"""How each collective is begun on a tensor, with another of its size to write into."""
+
+
 def _reduce(
-    rank: Rank, group: dist.ProcessGroup, members: int, options: MeasureOptions
+    rank: Rank, group: dist.ProcessGroup, members: int, options: MeasureOptions, kind: str
 ) -> ReduceRecord:
     rows = []
-    for size in options.reduce_sizes_bytes:
-        value = torch.ones(max(1, size // 4), dtype=torch.float32, device=rank.device)
-        rank.all_reduce(value, group)
-        work = partial(rank.all_reduce, value, group)
+    sizes = options.reduce_sizes_bytes
+    if rank.backend == "nccl":
+        sizes += tuple(size for size in NCCL_SIZES_BYTES if size > sizes[-1])
+    for size in sizes:
+        # A multiple of the members, so that each has a part of the same size.
+        count = max(1, size // 4) if kind == "all_reduce" else -(-size // (4 * members)) * members
+        value = torch.ones(count, dtype=torch.float32, device=rank.device)
+        other = value if kind == "all_reduce" else torch.empty_like(value)
+        work = partial(rank.collective, kind, value, other, group)
+        work()
         took = _timed(work, rank.device)
-        key = f"reduce/{members}/{size}"
+        key = f"{kind}/{members}/{size}"
         if rank.rank == 0:
             repeats = max(3, min(_MAX_REPEATS, int(options.reduce_s / max(took, 1e-6))))
             rank.put(key, str(repeats))
@@ -421,6 +459,4 @@ def _reduce(
             value.fill_(1.0)
             row.append(_timed(work, rank.device))
         rows.append(tuple(row))
-    return ReduceRecord(
-        num_ranks=members, sizes_bytes=options.reduce_sizes_bytes, seconds=tuple(rows)
-    )
+    return ReduceRecord(kind=kind, num_ranks=members, sizes_bytes=sizes, seconds=tuple(rows))

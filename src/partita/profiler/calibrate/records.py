@@ -105,15 +105,19 @@ class LinkRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceRecord:
-    """All-reduces over the first ranks.
+    """All-reduces, or another collective, over the first ranks.
 
     Attributes:
+        kind: The collective.
         num_ranks: Number of ranks that took part.
+        ranks_per_host: Most of them in one host; 0 = as the records of the devices say.
         sizes_bytes: Sizes, ascending.
         seconds: Seconds on rank 0, by size.
     """
 
+    kind: str = "all_reduce"
     num_ranks: int
+    ranks_per_host: int = 0
     sizes_bytes: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
 
@@ -172,7 +176,9 @@ def read_measurement(text: str) -> Measurement:
             links=tuple(_link(row) for row in values["links"]),
             reductions=tuple(
                 ReduceRecord(
+                    kind=str(row.get("kind", "all_reduce")),
                     num_ranks=int(row["num_ranks"]),
+                    ranks_per_host=int(row.get("ranks_per_host", 0)),
                     sizes_bytes=tuple(row["sizes_bytes"]),
                     seconds=_times(row["seconds"]),
                 )

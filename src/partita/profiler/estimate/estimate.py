@@ -14,8 +14,10 @@ slower, and so do convolutions of small images. The shares are fitted on measure
 What is added to the kernels of an op: where several ops read a tensor, the sum of its gradients;
 and the sum of every parameter's gradient into that of the microbatches before. Arithmetic in a
 narrower type than the model's is mixed precision: activations have that type; parameters, their
-gradients and the optimizer's state keep their own, and ops that multiply by a matrix keep a copy of
-it in the narrower type for backward.
+gradients and the optimizer's state keep their own, and training keeps one copy in the narrower type
+of each matrix that is multiplied by, whatever the microbatches in flight. (Autocast inside a model
+casts for every microbatch; such copies are in what ``profile`` measures.) Float8 is the type of
+products with parameters alone: everything else is computed and kept in bfloat16.
 """
 
 import math
@@ -28,11 +30,13 @@ import numpy as np
 
 from partita.capture.capture import capture
 from partita.capture.captured import CapturedModel, CaptureMode, Granularity
+from partita.capture.graph import arithmetic_of
 from partita.capture.sources import ModelSource
-from partita.catalogue.catalogue import Catalogue, DeviceType, load_catalogue
+from partita.catalogue.catalogue import Catalogue, DeviceType, check_rates, load_catalogue
 from partita.catalogue.kernel_rates import DeviceKernels, kernels_on
 from partita.core.columns import Array
 from partita.core.graph import DTYPE_BYTES, CostOrigin, Graph, OpCosts, TensorTable
+from partita.core.precision import activations_of
 from partita.errors import InvalidInputError
 from partita.profiler.estimate.recompute import with_recomputation
 from partita.profiler.estimate.trace import Kernels, OpKernels, TracedKernels, trace_kernels
@@ -62,12 +66,14 @@ class Roofline:
         memory_bytes_per_s: Memory bandwidth.
         kernels: Shares of the peaks that kernels reach.
         float_factor: Bytes of a floating-point number over those of the captured one.
+        batched_flop_per_s: Peak rate of all but products with parameters; 0 = the same.
     """
 
     peak_flop_per_s: float
     memory_bytes_per_s: float
     kernels: DeviceKernels
     float_factor: float = 1.0
+    batched_flop_per_s: float = 0.0
 
     def moved_bytes(self, kernel: Kernel) -> float:
         """Return the bytes that a kernel moves at this dtype."""
@@ -82,7 +88,9 @@ class Roofline:
         moving = self.moved_bytes(kernel) / (shares[moving_kind] * self.memory_bytes_per_s)
         computing = 0.0
         if kernel.flops and kernel.kind not in _MOVING:
-            peak = shares[kernel.kind] * self.peak_flop_per_s
+            narrow = kernel.kind is KernelClass.MATMUL or not self.batched_flop_per_s
+            rate = self.peak_flop_per_s if narrow else self.batched_flop_per_s
+            peak = shares[kernel.kind] * rate
             computing = computed_flops(kernel, self.kernels.processors) / peak
         return max(moving, computing) + kernel.launches * self.kernels.launch_s
 
@@ -125,19 +133,15 @@ def roofline_of(device: DeviceType, dtype: str, float_factor: float = 1.0) -> Ro
     Raises:
         InvalidInputError: The catalogue has no peak for the dtype, or no memory bandwidth.
     """
-    peak = device.peak_flop_per_s.get(dtype, 0.0)
-    if not peak:
-        known = ", ".join(sorted(device.peak_flop_per_s)) or "none"
-        raise InvalidInputError(
-            f"device type {device.name!r} has no peak rate for {dtype}; there are {known}"
-        )
+    check_rates([device], dtype)
     if not device.memory_bytes_per_s:
         raise InvalidInputError(f"device type {device.name!r} has no memory bandwidth")
     return Roofline(
-        peak_flop_per_s=peak,
+        peak_flop_per_s=device.peak_flop_per_s[dtype],
         memory_bytes_per_s=device.memory_bytes_per_s,
         kernels=kernels_on(device.name),
         float_factor=float_factor,
+        batched_flop_per_s=device.peak_flop_per_s.get("bfloat16", 0.0) * (dtype == "float8"),
     )
 
 
@@ -153,14 +157,14 @@ class Priced:
     Attributes:
         ops: The kernels of each op.
         workspace_bytes: Scratch memory of each op.
-        copied_bytes: Copies of its parameters in the type of the arithmetic that an op keeps.
+        copy_bytes: Copy of each parameter in the type of the arithmetic that training keeps.
         float_factor: Bytes of a floating-point activation over those of the captured one.
         notes: Ops that could not be traced.
     """
 
     ops: tuple[OpKernels, ...]
     workspace_bytes: Array
-    copied_bytes: Array
+    copy_bytes: Array
     float_factor: float = 1.0
     notes: tuple[str, ...] = ()
 
@@ -224,7 +228,7 @@ def collect_kernels(
     return Priced(
         ops=tuple(ops),
         workspace_bytes=traced.workspace_bytes,
-        copied_bytes=_copied_bytes(captured, traced, factor),
+        copy_bytes=_copy_bytes(captured, traced, factor),
         float_factor=factor,
         notes=traced.notes,
     )
@@ -234,21 +238,23 @@ def _float_factor(captured: CapturedModel, dtype: str) -> float:
     if dtype and dtype not in DTYPE_BYTES:
         raise InvalidInputError(f"dtype {dtype!r} is not known; there are {sorted(DTYPE_BYTES)}")
     own = captured.graph.dtype
-    return DTYPE_BYTES[dtype or own] / DTYPE_BYTES[own]
+    return DTYPE_BYTES[activations_of(dtype or own)] / DTYPE_BYTES[own]
 
 
-def _copied_bytes(captured: CapturedModel, traced: TracedKernels, factor: float) -> Array:
-    """Return what ops keep of their matrices in a narrower type, as autocast does."""
-    copied = np.zeros(len(captured.ops))
+def _copy_bytes(captured: CapturedModel, traced: TracedKernels, factor: float) -> Array:
+    """Return what training keeps of each matrix that is multiplied by in a narrower type."""
+    table = captured.graph.parameters
     if factor >= 1 or not captured.is_training:
-        return copied
-    for index, (op, found) in enumerate(zip(captured.ops, traced.ops, strict=True)):
-        if any(kernel.kind in _PRODUCTS for kernel in found.forward):
-            held = [captured.parameters[name] for name in op.parameters]
-            copied[index] = factor * sum(
-                p.numel() * p.element_size() for p in held if p.dim() > 1 and p.is_floating_point()
-            )
-    return copied
+        return np.zeros(len(table))
+    multiplied = {
+        name
+        for op, found in zip(captured.ops, traced.ops, strict=True)
+        if any(kernel.kind in _PRODUCTS for kernel in found.forward)
+        for name in op.parameters
+        if captured.parameters[name].dim() > 1 and captured.parameters[name].is_floating_point()
+    }
+    copied = np.array([name in multiplied for name in table.names], dtype=bool)
+    return np.where(copied, factor * table.bytes, 0.0)
 
 
 def _with_sums(captured: CapturedModel, traced: TracedKernels) -> list[OpKernels]:
@@ -353,14 +359,20 @@ def price(
     ops = replace(
         graph.ops,
         flops=np.array([op.flops for op in found.ops]),
-        saved_bytes=np.array([op.saved_bytes for op in found.ops]) + found.copied_bytes,
-        saved_fixed_bytes=found.copied_bytes,
+        saved_bytes=np.array([op.saved_bytes for op in found.ops]),
+        saved_fixed_bytes=np.zeros(len(graph)),
         workspace_bytes=found.workspace_bytes,
     )
     annotations = {ANNOTATION: {device.name: said}}
     tensors = _resized(captured, found.float_factor)
     return replace(
-        graph, ops=ops, tensors=tensors, costs=(costs,), dtype=dtype, annotations=annotations
+        graph,
+        ops=ops,
+        tensors=tensors,
+        parameters=replace(graph.parameters, copy_bytes=found.copy_bytes),
+        costs=(costs,),
+        dtype=dtype,
+        annotations=annotations,
     )
 
 
@@ -409,11 +421,16 @@ def estimate_source(
         catalogue: Source of the device types; the package's if not given.
 
     Raises:
-        InvalidInputError: No type, or one that the catalogue does not have.
+        InvalidInputError: No type, one that the catalogue does not have, or one without a rate for
+            the arithmetic, which is said before anything is captured.
     """
     how = options or EstimateOptions()
     if not device_types:
         raise InvalidInputError("estimates need at least one type of device, such as a100")
+    check_rates(
+        [(catalogue or load_catalogue()).device_type(name) for name in device_types],
+        how.arithmetic or arithmetic_of(source.model.parameters()),
+    )
     captured = capture(
         source.model,
         source.example(batch_size),

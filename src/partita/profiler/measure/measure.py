@@ -30,8 +30,7 @@ from partita.profiler.measure.costs import (
     with_costs,
 )
 from partita.profiler.measure.ops import OpRunner, RoundTimes, equal_ops
-from partita.profiler.measure.step import MarkedStep
-from partita.profiler.measure.whole import WholeStep, gradients_kept
+from partita.profiler.measure.step import MarkedStep, WholeStep, gradients_kept
 from partita.profiler.memory import (
     OpMemory,
     measure_memory,

@@ -1,13 +1,15 @@
-"""Runs the ops of a captured model as one step, with a mark where one op ends and another begins.
+"""One step of a model, untouched as a whole or op by op: forward, loss, backward.
 
-All ops share one autograd graph, as in the model itself: caches, allocations and sums of gradients
-are those of a real step, and autograd's engine is started once. The engine runs the functions of a
-later op before those of an earlier one, and adds to the gradients of parameters at once. So the
-backward of an op is all that happens from the first of its functions to the first of the next op.
+Op by op there is a mark where one op ends and another begins. All ops share one autograd graph, as
+in the model itself: caches, allocations and sums of gradients are those of a real step, and
+autograd's engine is started once. The engine runs the functions of a later op before those of an
+earlier one, and adds to the gradients of parameters at once. So the backward of an op is all that
+happens from the first of its functions to the first of the next op.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -15,9 +17,77 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from partita.capture.captured import CapturedModel
 from partita.capture.op import Replay
+from partita.capture.setting import Setting, with_metrics
+from partita.capture.tree import Value, leaves_of, tensors_of
+from partita.errors import InvalidInputError
 from partita.profiler.measure.clock import Stopwatch
 from partita.profiler.measure.ops import OpRunner, Overheads, RoundTimes
+
+
+class WholeStep:
+    """Runs a model as its user would."""
+
+    def __init__(self, captured: CapturedModel, setting: Setting, clock: Stopwatch) -> None:
+        """Prepare the step.
+
+        Raises:
+            InvalidInputError: The graph has a loss that the model does not return, and no loss
+                function was given.
+        """
+        self._captured, self._setting, self._clock = captured, setting, clock
+        loss = captured.graph.loss
+        places = [leaf for _, leaf in leaves_of(captured.output)]
+        self._place = places.index(Value(loss)) if Value(loss) in places else -1
+        if captured.is_training and loss >= 0 and self._place < 0 and setting.loss is None:
+            raise InvalidInputError(
+                f"{captured.graph.name!r} was captured with a loss function; "
+                "measure it with the same"
+            )
+
+    def forward(self) -> list[Tensor]:
+        """Return what the backward starts from: the loss, or all outputs."""
+        setting = self._setting
+        output = setting.model(*setting.example.args, **setting.example.kwargs)
+        if not self._captured.is_training:
+            return []
+        if self._place >= 0:
+            leaf = list(leaves_of(output))[self._place][1]
+            assert isinstance(leaf, Tensor)
+            return [leaf]
+        if setting.loss is not None:
+            return [with_metrics(setting.loss(output, setting.example.labels))[0]]
+        return [tensor for tensor in tensors_of(output) if tensor.requires_grad]
+
+    def backward(self, roots: list[Tensor]) -> None:
+        """Add the gradients of all parameters."""
+        if roots:
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+
+    def seconds(self) -> tuple[float, float]:
+        """Return the time of forward and backward."""
+        for parameter in self._setting.parameters.values():
+            parameter.grad = None
+        first = self._clock.mark()
+        roots = self.forward()
+        middle = self._clock.mark()
+        self.backward(roots)
+        last = self._clock.mark()
+        self._clock.settle()
+        return self._clock.between(first, middle), self._clock.between(middle, last)
+
+
+@contextmanager
+def gradients_kept(parameters: Mapping[str, Tensor]) -> Iterator[None]:
+    """Leave the gradients of parameters as they were."""
+    before = [(tensor, tensor.grad) for tensor in parameters.values() if tensor.is_leaf]
+    try:
+        yield
+    finally:
+        for tensor, gradient in before:
+            tensor.grad = gradient
+
 
 NO_OP = -1
 

@@ -27,11 +27,12 @@ from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.program import Kind, Program
 from partita.program.check.case import Case
-from partita.program.check.deadlock import check_deadlock, check_joints
+from partita.program.check.deadlock import check_deadlock
 from partita.program.check.fields import check_fields, num_collectives
 from partita.program.check.grid import check_grid
 from partita.program.check.messages import check_messages
 from partita.program.check.parameters import check_parameters
+from partita.program.matching import joints
 
 
 class Proved(NamedTuple):
@@ -62,8 +63,7 @@ def prove(problem: Problem, plan: Plan, program: Program) -> Proved:
     grid = check_grid(case)
     partner = check_messages(case, grid)
     check_parameters(case, grid)
-    joints = check_joints(case)
-    check_deadlock(case, partner, joints)
+    check_deadlock(case, partner, joints(program))
     sends = np.flatnonzero(program.kind == Kind.SEND)
     return Proved(
         num_instructions=len(program),

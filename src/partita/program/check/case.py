@@ -21,13 +21,13 @@ class Homes(NamedTuple):
         ptr: Homes of stage s are rows ``ptr[s]`` to ``ptr[s + 1]``, by replica and rank.
         stage: The stage.
         device: The device.
-        rank: Tensor-parallel rank of the device.
+        place: Place of the device among those of the stage.
     """
 
     ptr: Array
     stage: Array
     device: Array
-    rank: Array
+    place: Array
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Case:
 
     @cached_property
     def num_ranks(self) -> int:
-        """Largest tensor-parallel degree."""
-        return int(self.layout.tp.max())
+        """Largest number of devices of a replica."""
+        return int(self.layout.ranks.max())
 
     def cell(self, stage: Array, microbatch: Array, rank: Array | int = 0) -> Array:
         """Return a number for each (stage, microbatch, rank), without gaps where all have ranks."""
@@ -91,7 +91,7 @@ class Case:
         pair = np.repeat(np.arange(count), self.num_ranks)
         stage, microbatch = np.divmod(pair, self.num_microbatches)
         rank = np.tile(np.arange(self.num_ranks), count)
-        return stage, microbatch, rank, rank < self.layout.tp[stage]
+        return stage, microbatch, rank, rank < self.layout.ranks[stage]
 
     def ranks(self, rows: Array) -> Array:
         """Return the rank of each row's device in the replica of its (stage, microbatch), or -1."""
@@ -99,9 +99,9 @@ class Case:
         device = self.program.device[rows]
         result = np.full(len(rows), -1, dtype=np.int64)
         for rank in range(self.num_ranks):
-            there = np.minimum(rank, self.layout.tp[stage] - 1)
+            there = np.minimum(rank, self.layout.ranks[stage] - 1)
             result[self.layout.device(stage, microbatch, there) == device] = rank
-        return np.minimum(result, self.layout.tp[stage] - 1)
+        return np.minimum(result, self.layout.ranks[stage] - 1)
 
     @cached_property
     def homes(self) -> Homes:
@@ -112,11 +112,10 @@ class Case:
         ]
         index = self.plan.stage_index
         device = np.concatenate([flat[index[stage]] for stage in self.plan.stages])
-        sizes = (self.layout.replicas * self.layout.tp).astype(np.int64)
+        sizes = (self.layout.replicas * self.layout.ranks).astype(np.int64)
         ptr = np.concatenate([[0], np.cumsum(sizes)])
         stage = np.repeat(np.arange(self.num_stages), sizes)
-        rank = (np.arange(len(device)) - ptr[stage]) % self.layout.tp[stage]
-        return Homes(ptr, stage, device, rank)
+        return Homes(ptr, stage, device, np.arange(len(device)) - ptr[stage])
 
     @cached_property
     def _home_order(self) -> tuple[Array, Array]:

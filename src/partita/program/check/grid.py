@@ -160,7 +160,7 @@ def _check_all_loaded(case: Case, tensor: Array, stage: Array, slot: Array) -> N
     shape = (len(tensor), case.num_microbatches, case.num_ranks)
     loaded = np.zeros(shape, dtype=bool)
     loaded.reshape(-1)[slot] = True
-    missing = ~loaded & (np.arange(case.num_ranks) < case.layout.tp[stage][:, None, None])
+    missing = ~loaded & (np.arange(case.num_ranks) < case.layout.ranks[stage][:, None, None])
     if missing.any():
         pair, turn, rank = np.argwhere(missing)[0].tolist()
         device = case.layout.device(stage[[pair]], np.array([turn]), rank)[0]
@@ -177,7 +177,7 @@ def _check_groups(case: Case) -> None:
     number: dict[tuple[int, ...], int] = {}
     expected = np.full(case.num_devices, -1, dtype=np.int64)
     for stage in case.plan.stage_index:
-        for group in stage.devices if stage.tp > 1 else ():
+        for group in stage.devices if stage.ranks > 1 else ():
             expected[list(group)] = number.setdefault(tuple(sorted(group)), len(number))
     named = [number.get(devices, -2) for devices in group_sets(case)]
     known = np.array([*named, -1], dtype=np.int64)

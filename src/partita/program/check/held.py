@@ -1,8 +1,8 @@
 """Buckets of parameters: the devices that hold, reduce and step each.
 
-A trainable parameter is in one bucket. All devices of all stages that use it hold it; those of one
-tensor-parallel rank reduce it together. A device steps it once, in the UPDATE of the lowest stage
-there that uses it.
+A trainable parameter is in one bucket. All devices of all stages that use it hold a part of it;
+those that hold the same part, a team, reduce it together, and those that divide its state gather it
+together. A device steps it once, in the UPDATE of the lowest stage there that uses it.
 """
 
 from typing import NamedTuple
@@ -11,10 +11,11 @@ import numpy as np
 
 from partita.core.columns import Array
 from partita.core.plan import Shard
+from partita.core.precision import wire_bytes
 from partita.core.program import Kind
 from partita.errors import InvalidInputError
 from partita.program.check.case import Case, look_up
-from partita.program.layout import owners
+from partita.program.layout import divisions, owners
 
 GRADIENT_SHARDS = (Shard.GRADIENTS, Shard.PARAMETERS)
 
@@ -25,10 +26,12 @@ class Owned(NamedTuple):
     Attributes:
         bucket: The bucket.
         stage: The stage.
+        experts: Whether its parameters are divided as those of experts.
     """
 
     bucket: Array
     stage: Array
+    experts: Array
 
 
 class Buckets(NamedTuple):
@@ -38,8 +41,9 @@ class Buckets(NamedTuple):
         kind: The collective that reduces it; -1 = no other device holds it.
         span: Microbatches between two reductions.
         cycle: Microbatches between two updates.
-        shard: Index into ``Shard`` of what the replicas divide; 0 where nothing is shared.
-        bytes: Bytes of a tensor-parallel rank.
+        shard: Index into ``Shard`` of what is divided; 0 where nothing is shared.
+        bytes: Bytes of a part in a reduction.
+        gathered: Bytes of a part in a gather.
     """
 
     kind: Array
@@ -47,6 +51,7 @@ class Buckets(NamedTuple):
     cycle: Array
     shard: Array
     bytes: Array
+    gathered: Array
 
 
 class Held(NamedTuple):
@@ -58,6 +63,7 @@ class Held(NamedTuple):
         device: The device.
         stage: The stage whose UPDATE steps it there.
         team: A number shared by the devices that reduce it together.
+        sharding: A number shared by the devices that divide its state, and gather it together.
     """
 
     key: Array
@@ -65,6 +71,7 @@ class Held(NamedTuple):
     device: Array
     stage: Array
     team: Array
+    sharding: Array
 
     def find(self, bucket: Array, device: Array, num_devices: int) -> Array:
         """Return the row of each (bucket, device); -1 where the device does not hold it."""
@@ -98,9 +105,12 @@ def check_buckets(case: Case) -> Owned:
     bucket_of[listed] = np.repeat(
         np.arange(len(program.bucket_ptr) - 1), np.diff(program.bucket_ptr)
     )
-    pairs = np.unique(bucket_of[parameter] * case.num_stages + stage)
-    owned = Owned(pairs // case.num_stages, pairs % case.num_stages)
+    pairs, first = np.unique(bucket_of[parameter] * case.num_stages + stage, return_index=True)
+    apart = np.array([part.ep > 1 for part in case.plan.stages])[stage] & table.expert[parameter]
+    apart &= np.bincount(parameter, minlength=count)[parameter] == 1
+    owned = Owned(pairs // case.num_stages, pairs % case.num_stages, apart[first])
     _check_same_owners(case, owned, parameter, bucket_of)
+    _check_experts(case, parameter, bucket_of[parameter], apart)
     _check_ties(case, owned)
     return owned
 
@@ -118,6 +128,18 @@ def _check_same_owners(case: Case, owned: Owned, parameter: Array, bucket_of: Ar
         )
 
 
+def _check_experts(case: Case, parameter: Array, bucket: Array, apart: Array) -> None:
+    """Check that no bucket holds both kinds of parameters of a stage that divides them apart."""
+    some, rest = np.unique(bucket[apart]), np.unique(bucket[~apart])
+    mixed = np.intersect1d(some, rest)
+    if len(mixed):
+        name = case.problem.graph.parameters.names[int(parameter[(bucket == mixed[0]) & apart][0])]
+        raise InvalidInputError(
+            f"bucket {mixed[0]} holds parameter {name!r} of experts together with others; a stage "
+            "with expert parallelism divides and reduces them apart"
+        )
+
+
 def _check_ties(case: Case, owned: Owned) -> None:
     tied = np.bincount(owned.bucket)[owned.bucket] > 1
     if tied.any() and case.plan.stashes_weights:
@@ -126,7 +148,7 @@ def _check_ties(case: Case, owned: Owned) -> None:
             f"bucket {bucket} is tied over several stages; schedule "
             f"{case.plan.schedule.value!r} keeps versions of each stage alone"
         )
-    degree = case.layout.tp[owned.stage]
+    degree = np.array([stage.tp for stage in case.plan.stages])[owned.stage]
     wrong = (owned.bucket[1:] == owned.bucket[:-1]) & (degree[1:] != degree[:-1])
     if wrong.any():
         bucket = int(owned.bucket[np.argmax(wrong)])
@@ -143,41 +165,58 @@ def held_buckets(case: Case, owned: Owned) -> Held:
     first = np.repeat(homes.ptr[owned.stage], counts)
     home = first + np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
     bucket, stage = np.repeat(owned.bucket, counts), homes.stage[home]
+    experts = np.repeat(owned.experts, counts)
     order = np.lexsort((stage, homes.device[home], bucket))
     key = (bucket * case.num_devices + homes.device[home])[order]
     lowest = order[np.flatnonzero(np.r_[True, np.diff(key) != 0])] if len(key) else order
-    bucket, home = bucket[lowest], home[lowest]
-    return Held(
-        bucket * case.num_devices + homes.device[home],
-        bucket,
-        homes.device[home],
-        homes.stage[home],
-        bucket * case.num_ranks + homes.rank[home],
-    )
+    bucket, home, experts = bucket[lowest], home[lowest], experts[lowest]
+    device, stage = homes.device[home], homes.stage[home]
+    division = divisions(case.plan)
+    column = experts.astype(np.int64)
+    team = bucket * case.num_devices + homes.place[home] % division.parts[stage, column]
+    sharding = _sharding(team, division.group[stage, column])
+    return Held(bucket * case.num_devices + device, bucket, device, stage, team, sharding)
+
+
+def _sharding(team: Array, size: Array) -> Array:
+    """Return a number for each group of ``size`` devices of a team, in the order of devices."""
+    _, number, sizes = np.unique(team, return_inverse=True, return_counts=True)
+    order = np.argsort(number, kind="stable")
+    place = np.empty(len(team), dtype=np.int64)
+    place[order] = np.arange(len(team)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    # A team has fewer groups than devices, of which all teams together have len(team).
+    result: Array = number * (len(team) + 1) + place // size
+    return result
 
 
 def bucket_rules(case: Case, owned: Owned, held: Held) -> Buckets:
     """Return what must happen to each bucket."""
     program, plan = case.program, case.plan
     count = len(program.bucket_ptr) - 1
-    first = np.zeros(count, dtype=np.int64)
+    first, experts = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     first[owned.bucket[::-1]] = owned.stage[::-1]
+    experts[owned.bucket] = owned.experts
     tied = np.bincount(owned.bucket, minlength=count) > 1
     shared = np.zeros(count, dtype=bool)
-    shared[held.bucket] = np.bincount(held.team)[held.team] > 1
+    _, team, sizes = np.unique(held.team, return_inverse=True, return_counts=True)
+    shared[held.bucket] = sizes[team] > 1
     rank = np.array([list(Shard).index(stage.shard) for stage in plan.stages], dtype=np.int64)
     shard = np.where(tied | ~shared, 0, rank[first])
     whole = np.full(count, case.num_microbatches)
     cycle = case.layout.round[first].astype(np.int64) if plan.stashes_weights else whole
     by_turn = np.isin(shard, [list(Shard).index(part) for part in GRADIENT_SHARDS])
-    sizes = np.zeros(count)
+    reduces, gathers = np.zeros(count), np.zeros(count)
     bucket = np.repeat(np.arange(count), np.diff(program.bucket_ptr))
-    np.add.at(sizes, bucket, case.problem.graph.parameters.bytes[program.bucket_parameters])
+    wire = wire_bytes(case.problem.graph.parameters, case.problem.objective.precision)
+    np.add.at(reduces, bucket, wire.reduced[program.bucket_parameters])
+    np.add.at(gathers, bucket, wire.gathered[program.bucket_parameters])
+    parts = divisions(plan).parts[first, experts]
     reduced = np.where(shard == 0, int(Kind.ALL_REDUCE), int(Kind.REDUCE_SCATTER))
     return Buckets(
         np.where(shared, reduced, -1),
         np.where(by_turn, case.layout.replicas[first], cycle),
         cycle,
         shard,
-        sizes / case.layout.tp[first],
+        reduces / parts,
+        gathers / parts,
     )

@@ -87,13 +87,13 @@ def _check_local(case: Case, grid: Grid, flows: _Flows) -> None:
     """Check the order of two stages on one device: forward along the data, backward against it."""
     with_gradient = _differentiable(case, flows)
     for rank in range(case.num_ranks):
-        here = flows.some(np.flatnonzero(case.layout.tp[flows.reader] > rank))
+        here = flows.some(np.flatnonzero(case.layout.ranks[flows.reader] > rank))
         a = case.cell(here.producer, here.turn, rank)
         b = case.cell(here.reader, here.turn, rank)
         made, read = grid.forward[a], grid.forward[b]
         if (made > read).any():
             refuse_order(case, read, made, int(np.argmax(made > read)))
-        back = with_gradient.some(np.flatnonzero(case.layout.tp[with_gradient.reader] > rank))
+        back = with_gradient.some(np.flatnonzero(case.layout.ranks[with_gradient.reader] > rank))
         given = grid.backward[case.cell(back.reader, back.turn, rank)]
         taken = grid.backward[case.cell(back.producer, back.turn, rank)]
         if (given > taken).any():
@@ -128,15 +128,15 @@ def _needed(case: Case, grid: Grid, flows: _Flows) -> _Needed:
     parts: list[tuple[Array, Array, Array]] = []
     back = _differentiable(case, flows)
     for rank in range(case.num_ranks):
-        t, m, a, b = flows.some(np.flatnonzero(layout.tp[flows.reader] > rank))
-        other = rank % layout.tp[a]
+        t, m, a, b = flows.some(np.flatnonzero(layout.ranks[flows.reader] > rank))
+        other = rank % layout.ranks[a]
         ends = (layout.device(b, m, rank), layout.device(a, m, other))
         made = grid.forward[case.cell(a, m, other)]
         read = grid.forward[case.cell(b, m, rank)]
         parts.append((_ends(case, _keys(case, t, m, gradient=False), *ends), made, read))
     for rank in range(case.num_ranks):
-        t, m, a, b = back.some(np.flatnonzero(layout.tp[back.producer] > rank))
-        other = rank % layout.tp[b]
+        t, m, a, b = back.some(np.flatnonzero(layout.ranks[back.producer] > rank))
+        other = rank % layout.ranks[b]
         ends = (layout.device(a, m, rank), layout.device(b, m, other))
         made = grid.backward[case.cell(b, m, other)]
         read = grid.backward[case.cell(a, m, rank)]
@@ -219,13 +219,15 @@ def _check_sizes(case: Case, sends: Array, recvs: Array) -> None:
         )
     samples = program.microbatch_sizes[program.microbatch[sends]]
     size = tensor_bytes(graph, samples, program.tensor[sends])
-    wrong = np.abs(program.bytes[sends] - size) > 1
+    # The stage of a RECV is the one that holds it there: its ranks may hold a part each.
+    parts = case.layout.tensor_parts[program.stage[recvs]]
+    wrong = np.abs(program.bytes[sends] - size / parts) > 1
     if wrong.any():
         at = int(np.argmax(wrong))
         case.refuse(
             sends[at],
             f"sends {program.bytes[sends[at]]} bytes; the tensor has {size[at]:.0f} for "
-            f"{samples[at]} samples",
+            f"{samples[at]} samples, in {parts[at]} parts",
         )
 
 

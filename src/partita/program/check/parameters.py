@@ -79,13 +79,14 @@ def _check_collectives(case: Case, held: Held, rules: Buckets) -> Array:
             rows[np.argmax(holder < 0)], "works on parameters that its device does not hold"
         )
     gathers = program.kind[rows] == Kind.ALL_GATHER
+    size = np.where(gathers, rules.gathered[bucket], rules.bytes[bucket])
     for wrong, why in (
         (rules.kind[bucket] < 0, "works on parameters that no other device holds"),
         (~gathers & (program.kind[rows] != rules.kind[bucket]), "is not how its stage is sharded"),
         (gathers & (rules.shard[bucket] == 0), "gathers parameters that are not sharded"),
         (program.stage[rows] != held.stage[holder], "names the wrong stage"),
         (_other_group(case, held, rows, holder), "is not over all devices that hold its bucket"),
-        (np.abs(program.bytes[rows] - rules.bytes[bucket]) > 1, "has the wrong number of bytes"),
+        (np.abs(program.bytes[rows] - size) > 1, "has the wrong number of bytes"),
     ):
         if wrong.any():
             at = int(np.argmax(wrong))
@@ -108,20 +109,31 @@ def _expected(case: Case, held: Held, rules: Buckets, bucket: int) -> str:
         )
         for team in np.unique(held.team[rows])
     ]
-    return (
-        f"{' and '.join(kinds)} of {rules.bytes[bucket]:.0f} bytes of bucket {bucket} over "
-        + " or ".join(teams)
-    )
+    sizes = (rules.bytes[bucket], rules.gathered[bucket])
+    size = " and ".join(dict.fromkeys(f"{each:.0f}" for each in sizes[: len(kinds)]))
+    return f"{' and '.join(kinds)} of {size} bytes of bucket {bucket} over " + " or ".join(teams)
 
 
 def _other_group(case: Case, held: Held, rows: Array, holder: Array) -> Array:
-    """Return which collectives are not over exactly the devices that hold their bucket."""
+    """Return which collectives are not over exactly the devices that must take part.
+
+    A team reduces; those of it that divide the state gather.
+    """
+    gathers = case.program.kind[rows] == Kind.ALL_GATHER
+    result = np.zeros(len(rows), dtype=bool)
+    for of, some in ((held.team, ~gathers), (held.sharding, gathers)):
+        result[some] = _over_others(case, held, of, rows[some], holder[some])
+    return result
+
+
+def _over_others(case: Case, held: Held, of: Array, rows: Array, holder: Array) -> Array:
+    """Return which collectives are not over the devices with one number."""
     number: dict[tuple[int, ...], int] = {}
     named = [number.setdefault(devices, len(number)) for devices in group_sets(case)]
-    used = np.unique(held.team[holder])
-    order = np.argsort(held.team, kind="stable")
-    begin = np.searchsorted(held.team[order], used)
-    end = np.searchsorted(held.team[order], used, side="right")
+    used = np.unique(of[holder])
+    order = np.argsort(of, kind="stable")
+    begin = np.searchsorted(of[order], used)
+    end = np.searchsorted(of[order], used, side="right")
     right = np.array(
         [
             number.get(tuple(sorted(held.device[order[a:b]].tolist())), -1)
@@ -129,10 +141,8 @@ def _other_group(case: Case, held: Held, rows: Array, holder: Array) -> Array:
         ],
         dtype=np.int64,
     )
-    known = np.array(named, dtype=np.int64)
-    result: Array = (
-        known[case.program.group[rows]] != right[np.searchsorted(used, held.team[holder])]
-    )
+    known = np.array([*named, -1], dtype=np.int64)
+    result: Array = known[case.program.group[rows]] != right[np.searchsorted(used, of[holder])]
     return result
 
 
@@ -215,10 +225,10 @@ def _check_cycles(
     So at every reduction all members have made the same number of updates.
     """
     turns = case.num_microbatches
-    bucket, stage = (np.repeat(part, turns) for part in owned)
+    bucket, stage = (np.repeat(part, turns) for part in (owned.bucket, owned.stage))
     turn = np.tile(np.arange(turns), len(owned.bucket))
     for rank in range(case.num_ranks):
-        here = np.flatnonzero(case.layout.tp[stage] > rank)
+        here = np.flatnonzero(case.layout.ranks[stage] > rank)
         b, s, m = bucket[here], stage[here], turn[here]
         holder = held.find(b, case.layout.device(s, m, rank), case.num_devices)
         last = grid.last[case.cell(s, m, rank)]

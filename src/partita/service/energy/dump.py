@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class EnergyDump:
-    """Writes what jobs were told and what they measured.
+    """Writes what jobs were sent and what they measured.
 
     A file that cannot be written is logged; the job goes on.
 

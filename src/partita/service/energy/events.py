@@ -1,9 +1,9 @@
-"""How jobs of the energy server are told what happens: in order, and only what is on disk.
+"""How jobs of the energy server get their events: in order, and only what is on disk.
 
-An event enters its job's queue when it is accepted and is told once it is written; so a job sees
-its events in the order in which a restart will tell them again. Once clocks are deployed the events
-since then are summed up in one, ``settled``: a job that runs for weeks starts again as fast as a
-new one.
+An event enters its job's queue when it is accepted and is applied once it is written; so a job sees
+its events in the order in which a restart will apply them again. Once clocks are deployed the
+events since then are summed up in one, ``settled``: a job that runs for weeks starts again as fast
+as a new one.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class EnergyEvents:
-    """Writes events and tells them to their jobs.
+    """Writes events and applies them to their jobs.
 
     Args:
         store: Where events are kept.
@@ -178,13 +178,15 @@ class EnergyEvents:
             session.install(session.instead(str(exc)))
         else:
             session.install(await asyncio.to_thread(session.next, solved))
+        if session.scheduler is not None and session.scheduler.solves and not session.settled:
+            self._solver.warm()  # while the ranks profile
 
     async def _frontier(self, job: LiveJob, task: SolveTask) -> Frontier:
         """Return the frontier of a task of a job."""
         known = await self._solver.known(job.id, task)
         if known is not None:
             return known
-        # What was not solved was told to nobody: the job stands where it stood.
+        # What was not solved was sent to nobody: the job stands where it stood.
         job.taken_up.set()
         return await self._solver.solve(job.id, task)
 

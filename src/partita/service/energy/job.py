@@ -45,8 +45,8 @@ class LiveJob:
         measured: The last report of each rank.
         dumped: The deployment whose first reports have been dumped.
         next_seq: Number of its next event.
-        queue: Events that it has not been told yet.
-        pump: The task that tells them.
+        queue: Events that it has not been sent yet.
+        pump: The task that sends them.
         waiters: Long-polls that wait for a change.
         tail: Events on disk that ``settled`` can sum up.
         first_answers: Keys of what was solved for its first deployment.

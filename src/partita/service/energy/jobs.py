@@ -36,7 +36,7 @@ class EnergyJobs:
     Args:
         settings: How the server was started.
         store: Where events are kept.
-        version: Of the package, as it is told to clients.
+        version: Version of the package, as it is sent to clients.
 
     Attributes:
         jobs: Those that have not ended, by name.
@@ -186,7 +186,7 @@ class EnergyJobs:
             raise
 
     async def report(self, job: LiveJob, body: ResultBody) -> None:
-        """Take what a rank measured; what it says of an earlier version counts no more.
+        """Take what a rank measured; reports on an earlier version count no more.
 
         Raises:
             WrongFieldError: There is no such rank.
@@ -208,7 +208,7 @@ class EnergyJobs:
         """Take word of a straggler.
 
         Raises:
-            WrongFieldError: There is no such rank or pipeline, or nothing is said of it.
+            WrongFieldError: There is no such rank or pipeline, or it is not given.
         """
         if body.rank is not None:
             check_rank(job, body.rank, "body")
@@ -219,7 +219,7 @@ class EnergyJobs:
         if body.slowdown is None and (body.rank is not None or body.iteration_s is None):
             instead = "" if body.rank is not None else ", or its iteration_s"
             raise WrongFieldError(
-                ("body", "slowdown"), f"say how many times as long it takes{instead}"
+                ("body", "slowdown"), f"give how many times as long it takes{instead}"
             )
         stamped = {**body.model_dump(), "at": time.time()}
         await asyncio.shield(self._events.record(job, "straggler", json.dumps(stamped)))
@@ -254,7 +254,7 @@ class EnergyJobs:
             gone: Done when nobody waits for the answer any more.
 
         Raises:
-            Refusal: 504: the wait is over; says for whom. 409: there cannot be a schedule.
+            Refusal: 504: the wait is over; names whom. 409: there cannot be a schedule.
         """
         check_rank(job, rank, "query")
         loop = asyncio.get_running_loop()

@@ -91,11 +91,11 @@ def _add_rounds(router: APIRouter, jobs: EnergyJobs) -> None:
 
 
 def _add_stragglers(router: APIRouter, jobs: EnergyJobs) -> None:
-    """Add what tells of stragglers."""
+    """Add the routes about stragglers."""
 
     @router.post("/straggler/{job_id}", responses=answers(400, 404, *COMMON))
     async def straggler(job_id: JobId, body: StragglerBody) -> None:
-        """Tell of a straggler; a slowdown of 1 says that it is none any more."""
+        """Report a straggler; a slowdown of 1 means that it is none any more."""
         await jobs.straggle(await jobs.live(job_id), body)
 
     @router.delete("/straggler/{job_id}", responses=answers(404, *COMMON))

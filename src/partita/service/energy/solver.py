@@ -2,7 +2,7 @@
 
 The kernels hold the interpreter while they run, so that a thread would stop every other request.
 One frontier has a limited time, and that of a straggler does not wait for those of other jobs. A
-job that is given none is told so again after a restart: the versions that it has seen since depend
+job that is given none is refused again after a restart: the versions that it has seen since depend
 on it.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from partita.core.codec import read_json
 from partita.core.energy import Frontier
-from partita.energy.policies.solving import SolveTask, solve_task
+from partita.energy.policies.solving import SolveTask, solve_task, warm_up
 from partita.errors import InvalidInputError, PartitaError, WorkerError
 from partita.processes import die_with_parent
 from partita.service.energy.store import Answer, EnergyStore
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 class Solver(Protocol):
     """Where tasks are solved, one after the other."""
+
+    def warm(self) -> None:
+        """Get ready for a task that will come; returns at once."""
 
     async def solve(self, task: SolveTask, limit_s: float) -> str:
         """Return the document of a task's frontier.
@@ -69,6 +72,10 @@ class SolverProcess:
         if not done:
             raise found
         return str(found)
+
+    def warm(self) -> None:
+        """Start the process, which loads and compiles what it solves with."""
+        self._started()
 
     def _started(self) -> "_Pipe":
         """Return the pipe to the process."""
@@ -106,6 +113,7 @@ def _ask(pipe: "_Pipe", task: SolveTask, limit_s: float) -> tuple[bool, Any]:
 def _solve_tasks(pipe: "Connection[tuple[bool, Any], SolveTask]", parent: int) -> None:
     """Be the process that solves; answers are a frontier's document or what was raised."""
     die_with_parent(parent)
+    warm_up()
     while True:
         try:
             task = pipe.recv()
@@ -225,6 +233,10 @@ class EnergySolver:
             except EOFError:
                 continue
         raise WorkerError("the process that solves frontiers died; is there enough memory?")
+
+    def warm(self) -> None:
+        """Get ready for the first task; see ``Solver``."""
+        self._usual.solver.warm()
 
     def close(self) -> None:
         """End the processes."""

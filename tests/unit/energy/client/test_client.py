@@ -15,7 +15,7 @@ from partita.energy.client.client import ClientOptions, EnergyClient
 from partita.energy.client.mailbox import read_plan
 from partita.energy.client.registration import JobInfo, RankInfo, register_job
 from partita.energy.devices.modelled import ModelledDevice, SlowSpell
-from partita.energy.devices.null import NullDevice
+from partita.energy.devices.table import NullDevice
 from partita.energy.frontier.modelled import DvfsCurve
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.http import ServerError, ServerLink, pause_s

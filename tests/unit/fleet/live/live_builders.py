@@ -13,8 +13,7 @@ from partita.fleet.engines.protocol import Attempt, Handle, Order, Place, Status
 from partita.fleet.live.decision import Decider
 from partita.fleet.live.files import LEASE, PROGRESS, read_json, write_json
 from partita.fleet.live.jobspec import GpuChoice, JobSpec
-from partita.fleet.live.scheduler import Scheduler
-from partita.fleet.live.settings import FleetSettings
+from partita.fleet.live.scheduler import FleetSettings, Scheduler
 from partita.fleet.live.store import FleetStore
 from partita.fleet.policies.resources import Servers
 from partita.fleet.policies.table import policy_of

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from partita.cli.fleet.live import gpus_words, server_line
-from partita.cli.fleet.status import status_lines
-from partita.cli.fleet.submit import profile_first
 from partita.errors import InvalidInputError
 from partita.fleet.engines.local import machine_for
 from partita.fleet.live.jobfile import JobFile
 from partita.flows.fleet.inputs import declared_servers
+from partita.flows.fleet.live import gpus_words, profile_first, server_line, status_lines
 
 INI = """\
 [CLUSTER]

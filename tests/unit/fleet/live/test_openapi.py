@@ -27,7 +27,7 @@ asgi = importlib.import_module("schemathesis.python.asgi")
 make_app = importlib.import_module("partita.service.app").make_app
 Settings = importlib.import_module("partita.service.settings").Settings
 Fleet = importlib.import_module("partita.fleet.live.fleet").Fleet
-FleetSettings = importlib.import_module("partita.fleet.live.settings").FleetSettings
+FleetSettings = importlib.import_module("partita.fleet.live.scheduler").FleetSettings
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ CONFIG = {
 def fleet(tmp_path: Path) -> Fleet:
     # One decision, at the start: what is submitted meanwhile only waits.
     settings = FleetSettings(state=tmp_path / "fleet.sqlite", round_s=3600.0, poll_s=0.1)
-    return Fleet(settings, servers(), "fifo:tune", FakeEngine())
+    return Fleet(settings, servers(), "fifo:fair", FakeEngine())
 
 
 def submitted(fleet: Fleet, folder: Path) -> list[int]:

@@ -15,7 +15,7 @@ from partita.core.codec import decode_as
 from partita.core.fleet import FleetHistory, HistoryOrigin
 from partita.errors import InvalidInputError
 from partita.fleet.live.fleet import Fleet
-from partita.fleet.live.settings import FleetSettings
+from partita.fleet.live.scheduler import FleetSettings
 from partita.service.app import make_app
 from partita.service.settings import Settings
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from partita.cli.token import fleet_token, note_fleet
 from partita.errors import InvalidInputError
-from partita.fleet.live.token import TOKEN_FILE, make_token
+from partita.fleet.live.token import TOKEN_FILE, fleet_token, make_token, note_fleet
 from partita.processes import job_environment
 
 

@@ -15,10 +15,11 @@ from partita.fleet.profiler.runner import (
     Ranks,
     Workplace,
     contained_command,
+    read_speed,
     run_script,
     session_bytes,
+    speed_of_two,
 )
-from partita.fleet.profiler.speeds import read_speed, speed_of_two
 
 LIMITS = Limits(cpus=1)
 
@@ -88,7 +89,7 @@ def test_a_report_of_an_earlier_run_is_not_taken_for_this_ones(place, tmp_path):
 
 def test_a_report_that_is_no_time_is_an_error(place):
     text = "open('PERF_a.txt', 'w').write('-1')"
-    with pytest.raises(WorkerError, match="-1 seconds an iteration"):
+    with pytest.raises(WorkerError, match="-1 seconds per iteration"):
         run_script(place(text), [], LIMITS, name="a")
 
 

@@ -117,7 +117,7 @@ def test_what_no_server_can_run_is_told_with_its_reason():
         simulate_trace(small, there, "fifo:tune")
     share = float((servers(1).memory_gb / servers(1).gpus)[0])
     hungry = replace(flat("hungry"), memory_bytes=np.array([(share + 1) * 1e9]))
-    with pytest.raises(InfeasibleError, match=rf"'hungry' need {share + 1:g} GB of memory a GPU"):
+    with pytest.raises(InfeasibleError, match=rf"'hungry' need {share + 1:g} GB of memory per GPU"):
         simulate_trace(trace_of([one(hungry, iterations=9)]), servers(1), "fifo:tune")
 
 

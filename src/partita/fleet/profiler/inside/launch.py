@@ -1,4 +1,4 @@
-"""Starts the ranks of a job on this machine, within the limits that it is told.
+"""Starts the ranks of a job on this machine, within the limits that it is given.
 
 Run as ``python launch.py OPTIONS -- script.py ARGUMENTS``. It limits itself first, so that every
 process it starts is limited as well: it joins control groups, keeps to some CPUs, and bounds the

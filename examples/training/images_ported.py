@@ -1,0 +1,63 @@
+"""A small convolutional network on images, trained by a plan or in one process."""
+
+import sys
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import partita
+
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+BATCH, CLASSES = 32, 5
+
+
+class Net(nn.Module):
+    """Convolutions, each with its norm, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(32, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(),
+        )  # fmt: skip
+        self.classifier = nn.Linear(32, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(self.layers(images).mean((2, 3)))
+
+
+def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits, labels)
+
+
+def dataset(seed: int, count: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, CLASSES, (count,), generator=generator)
+    images = torch.randn(count, 3, 16, 16, generator=generator) + labels[:, None, None, None] / 4
+    return TensorDataset(images, labels)
+
+
+def build():
+    torch.manual_seed(0)
+    return Net(), torch.zeros(8, 3, 16, 16), loss_fn
+
+
+def main() -> None:
+    torch.set_default_dtype(torch.float64)
+    model = build()[0]
+    torch.manual_seed(1)
+    loader = DataLoader(dataset(1, BATCH * STEPS), batch_size=BATCH, shuffle=True)
+    validation = DataLoader(dataset(2, 100), batch_size=BATCH)
+    trainer = partita.parallelize(
+        model, loss_fn, optimizer=lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+    )
+    for batch in loader:
+        print(f"loss {trainer.step(batch):.15g}")
+    print(f"validation {trainer.evaluate(validation)['loss']:.15g}")
+
+
+if __name__ == "__main__":
+    main()

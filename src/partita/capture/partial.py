@@ -1,0 +1,156 @@
+"""Models of which only some parameters take memory: those that a rank owns.
+
+A model is built twice. On the meta device, which costs nothing, its parameters get their names and
+the order in which modules register them. Then it is built for real, and a parameter that is not
+wanted becomes a *stand-in* as soon as it is registered: a tensor of its shape whose elements all
+lie in one place of memory. Whoever initialises a stand-in draws the same random numbers as for a
+real one, into a tensor that is dropped at once, so that the parameters that are wanted get the
+values of a whole build. At any time at most one parameter that is not wanted takes memory.
+
+Stand-ins can be read: a model with them is captured as any other, as the ops of a model do not
+depend on the values of its parameters.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from partita.errors import InvalidInputError
+
+_CONVERSIONS = frozenset(
+    ("to", "float", "double", "half", "bfloat16", "type", "cpu", "cuda", "contiguous", "clone")
+)
+_OTHER_DRAWS = frozenset(
+    ["bernoulli_", "exponential_", "random_", "log_normal_", "cauchy_", "geometric_"]
+)
+_DRAWN_AT_ONCE = 2**20
+
+
+def build_partly(
+    build: Callable[[str], nn.Module], wanted: Collection[str], device: str = "cpu"
+) -> nn.Module:
+    """Return a model in which only some parameters take memory; the others are stand-ins.
+
+    Args:
+        build: Builds the model on a device: on ``meta``, then for real.
+        wanted: The names of the parameters that are wanted, under any of their names.
+        device: Where it is built.
+
+    Raises:
+        InvalidInputError: The model registers other parameters when it is built again.
+    """
+    drawn = torch.random.get_rng_state()
+    with _registered() as seen:
+        shell = build("meta")
+    names: dict[int, list[str]] = {}
+    for name, parameter in shell.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    # Parameters that are replaced on the way have no name in the end; they may be read until then.
+    places = [
+        id(parameter) in names and not any(name in wanted for name in names[id(parameter)])
+        for parameter in seen
+    ]
+    shapes = {name: parameter.shape for name, parameter in shell.named_parameters()}
+    torch.random.set_rng_state(drawn)
+    with _StandIns(), _registered(lambda place: place < len(places) and places[place]):
+        model = build(device)
+    found = {name: parameter.shape for name, parameter in model.named_parameters()}
+    hidden = {name for name, parameter in model.named_parameters() if is_stand_in(parameter)}
+    if found != shapes or hidden & set(wanted):
+        raise InvalidInputError(
+            f"{type(model).__name__} registers other parameters when it is built again; it cannot "
+            "be built in parts"
+        )
+    return model
+
+
+@contextmanager
+def without_saved_tensors() -> Iterator[None]:
+    """Let forwards keep nothing for a backward, which must not come.
+
+    For captures: an output still tells whether it has a gradient.
+    """
+    with torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0)):
+        yield
+
+
+def is_stand_in(tensor: Tensor) -> bool:
+    """Return whether a tensor takes no memory of its own."""
+    return tensor.numel() > 1 and not any(tensor.stride())
+
+
+def stand_in(like: Tensor) -> Tensor:
+    """Return a tensor that looks like another and takes no memory."""
+    return torch.full((), 0.01, dtype=like.dtype, device=like.device).expand(like.shape)
+
+
+class _StandIns(TorchFunctionMode):
+    """Lets what changes or converts stand-ins go on without memory."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,  # noqa: ANN401  # torch's
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  # torch's
+        del types
+        options, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        # Functions of torch.nn.init come with their tensor by keyword.
+        first = args[0] if args else options.get("tensor")
+        if not (isinstance(first, Tensor) and is_stand_in(first)):
+            return func(*args, **options)
+        if name in _CONVERSIONS:
+            return func(first.as_strided((), ()), *args[1:], **options).expand(first.shape)
+        if name == "__setitem__":
+            return None
+        if not name.endswith("_") or name.endswith("__"):
+            return func(*args, **options)
+        # The same numbers are drawn as for a real one, and dropped.
+        if name in _OTHER_DRAWS:
+            func(torch.empty(first.shape, dtype=first.dtype, device=first.device), *args[1:])
+        elif "normal" in name or "uniform" in name:  # torch's methods, and those of torch.nn.init
+            _draw(first, options.get("generator"), normal="normal" in name)
+        return first  # other changes, such as zero_ and copy_, draw nothing
+
+
+def _draw(like: Tensor, generator: torch.Generator | None, *, normal: bool) -> None:
+    """Draw as many numbers as a tensor has elements, some at a time.
+
+    torch draws normal numbers by 16, and the last 16 again if the elements are no multiple of it:
+    the last part is no shorter than that.
+    """
+    left = like.numel()
+    while left:
+        size = left if left < 2 * _DRAWN_AT_ONCE else _DRAWN_AT_ONCE
+        part = torch.empty(size, dtype=like.dtype, device=like.device)
+        part.normal_(generator=generator) if normal else part.uniform_(generator=generator)
+        left -= size
+
+
+@contextmanager
+def _registered(
+    hides: Callable[[int], bool] = lambda _: False,
+) -> Iterator[list[nn.Parameter]]:
+    """Note the parameters that modules register; those that ``hides`` names become stand-ins."""
+    seen: list[nn.Parameter] = []
+    known: set[int] = set()
+    original = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and id(parameter) not in known:
+            known.add(id(parameter))
+            if hides(len(seen)) and parameter.numel() > 1:
+                parameter.data = stand_in(parameter)
+            seen.append(parameter)  # held, so that no other gets its id
+        original(module, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[assignment,method-assign]
+    try:
+        yield seen
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]

@@ -1,0 +1,1 @@
+"""Questions about energy that need several rooms: profiles, frontiers, clocks."""

@@ -1,0 +1,494 @@
+"""A trainer that is one rank of a plan: every rank runs the script and computes its own part.
+
+Shapes are part of a captured graph. So each division of a batch into microbatches, that of the plan
+and those of smaller batches, has its own code and channels; parameters and optimizer are shared.
+Evaluation runs the stages forwards alone, in eval mode, by the same code.
+
+The weights that a rank holds whole are those of the user's model: its parameters are the tensors
+that are stepped. What it does not hold must not be read from the model by mistake: it would be what
+it was before the first step.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from partita.capture.captured import CapturedModel
+from partita.capture.origin import ANNOTATION, Captures, ModelOrigin, origin_of
+from partita.capture.setting import Example, LossFunction, example_inputs
+from partita.capture.sources import ModelSource
+from partita.capture.tree import Value, leaves_of
+from partita.core.problem import Problem
+from partita.core.solution import Solution
+from partita.errors import InvalidInputError, UnsupportedError
+from partita.ranks.member import Member
+from partita.ranks.status import StatusBoard
+from partita.runtime.batches import samples_of, split_batch
+from partita.runtime.device_parts import Cell
+from partita.runtime.evaluation import forward_task
+from partita.runtime.executor import make_task
+from partita.runtime.job import Job
+from partita.runtime.numerics import ready_numerics
+from partita.runtime.optimizers import RankOptimizer
+from partita.runtime.parameters import ParameterStore
+from partita.runtime.parts import Part, joined
+from partita.runtime.rank import OtherSteps, RankPlayer, RankReport, StepNews
+from partita.runtime.recipe import Recipe
+from partita.runtime.saving import Saver, Saving, check_unstarted, random_state, saving_of
+from partita.runtime.task import Task
+from partita.runtime.trainer import Callback, Loss, Trainer
+from partita.runtime.workload import Workload, model_workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where a trainer runs: a rank, and the plan that it was started with."""
+
+    member: Member
+    board: StatusBoard
+    solution: Solution
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """How a batch is divided into microbatches.
+
+    Attributes:
+        sizes: Samples of each.
+        real: Samples of each that count; 0 = it only fills the plan.
+    """
+
+    sizes: tuple[int, ...]
+    real: tuple[int, ...]
+
+    @property
+    def weights(self) -> list[float]:
+        """The weight of each microbatch's loss."""
+        return [count / sum(self.real) for count in self.real]
+
+
+def deal(samples: int, planned: Sequence[int]) -> Deal:
+    """Divide samples into as many microbatches as a plan has, as evenly as its own are.
+
+    Of fewer samples than microbatches, the first one fills those that get none; it counts once.
+    """
+    if samples == sum(planned):
+        return Deal(tuple(planned), tuple(planned))
+    if samples > sum(planned):
+        raise InvalidInputError(
+            f"the batch has {samples} samples; the plan is for {sum(planned)}: "
+            f"{len(planned)} microbatches"
+        )
+    if samples < len(planned):
+        real = tuple(int(place < samples) for place in range(len(planned)))
+        return Deal((1,) * len(planned), real)
+    spare = [1 + (samples - len(planned)) * size // sum(planned) for size in planned]
+    for place in range(samples - sum(spare)):
+        spare[place % len(spare)] += 1
+    return Deal(tuple(spare), tuple(spare))
+
+
+@dataclass(slots=True)
+class _Way:
+    """One way to play the plan: sizes of microbatches, and whether it trains."""
+
+    task: Task
+    player: RankPlayer | OtherSteps
+    captured: CapturedModel
+    metrics: dict[str, int]
+    weights: list[float]
+
+
+class PlanTrainer(Trainer):
+    """Trains a model as one rank of a plan."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: LossFunction | None,
+        recipe: Recipe,
+        callbacks: Sequence[Callback],
+        place: RankPlace,
+        *,
+        check_same: Callable[[Any, int], None],
+    ) -> None:
+        """Prepare a rank; the model is captured when the first batch comes.
+
+        Args:
+            model: The model.
+            loss: The loss function.
+            recipe: What is trained with.
+            callbacks: Called after every step.
+            place: Where it runs.
+            check_same: Checks that all ranks have a batch, given it and the step.
+        """
+        super().__init__(model, loss, recipe, callbacks)
+        self._place, self._plan = place, place.solution.plan
+        self._check_same = check_same
+        self._sizes = tuple(self._plan.microbatch_sizes.tolist())
+        self._batch: list[Example] = []
+        self._captures: Captures | None = None
+        self._player: RankPlayer | None = None
+        self._saving: Saving | None = None
+        self._saver: Saver | None = None
+        self._ways: dict[tuple[Deal, bool], _Way] = {}
+        self._guard = _ModelGuard(model)
+
+    def _samples(self) -> int:
+        return sum(self._sizes)
+
+    def _optimizer(self) -> RankOptimizer | None:
+        return None if self._player is None else self._player.store.optimizer
+
+    @property
+    def gradient_norm(self) -> float:
+        """The norm of all gradients of the last step; NaN where they are not clipped."""
+        return math.nan if self._player is None else self._player.store.gradient_norm
+
+    def _train(self, batch: Any) -> Loss:  # noqa: ANN401  # the user's
+        way = self._way(batch, training=True)
+        self._guard.whole = False
+        found = self._measured(way, self._played(way))
+        member = self._place.member
+        member.notify(StepNews(self.steps, 0.0 if member.rank else float(found)))
+        return found
+
+    def _evaluate(self, batch: Any) -> Loss:  # noqa: ANN401  # the user's
+        way = self._way(batch, training=False)
+        return self._measured(way, self._played(way))
+
+    def _predict(self, batch: Any) -> Any:  # noqa: ANN401  # the user's
+        if self._loss is not None:
+            raise UnsupportedError(
+                "predict runs the captured graph, which ends with the loss function here and needs "
+                "labels; use evaluate, or gather_into a model of your own"
+            )
+        way = self._way(batch, training=False, outputs=True)
+        return self._outputs(way, self._played(way))
+
+    def _played(self, way: _Way) -> dict[Cell, Tensor]:
+        """Play a step, and return what was seen of loss, metrics and outputs here."""
+        seen: dict[Cell, Tensor] = {}
+        # Before the player lets go of what a long run need not keep.
+        way.player.play(1, lambda _: seen.update(way.player.loop.records[-1].outputs))
+        return seen
+
+    def _measured(self, way: _Way, seen: Mapping[Cell, Tensor]) -> Loss:
+        """Return loss and metrics of a step, summed over all ranks."""
+        tensors = [way.task.graph.loss, *way.metrics.values()]
+        sums = torch.zeros(len(tensors), dtype=torch.float64, device=self._place.member.device)
+        for (tensor, microbatch), value in seen.items():
+            if tensor in tensors and value.numel() == 1 and way.weights[microbatch]:
+                for place, wanted in enumerate(tensors):
+                    if wanted == tensor:
+                        sums[place] += value.double().reshape(()) * way.weights[microbatch]
+        dist.all_reduce(sums)
+        loss, *others = sums.tolist()
+        return Loss(loss, dict(zip(way.metrics, others, strict=True)))
+
+    def _outputs(self, way: _Way, seen: Mapping[Cell, Tensor]) -> Any:  # noqa: ANN401  # the model's
+        """Return what the model would return, on rank 0."""
+        member, names = self._place.member, way.task.graph.tensors.names
+        wanted = set(way.task.graph.outputs.tolist())
+        mine = {cell: value.cpu() for cell, value in seen.items() if cell[0] in wanted}
+        everyone: list[Any] = [None] * member.world
+        dist.gather_object(mine, everyone if member.rank == 0 else None)
+        if member.rank:
+            return None
+        found = {cell: value for part in everyone for cell, value in part.items()}
+        real = [place for place, weight in enumerate(way.weights) if weight]
+        whole: dict[str, Tensor] = {}
+        for tensor in wanted:
+            parts = [found[tensor, place] for place in real]
+            whole[names[tensor]] = torch.cat(parts) if parts[0].dim() else parts[0]
+        return way.captured.rebuild_output(whole)
+
+    def _way(self, batch: Any, *, training: bool, outputs: bool = False) -> _Way:  # noqa: ANN401
+        """Take a batch, and return how the plan is played on it."""
+        self._check_same(batch, self.steps)
+        samples = samples_of(batch)
+        if not samples:
+            raise InvalidInputError(
+                "the batch has no samples; the plan is for "
+                f"{self._samples()}: {len(self._sizes)} microbatches"
+            )
+        dealt = deal(samples, self._sizes)
+        labelled = self._loss is not None
+        if dealt.real == dealt.sizes:
+            self._batch = split_batch(batch, dealt.sizes, has_labels=labelled)
+        else:
+            cut = split_batch(batch, (1,) * samples, has_labels=labelled)
+            self._batch = [cut[place if real else 0] for place, real in enumerate(dealt.real)]
+        key = (dealt, training)
+        if self._player is None and not training:
+            # The first way decides what is held, so it is one of training.
+            self._ways[dealt, True] = self._prepare(dealt, training=True)
+        if key not in self._ways:
+            self._ways[key] = self._prepare(dealt, training=training)
+        way = self._ways[key]
+        measured = frozenset((way.task.graph.loss, *way.metrics.values()))
+        way.player.loop.seen = way.task.results if outputs else measured
+        return way
+
+    def _prepare(self, dealt: Deal, *, training: bool) -> _Way:
+        """Capture the model on the microbatches at hand, and compare it with the plan."""
+        place, solution = self._place, self._place.solution
+        first_of = {size: turn for turn, size in reversed(list(enumerate(dealt.sizes)))}
+        problem = solution.problem
+        plan = replace(self._plan, microbatch_sizes=np.array(dealt.sizes))
+        with self._guard.open():
+            captures = self._capture()
+            captures.source.example.examples = {  # type: ignore[attr-defined]  # ours
+                size: self._batch[turn] for size, turn in first_of.items()
+            }
+            if self._player is None:
+                self.model.to(place.member.device)
+            workload = model_workload(captures, problem, plan)
+            captured = captures.at(dealt.sizes[0])
+        if self._player is None:
+            for name in sorted(workload.state):  # models may be built with other random numbers
+                dist.broadcast(workload.state[name], 0)
+        workload = replace(workload, load=self._load)
+        task = make_task(problem, plan, workload, order=place.job.order)
+        if not training:
+            task = forward_task(task)
+        task.weights = None if dealt.sizes == dealt.real else dealt.weights
+        player = self._open(task, workload)
+        metrics = metrics_of(captured)
+        return _Way(task, player, captured, metrics, dealt.weights)
+
+    def _capture(self) -> Captures:
+        if self._captures is None:
+            problem = self._place.solution.problem
+            source = ModelSource(
+                name=problem.graph.name, model=self.model, example=_Examples(), loss=self._loss
+            )
+            device = self._place.member.device.type
+            numerics = ready_numerics(self.recipe.precision, device)
+            self._captures = Captures(source, _origin(problem), lambda: numerics.autocast(device))
+        return self._captures
+
+    def _open(self, task: Task, workload: Workload) -> RankPlayer | OtherSteps:
+        place = self._place
+        options = replace(place.job.rank_options(), steps=1, recipe=self.recipe)
+        options = replace(options, keep_results=False)
+        if self._player is None:
+            self._player = RankPlayer(
+                task, place.member, workload, options=options, board=place.board
+            )
+            saving = options.saving if self._saving is None else self._saving
+            if saving is not None:
+                self._player.resume(saving, self._saver)
+                self.steps = self._player.next_step
+            self._guard.bind(self._player.store)
+            return self._player
+        name = f"way{len(self._ways)}"
+        return self._player.other(task, workload, job=name, seed=place.job.seed + len(self._ways))
+
+    def _load(self, _: int, microbatch: int, name: str) -> Tensor:
+        found = example_inputs(self.model, self._batch[microbatch])[name]
+        return found.to(self._place.member.device)
+
+    def save(self, folder: str | Path = "checkpoints", keep: int = 2) -> None:
+        """Save weights, optimizer and schedule in the background; all ranks call it."""
+        if self._player is None:
+            raise InvalidInputError("there is nothing to save before the first step")
+        if self._player.saver is None:
+            self._player.resume(Saving(folder=str(folder), keep=keep))
+        assert self._player.saver is not None
+        extra = {
+            **self._player.store.small_state(),
+            "random": random_state(),
+            "seed": self._place.job.seed,
+        }
+        self._player.saver.save(self.steps, self._player.holdings(), extra)
+
+    def resume(self, path: str | Path = "checkpoints", keep: int = 2) -> int:
+        """Go on from a checkpoint, before the first step; all ranks call it."""
+        check_unstarted(self.steps)
+        place = self._place
+        plan, graph = place.solution.plan, place.solution.problem.graph
+        self._saving = place.job.saving() or saving_of(Path(path), keep)
+        self._saver = Saver(self._saving, place.member, plan=plan, model=graph.name)
+        return self._saver.steps_of(self._saver.found())
+
+    def report(self) -> RankReport:
+        """Return what this rank saw in its steps on whole batches."""
+        assert self._player is not None
+        if self._player.saver is not None:
+            self._player.saver.wait()
+        return self._player.report()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers that this rank holds whole, by their names."""
+        held = {} if self._player is None else self._player.store.state()
+        return {name: value for name, value in held.items() if not isinstance(value, Part)}
+
+    def _all_tensors(self) -> dict[str, Tensor]:
+        with self._guard.open():
+            return super()._all_tensors()
+
+    def _gathered(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all weights on rank 0, one at a time; all ranks take part."""
+        member = self._place.member
+        held = {} if self._player is None else self._player.store.state()
+        kinds = {name: isinstance(value, Part) for name, value in held.items()}
+        everyone: list[Any] = [None] * member.world
+        dist.all_gather_object(everyone, kinds)
+        for name, like in self._all_tensors().items():
+            holders = [rank for rank in range(member.world) if name in everyone[rank]]
+            if not holders:  # no stage uses it: it is as it was
+                if member.rank == 0:
+                    yield name, like.detach().clone()
+                continue
+            whole = [rank for rank in holders if not everyone[rank][name]]
+            senders = whole[:1] or holders
+            found = [self._passed(name, held, sender) for sender in senders]
+            if member.rank == 0:
+                value = found[0] if whole else joined([part for part in found if part is not None])
+                yield name, value
+
+    def _passed(self, name: str, held: Mapping[str, Tensor | Part], sender: int) -> Any:  # noqa: ANN401
+        """Bring a rank's piece of a tensor to rank 0."""
+        rank = self._place.member.rank
+        if sender == 0:
+            return held[name] if rank == 0 else None
+        box: list[Any] = [held[name] if rank == sender else None]
+        if rank == sender:
+            dist.send_object_list(box, 0)
+        elif rank == 0:
+            dist.recv_object_list(box, sender)
+        return box[0]
+
+    def gather_into(self, model: nn.Module) -> None:
+        """Copy the weights of all ranks into a model, on every rank."""
+        with self._guard.open():
+            tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        found = dict(self._gathered())
+        for name, tensor in tensors.items():
+            value = found.get(name)
+            there = torch.tensor([value is not None], device=self._place.member.device)
+            dist.broadcast(there, 0)
+            if bool(there):
+                value = torch.empty_like(tensor) if value is None else value.to(tensor.dtype)
+                value = value.to(self._place.member.device).contiguous()
+                dist.broadcast(value, 0)
+                with torch.no_grad():
+                    tensor.copy_(value)
+        if model is self.model:
+            self._guard.whole = True  # until the next step
+
+
+class _Examples:
+    """Gives the microbatches of the batch at hand, by their size."""
+
+    def __init__(self) -> None:
+        self.examples: dict[int, Example] = {}
+
+    def __call__(self, size: int, turn: int = 0) -> Example:
+        del turn  # the data come with every batch
+        return self.examples[size]
+
+
+def metrics_of(captured: CapturedModel) -> dict[str, int]:
+    """Return the tensors of single numbers that a model or its loss function returns, by name."""
+    found: dict[str, int] = {}
+    # Without names, as in a tuple, nobody could tell one number from another.
+    named = not isinstance(captured.output, Value | tuple | list)
+    places = list(leaves_of(captured.output)) if named else []
+    for place, leaf in [*places, *captured.metrics.items()]:
+        if isinstance(leaf, Value) and leaf.index != captured.graph.loss:
+            info = captured.values[leaf.index]
+            if not info.shape and info.dtype.is_floating_point:
+                found[place.lstrip(".")] = leaf.index
+    return found
+
+
+def _origin(problem: Problem) -> ModelOrigin:
+    """Return how the plan's graph was captured."""
+    graph = problem.graph
+    return origin_of(graph) if ANNOTATION in graph.annotations else ModelOrigin(text=graph.name)
+
+
+class _ModelGuard:
+    """Keeps the user's model true: its weights are those that are trained, or reading them fails.
+
+    Attributes:
+        whole: Whether all weights have been gathered into the model since the last step.
+    """
+
+    _TOUCHED = ("state_dict", "parameters", "named_parameters", "forward")
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._store: ParameterStore | None = None
+        self._missing: list[str] = []
+        self._is_open = False
+        self.whole = False
+
+    def bind(self, store: ParameterStore) -> None:
+        """Let the model's tensors be those of a store, from now on."""
+        self._store = store
+        tensors = dict(self._model.named_parameters())
+        held = store.whole_tensors()
+        for name, parameter in tensors.items():
+            if name in held and held[name].dtype == parameter.dtype:
+                parameter.data = held[name]
+        self._missing = [name for name in tensors if name not in held]
+        for name in self._TOUCHED:
+            setattr(self._model, name, self._guarded(getattr(self._model, name), name))
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Let the model be touched."""
+        before, self._is_open = self._is_open, True
+        try:
+            yield
+        finally:
+            self._is_open = before
+
+    def _guarded(self, method: Callable[..., Any], what: str) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def touched(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's
+            first = not self._is_open
+            with self.open():
+                if first:
+                    self._look(what)
+                return method(*args, **kwargs)
+
+        return touched
+
+    def _look(self, what: str) -> None:
+        """Bring the model up to date, or say that this rank cannot.
+
+        Raises:
+            InvalidInputError: This rank does not hold all of it.
+        """
+        assert self._store is not None
+        if self.whole:
+            return
+        if self._missing:
+            total = len(list(self._model.named_parameters()))
+            raise InvalidInputError(
+                f"model.{what}: this rank holds {total - len(self._missing)} of {total} parameters "
+                f"(not {self._missing[0]!r}); use trainer.model_state() for weights, "
+                "trainer.gather_into(model) for a whole model, clip_norm and groups of "
+                "partita.parallelize for what an optimizer does"
+            )
+        held = self._store.whole_tensors()
+        tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                value = held.get(name)
+                if value is not None and value.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(value)

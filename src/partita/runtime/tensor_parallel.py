@@ -1,0 +1,80 @@
+"""The ranks that divide the tensors of a stage, over torch.distributed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from partita.capture.splits import Split
+from partita.runtime.parts import Slice
+from partita.runtime.task import Task
+
+
+class ProcessGroup:
+    """A tensor-parallel group of processes, seen by one of them.
+
+    Every call waits: ranks of a group run the same stage code, so that the k-th call of each is the
+    same one, in backward too.
+
+    Attributes:
+        rank: This rank in the group.
+        size: Number of ranks.
+    """
+
+    def __init__(self, group: Any, order: Sequence[int], rank: int) -> None:  # noqa: ANN401  # torch's
+        """Take a group of torch.
+
+        Args:
+            group: The group.
+            order: For each tensor-parallel rank its place in the group.
+            rank: This tensor-parallel rank.
+        """
+        self._group, self._order = group, tuple(order)
+        self.rank, self.size = rank, len(order)
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Return the sum over all ranks, as a tensor of one's own."""
+        made = value.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(made, group=self._group)
+        return made
+
+    def maximum(self, value: Tensor) -> Tensor:
+        """Return the largest of all ranks, element by element, as a tensor of one's own."""
+        made = value.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(made, op=dist.ReduceOp.MAX, group=self._group)
+        return made
+
+    def gather(self, value: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, which have one shape."""
+        value = value.detach().contiguous()
+        found = [torch.empty_like(value) for _ in self._order]
+        dist.all_gather(found, value, group=self._group)
+        return [found[place] for place in self._order]
+
+
+def slices_of(task: Task, device: int) -> dict[str, Slice]:
+    """Return the slices of parameters that a device holds, by name; others are held whole."""
+    found: dict[str, Slice] = {}
+    for index in task.stages_of(device):
+        stage, border = task.plan.stages[index], task.borders[index]
+        group = next(group for group in stage.devices if device in group)
+        splits = task.code.parameter_splits(stage.tp)
+        for name in (*border.trained, *border.frozen, *border.buffers):
+            if name in splits:
+                found[name] = _slice(splits[name], group.index(device), stage.tp)
+    return found
+
+
+def _slice(split: Split, index: int, count: int) -> Slice:
+    return Slice(split.dim, index, count, split.blocks)
+
+
+def tensor_parallel_remarks(task: Task) -> tuple[str, ...]:
+    """Return what the groups of a plan divide and what they do not, a sentence each."""
+    degrees = sorted({stage.tp for stage in task.plan.stages} - {1})
+    found = [note for degree in degrees for note in task.code.split_notes(degree)]
+    if any(stage.sequence_parallel for stage in task.plan.stages):
+        found.append("sequence parallelism is not run: tensors between split regions are whole")
+    return tuple(found)

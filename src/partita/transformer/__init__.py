@@ -1,0 +1,1 @@
+"""Large transformers in closed form: shapes, layouts over devices, bytes and seconds of a step."""

@@ -1,0 +1,395 @@
+"""How a transformer is laid out over devices: degrees, sharding, recomputation, framework.
+
+``devices = tp x pp x cp x dp``. Experts have their own mesh over the devices of a pipeline stage:
+``ep x etp`` divides ``tp x cp x dp``. Ranks are ordered tp, cp, dp, pp from the inside, so that
+tensor-parallel groups lie on neighbouring devices.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from partita.core.plan import RECOMPUTE_SETS as RECOMPUTE
+from partita.errors import InvalidInputError
+from partita.transformer.shape import Numbers, Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """Switches of a framework: what it runs, what it overlaps and what it can combine.
+
+    Attributes:
+        stack: Kernels beside the matrix products: ``fused`` (Megatron-LM of 2021), ``te``, ``xla``,
+            ``compile`` or ``eager``.
+        attention: Kernels of attention, oldest first: ``unfused``, ``flash1``, ``flash2``,
+            ``cudnn24``, ``flash3``. On devices of another generation the names mean its own.
+        experts: Generation of its kernels for experts: ``early`` (before mid 2025), ``grouped``
+            or ``graphs`` (captured in CUDA graphs on Blackwell).
+        tp_overlap: Whether tensor-parallel collectives run under matrix products.
+        gradient_overlap: Whether gradients are reduced under the last backward, and sharded
+            parameters gathered under the first forward.
+        unit_overlap: Whether the gathers of fully sharded units run under the unit before.
+        pipeline_overlap: Whether sends are hidden when stages are interleaved.
+        sends_split: Whether a tensor-parallel group splits what it sends without ``sp`` too.
+        context_overlap: Whether the ring of context parallelism runs under attention.
+        expert_overlap: Whether the all-to-all of experts can run under another microbatch.
+        fused_loss: Whether loss and logits are computed in one kernel or in pieces.
+        max_zero: Highest sharding stage.
+        max_zero_with_pp: Highest sharding stage beside pipeline parallelism.
+        context: Kinds of context parallelism that it has.
+        sequence_parallel: Whether tensor parallelism may split the norms along the sequence.
+        interleaving: Whether a device may hold several virtual stages.
+        recompute: Names of ``RECOMPUTE`` that it has switches for.
+    """
+
+    name: str
+    stack: str
+    attention: str = "flash3"
+    experts: str = "graphs"
+    tp_overlap: bool = False
+    gradient_overlap: bool = True
+    unit_overlap: bool = True
+    pipeline_overlap: bool = True
+    sends_split: bool = False
+    context_overlap: bool = True
+    expert_overlap: bool = False
+    fused_loss: bool = False
+    max_zero: int = 3
+    max_zero_with_pp: int = 3
+    context: tuple[str, ...] = ("ring", "all-to-all")
+    sequence_parallel: bool = True
+    interleaving: bool = True
+    recompute: tuple[str, ...] = RECOMPUTE
+
+
+def _megatron(name: str, attention: str, experts: str, *, early: bool = False) -> Framework:
+    """Return a release of Megatron-Core.
+
+    Core 0.13 (July 2025) lets modules be recomputed by name, 0.14 (September 2025) runs the
+    all-to-all of experts under another microbatch.
+    """
+    return Framework(
+        name=name,
+        stack="te",
+        attention=attention,
+        experts=experts,
+        tp_overlap=True,
+        expert_overlap=not early,
+        max_zero_with_pp=1,
+        recompute=("attention", "full") if early else RECOMPUTE,
+    )
+
+
+def _torchtitan(name: str, *, fused_loss: bool) -> Framework:
+    return Framework(
+        name=name,
+        stack="compile",
+        attention="flash2",
+        experts="grouped",
+        context_overlap=False,
+        fused_loss=fused_loss,
+        max_zero_with_pp=2,
+    )
+
+
+FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            _megatron("megatron", "flash3", "graphs"),
+            _megatron("megatron-26.02", "flash3", "grouped"),
+            _megatron("megatron-25.04", "flash3", "early", early=True),
+            _megatron("megatron-24.07", "cudnn24", "early", early=True),
+            Framework(
+                name="megatron-2021",
+                stack="fused",
+                attention="unfused",
+                experts="early",
+                gradient_overlap=False,
+                pipeline_overlap=False,
+                sends_split=True,
+                max_zero=1,
+                max_zero_with_pp=1,
+                context=(),
+                recompute=("attention", "full"),
+            ),
+            _torchtitan("torchtitan", fused_loss=True),
+            _torchtitan("torchtitan-2024", fused_loss=False),
+            Framework(
+                name="fsdp1",
+                stack="eager",
+                attention="flash1",
+                experts="early",
+                unit_overlap=False,
+                context_overlap=False,
+                context=(),
+                max_zero_with_pp=0,
+                sequence_parallel=False,
+                interleaving=False,
+            ),
+            Framework(name="maxtext", stack="xla", experts="grouped"),
+            Framework(
+                name="deepspeed",
+                stack="eager",
+                attention="flash2",
+                experts="early",
+                context_overlap=False,
+                context=("all-to-all",),
+                pipeline_overlap=False,
+                max_zero_with_pp=1,
+                interleaving=False,
+                sequence_parallel=False,
+            ),
+            Framework(
+                name="partita",
+                stack="eager",
+                attention="flash2",
+                experts="early",
+                gradient_overlap=False,
+                unit_overlap=False,
+                context_overlap=False,
+            ),
+        )
+    }
+)
+"""Frameworks by name; a release that computes otherwise has a row of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Degrees and choices of one way to train a transformer on devices.
+
+    Attributes:
+        tp: Tensor-parallel degree.
+        sp: Whether norms and dropouts are split along the sequence in the tensor-parallel group.
+        pp: Pipeline stages.
+        vp: Virtual stages per device.
+        cp: Context-parallel degree.
+        cp_kind: ``ring`` or ``all-to-all``.
+        ep: Expert-parallel degree.
+        etp: Tensor-parallel degree of the experts.
+        dp: Data-parallel degree.
+        zero: What is sharded over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients
+            too, 3 weights too.
+        shard_group: Ranks that share a shard (HSDP); 0 = all data-parallel ranks.
+        microbatch: Sequences per microbatch and data-parallel rank.
+        recompute: Names of ``RECOMPUTE``.
+        offload_optimizer: Share of the optimizer's state that lies in host memory.
+        offload_activations: Share of the activations that lies in host memory.
+        precision: Name of a preset of ``core/precision.py``.
+        framework: Name of a row of ``FRAMEWORKS``.
+        stack: Kernels beside the matrix products; empty = the framework's.
+        tp_overlap: Whether tensor-parallel collectives overlap; ``None`` = as the framework does.
+        expert_overlap: Whether the all-to-all of experts runs under another microbatch's work.
+    """
+
+    tp: int = 1
+    sp: bool = False
+    pp: int = 1
+    vp: int = 1
+    cp: int = 1
+    cp_kind: str = "ring"
+    ep: int = 1
+    etp: int = 1
+    dp: int = 1
+    zero: int = 0
+    shard_group: int = 0
+    microbatch: int = 1
+    recompute: tuple[str, ...] = ()
+    offload_optimizer: float = 0.0
+    offload_activations: float = 0.0
+    precision: str = "bf16"
+    framework: str = "megatron"
+    stack: str = ""
+    tp_overlap: bool | None = None
+    expert_overlap: bool = False
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that the layout covers."""
+        return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def chunks(self) -> int:
+        """Number of pieces that the layers are cut into."""
+        return self.pp * self.vp
+
+    @property
+    def sharding(self) -> int:
+        """Ranks over which dense state is sharded."""
+        return self.shard_group or self.dp * self.cp
+
+    def check(self, shape: Shape, *, batch: int, sequence_length: int) -> None:
+        """Refuse what cannot run, in one line that names the rule.
+
+        Raises:
+            InvalidInputError: A degree does not divide what it must, or the framework cannot.
+        """
+        for rule in self.broken_rules(shape, batch=batch, sequence_length=sequence_length):
+            raise InvalidInputError(f"layout {self}: {rule}")
+
+    def broken_rules(self, shape: Shape, *, batch: int, sequence_length: int) -> Iterator[str]:
+        """Yield the rules that the layout breaks, in words."""
+        rules = self._rules(shape, batch, sequence_length)
+        return (rule for rule, holds in rules if not holds)
+
+    def __str__(self) -> str:
+        parts = [f"tp {self.tp}", f"pp {self.pp}", f"dp {self.dp}"]
+        parts += [f"vp {self.vp}"] * (self.vp > 1) + [f"cp {self.cp}"] * (self.cp > 1)
+        parts += [f"ep {self.ep}"] * (self.ep > 1) + [f"etp {self.etp}"] * (self.etp > 1)
+        parts += ["experts overlapped"] * self.expert_overlap
+        parts += [f"zero {self.zero}"] * (self.zero > 0)
+        parts += [f"shards of {self.shard_group}"] * (self.shard_group > 0)
+        parts += [f"microbatch {self.microbatch}"]
+        parts += [f"recompute {'+'.join(self.recompute)}"] * bool(self.recompute)
+        return ", ".join(parts)
+
+    def _rules(self, shape: Shape, batch: int, sequence_length: int) -> list[tuple[str, bool]]:
+        degrees = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "microbatch")
+        low = [what for what in degrees if getattr(self, what) < 1]
+        framework = FRAMEWORKS.get(self.framework)
+        if low:
+            return [(f"{low[0]} is {getattr(self, low[0])}; expected 1 or more", False)]
+        if framework is None:
+            known = ", ".join(FRAMEWORKS)
+            return [(f"framework {self.framework!r} is not known; expected one of {known}", False)]
+        unknown = [name for name in self.recompute if name not in RECOMPUTE]
+        stage = self.tp * self.cp * self.dp
+        name = framework.name
+        missing = [one for one in self.recompute if one not in framework.recompute]
+        kv_fits = shape.kv_heads % self.tp == 0 or self.tp % shape.kv_heads == 0
+        return [
+            (f"recompute {unknown[:1]} is not one of {', '.join(RECOMPUTE)}", not unknown),
+            (
+                f"{name} cannot recompute {', '.join(missing)} alone; it has "
+                f"{', '.join(framework.recompute)}",
+                not missing,
+            ),
+            (f"{shape.heads} heads are no multiple of tp", shape.heads % self.tp == 0),
+            (f"{shape.kv_heads} kv heads and tp do not divide each other", kv_fits),
+            (f"ffn {shape.ffn} is no multiple of tp", shape.ffn % self.tp == 0),
+            (
+                f"{shape.layers} layers are fewer than pp x vp = {self.chunks} chunks",
+                shape.layers >= self.chunks,
+            ),
+            ("virtual stages need pp > 1", self.vp == 1 or self.pp > 1),
+            (
+                f"batch {batch} is no multiple of dp x microbatch",
+                batch % (self.dp * self.microbatch) == 0,
+            ),
+            (
+                f"virtual stages need a number of microbatches that is a multiple of pp; got "
+                f"{batch // max(1, self.dp * self.microbatch)}",
+                self.vp == 1 or (batch // (self.dp * self.microbatch)) % self.pp == 0,
+            ),
+            ("sequence parallelism needs tp > 1", not self.sp or self.tp > 1),
+            (
+                f"sequence length {sequence_length} is no multiple of tp",
+                not self.sp or sequence_length % (self.tp * self.cp) == 0,
+            ),
+            (
+                f"sequence length {sequence_length} is no multiple of 2 cp",
+                self.cp == 1 or sequence_length % (2 * self.cp) == 0,
+            ),
+            (
+                f"all-to-all context parallelism needs tp x cp <= {shape.kv_heads} kv heads",
+                self.cp == 1 or self.cp_kind == "ring" or self.tp * self.cp <= shape.kv_heads,
+            ),
+            ("a model without experts has no ep or etp", bool(shape.experts) or self.ep == 1),
+            (
+                f"{shape.experts} experts are no multiple of ep",
+                self.ep == 1 or shape.experts % self.ep == 0,
+            ),
+            (
+                "ep x etp does not divide tp x cp x dp",
+                stage % (self.ep * self.etp) == 0,
+            ),
+            (
+                "tp with ep needs sequence parallelism",
+                self.tp == 1 or self.ep == 1 or self.sp,
+            ),
+            (
+                f"{name} cannot run the all-to-all of experts under other work",
+                not self.expert_overlap or framework.expert_overlap,
+            ),
+            (
+                "experts overlapped need ep > 1, virtual stages where pp > 1, several microbatches "
+                "and no full recomputation",
+                not self.expert_overlap
+                or (
+                    self.ep > 1
+                    and (self.pp == 1 or self.vp > 1)
+                    and "full" not in self.recompute
+                    and batch > self.dp * self.microbatch
+                ),
+            ),
+            (f"zero is {self.zero}; expected 0 to 3", 0 <= self.zero <= 3),
+            (f"{name} shards at most zero {framework.max_zero}", self.zero <= framework.max_zero),
+            (
+                f"{name} has no context parallelism of kind {self.cp_kind!r}",
+                self.cp == 1 or self.cp_kind in framework.context,
+            ),
+            (
+                f"{name} shards at most zero {framework.max_zero_with_pp} beside pp > 1",
+                self.pp == 1 or self.zero <= framework.max_zero_with_pp,
+            ),
+            (
+                f"a shard group of {self.shard_group} does not divide dp x cp",
+                self.shard_group == 0 or (self.dp * self.cp) % self.shard_group == 0,
+            ),
+            (f"{name} has no virtual stages", self.vp == 1 or framework.interleaving),
+            (f"{name} has no sequence parallelism", not self.sp or framework.sequence_parallel),
+            (
+                f"{name} cannot offload activations beside pp > 1 or recomputation",
+                self.offload_activations == 0 or (self.pp == 1 and not self.recompute),
+            ),
+        ]
+
+
+class Layouts(NamedTuple):
+    """Degrees and choices of many layouts: columns, or a number where all have the same.
+
+    ``shards`` are the ranks that share a shard; ``again`` has a column of 0 and 1 for each name of
+    ``RECOMPUTE``. Precision and framework are one for all and stand elsewhere.
+    """
+
+    tp: Numbers
+    sp: Numbers
+    pp: Numbers
+    vp: Numbers
+    cp: Numbers
+    ring: Numbers
+    ep: Numbers
+    etp: Numbers
+    dp: Numbers
+    zero: Numbers
+    shards: Numbers
+    microbatch: Numbers
+    again: Mapping[str, Numbers]
+    expert_overlap: Numbers = 0.0
+    offload_optimizer: Numbers = 0.0
+    offload_activations: Numbers = 0.0
+
+
+def columns_of(layouts: Sequence[Layout]) -> Layouts:
+    """Return layouts as columns."""
+
+    def column(name: str) -> Numbers:
+        return np.array([getattr(layout, name) for layout in layouts], dtype=np.float64)
+
+    names = ("tp", "sp", "pp", "vp", "cp", "ep", "etp", "dp", "zero", "microbatch")
+    return Layouts(
+        **{name: column(name) for name in names},
+        ring=np.array([layout.cp_kind == "ring" for layout in layouts], dtype=np.float64),
+        shards=column("sharding"),
+        again={
+            name: np.array([name in layout.recompute for layout in layouts], dtype=np.float64)
+            for name in RECOMPUTE
+        },
+        expert_overlap=column("expert_overlap"),
+        offload_optimizer=column("offload_optimizer"),
+        offload_activations=column("offload_activations"),
+    )

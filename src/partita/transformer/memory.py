@@ -1,0 +1,239 @@
+"""Bytes per device of a layout, by what holds them.
+
+Weights, gradients, master copy and optimizer state follow the one table of bytes
+(``cost/tables.py``). Activations per token and layer are those of Korthikanti et al. 2022 (arXiv
+2205.05198), with the widths of any block::
+
+    (8 h + dropout 2 h) [/ t with sequence parallelism]
+    + 2 (2 q + 2 kv + g f) / t  +  scores 5 a s / t, or log-sum-exp of flash attention 4 a / t
+
+``h`` hidden, ``q`` and ``kv`` widths of queries and keys, ``g f`` the widened feed-forward part
+(2 or 3 times ``f``), ``a`` heads. For GPT blocks that is ``s b h (10 + 24/t + 5 a s / (h t))``. A
+stack keeps more than that: a factor. Experts add what is sent to them and their own. Stages hold
+the activations of the microbatches in flight: ``min(M, p)`` on the first of 1F1B, and
+``p (1 + (p - 1) / (p v))`` of a stage's when interleaved. Logits live on the last stage, once.
+
+The peak is that of the first or of the last stage, whichever is larger.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from partita.core.precision import DEFAULT_OPTIMIZER, Precision
+from partita.cost.tables import StateBytes, fixed_bytes, state_bytes
+from partita.transformer.kernels import Case
+from partita.transformer.price import held_params
+from partita.transformer.shape import Numbers
+
+
+class Memory(NamedTuple):
+    """Bytes per device at the fullest moment of the fullest stage, a row for each layout.
+
+    A framework's allocator reserves about a ninth more than it hands out.
+
+    Attributes:
+        weights: Weights that forward and backward read.
+        gradients: Gradients.
+        master: Copy in a higher precision.
+        state: Optimizer state.
+        activations: Activations of microbatches in flight.
+        logits: Logits, loss and their gradient.
+        buffers: Gathered units, buckets and what one backward needs for itself.
+        fixed: Context, kernels and communicators, which no allocator of a framework sees.
+    """
+
+    weights: Numbers
+    gradients: Numbers
+    master: Numbers
+    state: Numbers
+    activations: Numbers
+    logits: Numbers
+    buffers: Numbers
+    fixed: Numbers
+
+    @property
+    def allocated(self) -> Numbers:
+        """Bytes that a framework's allocator holds."""
+        return sum(self[:-1])
+
+    @property
+    def total(self) -> Numbers:
+        """All bytes."""
+        return sum(self)
+
+
+def memory_of(
+    case: Case, precision: Precision, *, optimizer: str = DEFAULT_OPTIMIZER, frozen: float = 0.0
+) -> Memory:
+    """Return the bytes per device of layouts.
+
+    Args:
+        case: The transformer, its layouts and the rest.
+        precision: The policy of dtypes.
+        optimizer: Name of the optimizer.
+        frozen: Share of the parameters that is not trained.
+    """
+    layouts, sizes = case.layouts, case.sizes
+    held = held_params(case)
+    # Gradients in a higher precision beside the master copy live in the update alone, when no
+    # activation does.
+    lasting = replace(precision, master_gradients=None)
+    each = state_bytes(lasting, optimizer, frozen=frozen)
+    brief = state_bytes(precision, optimizer, frozen=frozen).master - each.master
+    zero = np.asarray(layouts.zero)
+    shards = np.where(zero >= 3, layouts.shards, held.replicas)
+    dense = _state(each, held.dense, zero, shards)
+    routed = _state(each, held.routed, zero, held.expert_replicas)
+    weights, gradients, master, state = (a + b for a, b in zip(dense, routed, strict=True))
+    # Units that stay gathered between microbatches (FSDP2 under a pipeline) keep whole weights as
+    # they are gathered, and whole sums of gradients as they are reduced, beside their shards.
+    stays = (zero == 2) & (np.asarray(layouts.pp) > 1)
+    whole = held.dense + held.routed
+    shard = held.dense / shards + held.routed / held.expert_replicas
+    weights = np.where(stays, shard * each.weights + whole * case.job.gathered_bytes, weights)
+    gradients = np.where(stays, whole * case.job.reduced_bytes, gradients)
+
+    tokens = case.tokens
+    layer = layer_bytes(case)
+    kept = kept_bytes(case)
+    blocks = np.ceil(sizes.layers / (layouts.pp * layouts.vp) - 1e-9) * layouts.vp
+    blocks = np.where(np.asarray(layouts.pp) > 1, blocks, sizes.layers)
+    p, v = layouts.pp, layouts.vp
+    in_flight = np.where(np.asarray(v) > 1, p * (1.0 + (p - 1.0) / (p * v)), p)
+    in_flight = np.minimum(in_flight, case.microbatches)
+    away = 1.0 - layouts.offload_activations
+    full = np.asarray(layouts.again["full"]) > 0
+    # One block more lives while it is computed again, and about as much while its gradients do;
+    # tensor parallelism gathers the sequence for inputs and gradients of both parts of a block.
+    grads = np.where(np.asarray(case.software.unfused) > 0, 0.3, 1.0)
+    passing = np.where(full, 1.0 + grads, 0.5) * layer
+    gathered = 8.0 * tokens * sizes.hidden * (np.asarray(layouts.sp) > 0)
+    # Parts of attention over a divided sequence are merged in float32, beside gathered keys.
+    c = np.asarray(layouts.cp)
+    merged = tokens / layouts.tp * (8.0 * sizes.queries + 8.0 * c * sizes.kv_width)
+    gathered = gathered + np.where(c > 1, merged, 0.0)
+    first = (kept * blocks * away + edge_bytes(case)) * in_flight
+    last = kept * blocks * np.where(np.asarray(v) > 1, np.minimum(in_flight, p), 1.0) * away
+    logits = logit_bytes(case)
+    # The first stage has no logits, the last no other microbatches in flight.
+    alone = np.asarray(p) == 1
+    at_end = alone | (last + logits > first)
+
+    unit = held.block + held.experts
+    units = np.where(zero >= 3, 2.0 * 2.0 * unit + 4.0 * unit + 2.0 * held.ends, 0.0)
+    bucket = np.where(
+        (held.replicas > 1) & (zero < 3),
+        np.minimum(held.dense, 4.0e7) * case.job.reduced_bytes,
+        0.0,
+    )
+    activations = np.where(at_end, np.where(alone, first, last), first)
+    shown = np.where(at_end, logits, 0.0)
+    divided = np.where(zero >= 1, shard, whole)
+    buffers = units + bucket + passing + gathered
+    buffers = np.maximum(buffers, divided * brief - activations - shown)
+    groups = (layouts.tp, p, layouts.cp, layouts.ep, layouts.dp)
+    return Memory(
+        weights=weights,
+        gradients=gradients,
+        master=master,
+        state=state * (1.0 - layouts.offload_optimizer),
+        activations=activations,
+        logits=shown,
+        buffers=buffers,
+        fixed=fixed_bytes(sum((np.asarray(degree) > 1) * 1.0 for degree in groups)),
+    )
+
+
+def edge_bytes(case: Case) -> Numbers:
+    """Return what a stage keeps of a microbatch beside its blocks: its input and output."""
+    return np.where(np.asarray(case.layouts.pp) > 1, 2.0, 0.0) * _split(
+        case, 2.0 * case.sizes.hidden
+    )
+
+
+def logit_bytes(case: Case) -> Numbers:
+    """Return logits of a microbatch, loss and their gradient."""
+    return case.tokens * case.sizes.vocab / case.layouts.tp * case.software.logit_bytes
+
+
+def _state(
+    each: StateBytes, params: Numbers, level: Numbers, shards: Numbers
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Return weights, gradients, master copy and state of parameters under sharding."""
+    here = each.on_device(level=np.asarray(level), replicas=np.asarray(shards))
+    copies = np.asarray(here.copy)
+    return (
+        params * (here.weights + copies),
+        params * here.gradients,
+        params * here.master,
+        params * here.state,
+    )
+
+
+def layer_bytes(case: Case) -> Numbers:
+    """Return the activation bytes of one layer and microbatch, nothing recomputed."""
+    return case.software.kept * (_around(case) + _inside(case) + _feed(case) + _routed(case))
+
+
+def _split(case: Case, width: Numbers) -> Numbers:
+    """Return bytes of what only sequence parallelism splits."""
+    return case.split_tokens * width
+
+
+def _halved(case: Case) -> Numbers:
+    """1 where inputs of linear layers are kept in float8, at one byte instead of two."""
+    return np.asarray(case.job.arithmetic.float8) * case.software.kept8
+
+
+def _around(case: Case) -> Numbers:
+    """Inputs of norms and linear layers, and masks of dropout."""
+    width = 8.0 + 2.0 * np.asarray(case.software.unfused) - 2.0 * _halved(case)
+    return _split(case, width * case.sizes.hidden)
+
+
+def _inside(case: Case) -> Numbers:
+    """Queries, keys, values, attention's output, and scores or their log-sum-exp."""
+    sizes, t = case.sizes, case.layouts.tp
+    widths = 2.0 * (sizes.queries + sizes.values + 2.0 * sizes.kv_width)
+    widths = widths - _halved(case) * sizes.values
+    scores = np.where(np.asarray(case.software.unfused) > 0, 5.0 * case.job.sequence_length, 4.0)
+    return case.tokens / t * (widths + sizes.heads * scores)
+
+
+def _feed(case: Case) -> Numbers:
+    """Widened activations of dense layers and shared experts."""
+    sizes, share = case.sizes, case.sizes.expert_share
+    width = (1.0 - share) * sizes.ffn + share * sizes.shared_ffn
+    return case.tokens / case.layouts.tp * (2.0 * sizes.matrices - _halved(case)) * width
+
+
+def _routed(case: Case) -> Numbers:
+    """What is sent to experts, what they widen it to, and the buffer it comes back in."""
+    sizes, etp = case.sizes, case.layouts.etp
+    sent = case.split_tokens * sizes.top_k
+    width = 2.0 * sizes.hidden + sizes.matrices * sizes.expert_ffn / etp
+    return sizes.expert_share * sent * 2.0 * width
+
+
+def kept_bytes(case: Case) -> Numbers:
+    """Return what one layer and microbatch keeps until its backward, by what is recomputed."""
+    again, sizes = case.layouts.again, case.sizes
+    unfused = np.asarray(case.software.unfused) > 0
+    scores = np.where(unfused, 5.0 * case.job.sequence_length, 0.0)
+    core = case.tokens / case.layouts.tp * sizes.heads * scores
+    up = case.tokens / case.layouts.tp * 2.0 * (sizes.queries + 2.0 * sizes.kv_width)
+    up = np.where(np.asarray(sizes.kv_rank) > 0, up, 0.0)
+    kept = (
+        _around(case)
+        + _inside(case)
+        + _feed(case) * (1.0 - again["mlp"])
+        + _routed(case) * (1.0 - again["experts"])
+        - again["attention"] * core
+        - again["projections"] * up
+        - again["norm"] * _split(case, 4.0 * sizes.hidden)
+    )
+    kept = case.software.kept * kept * (1.0 - 0.6 * again["products"])
+    inputs = _split(case, 2.0 * sizes.hidden)
+    return np.where(np.asarray(again["full"]) > 0, inputs, kept)

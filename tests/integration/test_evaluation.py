@@ -1,0 +1,75 @@
+"""Evaluation on the stages of a run against the untouched module in evaluation mode."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from partita.capture.origin import Captures, ModelOrigin
+from partita.capture.setting import Example
+from partita.capture.sources import ModelSource
+from partita.catalogue.shorthand import local_cluster
+from partita.core.plan import Plan
+from partita.core.problem import Objective, Problem, Schedule
+from partita.planners.table import solve
+from partita.runtime.evaluation import Evaluation
+from partita.runtime.executor import make_task, run_forked
+from partita.runtime.rank import RankOptions, StepNews
+from partita.runtime.recipe import Recipe
+from partita.runtime.workload import model_workload
+
+pytestmark = pytest.mark.slow
+
+
+def example(size: int, turn: int = 0) -> Example:
+    drawn = torch.Generator().manual_seed(turn % 1000)
+    values = torch.randn(size, 4, generator=drawn, dtype=torch.float64)
+    return Example(args=(values,), labels=torch.arange(size) % 4, batch_size=size)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    block = [nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4)]
+    return nn.Sequential(*block, nn.Linear(4, 4)).double()
+
+
+@pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.PIPEDREAM])
+def test_the_loss_on_held_out_data_is_that_of_the_module(schedule: Schedule) -> None:
+    torch.set_num_threads(1)
+    source = ModelSource(
+        name="net", model=network(), example=example, loss=nn.functional.cross_entropy
+    )
+    origin = ModelOrigin(text="net")
+    graph = Captures(source, origin).at(4).graph
+    ones = np.ones(len(graph))
+    graph = replace(graph, costs=(replace(graph.costs[0], forward_s=ones, backward_s=ones),))
+    objective = Objective(microbatch_size=4, microbatches=3)
+    problem = Problem(graph=graph, cluster=local_cluster(2), objective=objective)
+    plan: Plan = replace(solve(problem, "uniform").plan, schedule=schedule)
+    workload = model_workload(Captures(source, origin), problem, plan)
+    options = RankOptions(
+        steps=5,
+        recipe=Recipe(optimizer="adam", learning_rate=0.01),
+        evaluation=Evaluation(every=2, batches=3),
+    )
+    news: list[StepNews] = []
+    run = run_forked(
+        make_task(problem, plan, workload),
+        workload,
+        options=options,
+        on_step=lambda _, step: news.append(step),
+    )
+    assert sorted(run.held_out) == [1, 3, 4]  # every second step, and the last
+    assert {step.step for step in news if step.held_out is not None} == {1, 3, 4}
+    assert len(run.step_s) == 5
+    model = network()
+    model.load_state_dict(dict(run.result.state), strict=True)
+    model.eval()
+    losses = []
+    for turn in range(9):  # three batches of three microbatches
+        batch = example(4, -1 - turn)
+        with torch.no_grad():
+            losses.append(float(nn.functional.cross_entropy(model(*batch.args), batch.labels)))
+    assert run.held_out[4] == pytest.approx(sum(losses) / 9, abs=1e-12)

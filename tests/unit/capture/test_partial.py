@@ -1,0 +1,86 @@
+"""Models with memory for some parameters only."""
+
+import pytest
+import torch
+from torch import nn
+
+from partita.capture.origin import Captures, ModelOrigin, load_origin, load_origin_partly
+from partita.capture.partial import build_partly, is_stand_in, without_saved_tensors
+from partita.capture.sources import SourceOptions
+from partita.errors import InvalidInputError
+from partita.models.zoo import build_model
+
+
+@pytest.mark.parametrize("name", ["gpt3-small", "t5-small", "vgg16", "gnmt"])
+def test_wanted_parameters_have_the_values_of_a_whole_build(name: str) -> None:
+    def build(device: str) -> nn.Module:
+        return build_model(name, scale=0.02, dtype=torch.float64, device=device, seed=3)
+
+    whole = dict(build("cpu").named_parameters())
+    wanted = set(list(whole)[::3])
+    model = build_partly(build, wanted)
+    part = dict(model.named_parameters())
+    assert all(torch.equal(part[name], whole[name]) for name in wanted)
+    assert {n for n, p in part.items() if not is_stand_in(p) and p.numel() > 1} <= wanted
+    assert {n: p.shape for n, p in part.items()} == {n: p.shape for n, p in whole.items()}
+    # What is drawn after it is the same, too.
+    assert all(p.dtype == torch.float64 and p.requires_grad for p in part.values())
+
+
+class Odd(nn.Module):
+    """Initialises its parameters in unusual ways."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(4, 3, device=device))
+        self.scale = nn.Parameter(torch.ones(1, device=device))
+        self.second = nn.Linear(3, 5, device=device)
+        nn.init.orthogonal_(self.second.weight)
+        nn.init.trunc_normal_(self.first.data[1:], std=0.5)
+        with torch.no_grad():
+            self.second.bias[0] = 7.0
+            self.second.bias.mul_(2)
+        self.last = nn.Linear(5, 3, device=device)
+        self.last.weight = nn.Parameter(torch.empty(3, 5, device=device))
+        nn.init.xavier_uniform_(self.last.weight, gain=0.3)
+
+
+@pytest.mark.parametrize("wanted", ["first", "second.weight", "second.bias", "last.weight"])
+def test_random_numbers_are_drawn_for_what_is_not_wanted(wanted: str) -> None:
+    torch.manual_seed(5)
+    whole = dict(Odd("cpu").named_parameters())
+    after = torch.rand(1)
+    torch.manual_seed(5)
+    model = build_partly(Odd, {wanted})
+    assert torch.equal(torch.rand(1), after)
+    assert torch.equal(dict(model.named_parameters())[wanted], whole[wanted])
+
+
+def test_a_model_that_differs_from_build_to_build_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="cannot be built in parts"):
+        build_partly(lambda d: nn.Linear(2, 3 if d == "meta" else 4, device=d), {"bias"})
+
+
+def test_a_model_with_stand_ins_is_captured_as_the_whole() -> None:
+    options = SourceOptions(scale=0.02, sequence_length=8, batch_size=2)
+    origin = ModelOrigin(text="gpt3-small", options=options)
+    whole = Captures(load_origin(origin), origin).at(2)
+    source = load_origin_partly(origin, set(whole.graph.parameters.names[:5]))
+    with without_saved_tensors():
+        part = Captures(source, origin).at(2)
+    assert part.graph.fingerprint == whole.graph.fingerprint
+    held = [n for n, p in part.parameters.items() if not is_stand_in(p)]
+    assert set(whole.graph.parameters.names[:5]) <= set(held)
+    assert len(held) < len(part.parameters)
+
+
+def test_what_cannot_be_built_in_parts_is_built_whole() -> None:
+    origin = ModelOrigin(text=f"{__name__}:only_real")
+    model = load_origin_partly(origin, set()).model
+    assert not any(is_stand_in(parameter) for parameter in model.parameters())
+
+
+def only_real(device: str) -> tuple[nn.Module, torch.Tensor]:
+    if str(device) == "meta":
+        raise ValueError("not here")
+    return nn.Linear(3, 3), torch.ones(2, 3)

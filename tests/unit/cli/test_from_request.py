@@ -1,0 +1,73 @@
+"""Options that are made of the fields of a request."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from partita.cli.from_request import takes
+from partita.errors import InvalidInputError
+from partita.requests import Request, arguments_of, declare, make
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(Request):
+    """A request with a field of each kind."""
+
+    numbers: tuple[int, ...] = declare((), is_argument=True, minimum=1, help="Numbers.")
+    groups: bool = declare(True, help="Use groups.")
+    quick: bool = declare(False, help="Hurry.")
+    state: str = declare("here", path="file", help="File of the state.")
+    token: str | None = declare(None, path="existing file", help="File of the token.")
+    server: str = declare("near", environment=("FIRST_NAME", "SECOND_NAME"), help="Server.")
+    idle: float = declare(1.0, environment=("IDLE_TIME",), help="Seconds.")
+
+
+def asked(*words: str, **environment: str) -> Any:
+    """Return the request that a command makes of words, or its error."""
+    found = []
+
+    @click.command()
+    @takes(Sample)
+    def command(request: Sample) -> None:
+        found.append(request)
+
+    result = CliRunner().invoke(command, list(words), env=environment)
+    return found[0] if found else result.output
+
+
+def test_defaults_are_those_of_the_request() -> None:
+    assert asked() == Sample()
+
+
+def test_a_flag_that_is_on_is_turned_off_by_no() -> None:
+    assert asked("--no-groups") == Sample(groups=False)
+    assert arguments_of(Sample(groups=False, quick=True)) == ["--no-groups", "--quick"]
+
+
+@pytest.mark.parametrize("words", [("0",), ("--token", "nowhere"), ("--state", "/")])
+def test_arguments_and_paths_are_checked(words: tuple[str, ...]) -> None:
+    assert "Invalid value" in asked(*words)
+
+
+def test_arguments_have_the_type_of_their_field() -> None:
+    assert asked("3", "4") == Sample(numbers=(3, 4))
+
+
+def test_variables_give_an_option_and_the_command_line_wins() -> None:
+    assert asked(SECOND_NAME="far") == Sample(server="far")
+    assert asked(SECOND_NAME="far", FIRST_NAME="wide") == Sample(server="wide")
+    assert asked("--server", "here", FIRST_NAME="wide") == Sample(server="here")
+
+
+def test_variables_give_an_option_in_python_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECOND_NAME", "far")
+    monkeypatch.setenv("IDLE_TIME", "2.5")
+    assert make(Sample) == Sample(server="far", idle=2.5)
+    monkeypatch.setenv("FIRST_NAME", "wide")
+    assert make(Sample, idle=3.0) == Sample(server="wide", idle=3.0)
+    monkeypatch.setenv("IDLE_TIME", "long")
+    with pytest.raises(InvalidInputError, match=r"IDLE_TIME is 'long'; expected .* float"):
+        make(Sample)

@@ -1,0 +1,434 @@
+"""Trainers: in one process, and as forked ranks of a plan, with the same numbers."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import partita
+from partita.capture.capture import capture
+from partita.capture.origin import ModelOrigin
+from partita.capture.setting import Example
+from partita.core.plan import Plan, Shard, Stage
+from partita.core.precision import parse_precision
+from partita.core.problem import Metric, Objective, Problem, Schedule
+from partita.core.solution import Solution
+from partita.errors import InvalidInputError, UnsupportedError
+from partita.ranks.pool import RankPool
+from partita.ranks.status import StatusBoard
+from partita.runtime.job import Job
+from partita.runtime.optimizers import Agreement
+from partita.runtime.parallelize import ScriptRank, being_rank
+from partita.runtime.plan_trainer import deal
+from partita.runtime.recipe import Recipe
+from partita.runtime.trainer import group_options
+from partita.testing.builders import flat_cluster
+
+SAMPLES = 8
+
+
+class Net(nn.Module):
+    """A small classifier with a buffer that training changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8, dtype=torch.float64)
+        self.norm = nn.LayerNorm(8, dtype=torch.float64)
+        self.last = nn.Linear(8, 4, dtype=torch.float64)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        hidden = self.norm(torch.tanh(self.first(x)))
+        return self.last(hidden if scale is None else hidden * scale)
+
+
+@dataclasses.dataclass
+class Output:
+    loss: Tensor
+    accuracy: Tensor
+    logits: Tensor
+
+
+class WithLoss(Net):
+    """The same as models of Hugging Face are: labels go in, the loss comes out."""
+
+    def forward(self, x: Tensor, labels: Tensor, mask: Tensor | None = None) -> Output:
+        logits = super().forward(x)
+        right = (logits.argmax(-1) == labels).double().mean()
+        return Output(nn.functional.cross_entropy(logits, labels), right, logits)
+
+
+def loss_fn(output: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, labels)
+
+
+def loss_with_metrics(output: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    return loss_fn(output, labels), {"largest": output.amax(-1).mean()}
+
+
+def batches(count: int = 4, sizes: Sequence[int] = (SAMPLES,)) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        (
+            torch.randn(sizes[k % len(sizes)], 6, generator=generator, dtype=torch.float64),
+            torch.randint(0, 4, (sizes[k % len(sizes)],), generator=generator),
+        )
+        for k in range(count)
+    ]
+
+
+def made(kind: type[nn.Module] = Net) -> nn.Module:
+    torch.manual_seed(1)
+    return kind()
+
+
+def solution(
+    model: nn.Module,
+    example: Example,
+    loss: Any,
+    groups: Sequence[Sequence[int]],
+    shard: Shard = Shard.NONE,
+    tp: int = 1,
+) -> Solution:
+    captured = capture(model, example, loss=loss, name="net")
+    graph = ModelOrigin(text="net").recorded_in(captured.graph)
+    ops = len(graph)
+    devices = 1 + max(max(group) for group in groups)
+    cluster = flat_cluster(devices)
+    plan = Plan(
+        fingerprint=graph.fingerprint,
+        devices=tuple(device.name for device in cluster.devices),
+        stage_of=np.minimum(np.arange(ops) // 2, len(groups) - 1),
+        stages=tuple(
+            Stage(
+                devices=tuple(tuple(group[k : k + tp]) for k in range(0, len(group), tp)),
+                shard=shard if len(group) > 1 else Shard.NONE,
+            )
+            for group in groups
+        ),
+        schedule=Schedule.ONE_F_ONE_B,
+        microbatch_sizes=np.full(4, 2),
+    )
+    problem = Problem(graph=graph, cluster=cluster, objective=Objective())
+    return Solution(problem=problem, plan=plan, metric=Metric.THROUGHPUT, value=1.0, unit="s")
+
+
+def in_ranks(planned: Solution, script: Callable[[], Any]) -> list[Any]:
+    """Run a script in forked ranks of a plan; returns what it returned in each."""
+    world = len(planned.plan.devices)
+    board = StatusBoard(world)
+    job = Job(script=("script.py",), stall_limit_s=60)
+
+    def main(member: Any, _: object) -> Any:
+        torch.set_num_threads(1)
+        with being_rank(ScriptRank(member=member, board=board, solution=planned, job=job)):
+            return script()
+
+    with RankPool(world, main, limit_s=60, board=board) as pool:
+        return pool.call(None)
+
+
+def train(model: nn.Module, loss: Any, data: Sequence[Any], **settings: Any) -> dict[str, Any]:
+    """Train as a user's script does; returns what it would print."""
+    trainer = partita.parallelize(
+        model,
+        loss,
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=0.02, weight_decay=0.1),
+        groups=lambda _, parameter: parameter.dim() < 2,
+        clip_norm=0.5,
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6),
+        **settings,
+    )
+    losses = [trainer.step(batch) for batch in data]
+    return {
+        "losses": losses,
+        "metrics": [loss.metrics for loss in losses],
+        "norm": trainer.gradient_norm,
+        "rates": trainer.learning_rates,
+        "evaluated": trainer.evaluate(data),
+        "again": trainer.step(data[0]),
+        "state": trainer.model_state(),
+    }
+
+
+def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for what in ("losses", "norm", "rates", "again"):
+        assert found[what] == pytest.approx(wanted[what], rel=1e-9), what
+    for what in ("evaluated", "metrics"):
+        pairs = zip(
+            *(x if isinstance(x, list) else [x] for x in (found[what], wanted[what])), strict=True
+        )
+        for one, other in pairs:
+            assert one == pytest.approx(other, rel=1e-9)
+
+
+def same_weights(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert set(found) == set(wanted)
+    for name, value in wanted.items():
+        assert torch.allclose(found[name], value, rtol=1e-9, atol=1e-12), name
+
+
+class Plain(nn.Module):
+    """Two products, of which tensor-parallel ranks divide the columns and the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8, dtype=torch.float64)
+        self.last = nn.Linear(8, 4, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def test_tensor_parallel_ranks_train_as_one_process_does() -> None:
+    data = batches(sizes=(SAMPLES, 5))
+    example = Example(args=data[0][:1], labels=data[0][1])
+    planned = solution(made(Plain), example, loss_fn, [[0, 1]], tp=2)
+    wanted = train(made(Plain), loss_fn, data)
+    found = in_ranks(planned, lambda: train(made(Plain), loss_fn, data))
+    for one in found:
+        same(one, wanted)
+    same_weights(found[0]["state"], wanted["state"])
+
+
+PIPELINE = [[0], [1]]
+CASES = {
+    "pipeline": (PIPELINE, Shard.NONE, (SAMPLES,)),
+    "replicas": ([[0, 1]], Shard.NONE, (SAMPLES,)),
+    "smaller-batches": (PIPELINE, Shard.NONE, (SAMPLES, 5, 3, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_trains_as_one_process_does(name: str) -> None:
+    groups, shard, sizes = CASES[name]
+    data = batches(sizes=sizes)
+    planned = solution(
+        made(), Example(args=data[0][:1], labels=data[0][1]), loss_with_metrics, groups, shard
+    )
+    first = solution(
+        made(),
+        Example(args=(data[0][0][:2],), labels=data[0][1][:2]),
+        loss_with_metrics,
+        groups,
+        shard,
+    )
+    assert first.plan.fingerprint == planned.plan.fingerprint
+    wanted = train(made(), loss_with_metrics, data)
+    found = in_ranks(planned, lambda: train(made(), loss_with_metrics, data))
+    for one in found:
+        same(one, wanted)
+    same_weights(found[0]["state"], wanted["state"])
+    assert not found[1]["state"]
+    assert set(wanted["metrics"][0]) == {"largest"}
+
+
+def test_models_that_return_their_loss_take_labels_none_and_give_metrics() -> None:
+    data = [{"x": x, "labels": labels, "mask": None} for x, labels in batches()]
+    example = Example(kwargs={key: None if v is None else v[:2] for key, v in data[0].items()})
+    planned = solution(made(WithLoss), example, None, PIPELINE)
+    wanted = train(made(WithLoss), None, data)
+    found = in_ranks(planned, lambda: train(made(WithLoss), None, data))
+    same(found[0], wanted)
+    assert set(wanted["evaluated"]) == {"loss", "accuracy"}
+
+
+def test_the_form_of_before_and_a_call_still_work() -> None:
+    data = batches(2)
+    step = partita.parallelize(made(), loss_fn, lambda p: torch.optim.SGD(p, lr=0.1))
+    assert [step(batch) for batch in data] == [
+        pytest.approx(value) for value in plain_losses(made(), data)
+    ]
+    with pytest.raises(UnsupportedError, match="a process for each device"):
+        partita.parallelize(made(), loss_fn, lambda p: torch.optim.SGD(p, lr=0.1), "plan.json")
+
+
+def plain_losses(model: nn.Module, data: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for x, labels in data:
+        optimizer.zero_grad()
+        loss = loss_fn(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def touch() -> list[str]:
+    """Touch the model after training; returns what was said."""
+    data, model = batches(2), made()
+    trainer = partita.parallelize(model, loss_fn, optimizer="adam")
+    told = []
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for batch in data:
+        trainer.step(batch)
+    for use in (model.state_dict, lambda: list(model.parameters()), lambda: model(data[0][0])):
+        try:
+            use()
+        except InvalidInputError as exc:
+            told.append(str(exc))
+    trainer.gather_into(model)
+    moved = [name for name, value in model.state_dict().items() if not value.equal(before[name])]
+    return [*told, f"moved {len(moved)}"]
+
+
+def test_a_model_that_a_rank_does_not_hold_says_so() -> None:
+    data = batches(1)
+    example = Example(args=(data[0][0][:2],), labels=data[0][1][:2])
+    for told in in_ranks(solution(made(), example, loss_fn, PIPELINE), touch):
+        assert len(told) == 4
+        assert all("use trainer.model_state()" in text for text in told[:3])
+        assert told[3] == "moved 6"
+    for told in in_ranks(solution(made(), example, loss_fn, [[0, 1]]), touch):
+        assert told == ["moved 6"]  # each rank holds all of it: the model is alive
+
+
+def test_weights_are_streamed_to_a_file(tmp_path: Path) -> None:
+    trainer = partita.parallelize(made(), loss_fn)
+    trainer.model_state(tmp_path / "weights.safetensors")
+    load = pytest.importorskip("safetensors.torch").load_file
+    same_weights(load(tmp_path / "weights.safetensors"), trainer.model_state())
+
+
+def test_weights_and_optimizer_are_saved(tmp_path: Path) -> None:
+    data = batches(2)
+    trainer = partita.parallelize(made(), loss_fn, optimizer="adam")
+    with pytest.raises(InvalidInputError, match="nothing to evaluate on"):
+        trainer.evaluate([])
+    trainer.step(data[0])
+    trainer.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["step-000001"]
+
+
+def gone_on(folder: Path, data: Sequence[Any], until: int) -> list[float]:
+    """Train as a script does that can be started again: from where it was saved last."""
+    trainer = partita.parallelize(
+        made(),
+        loss_fn,
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=0.02),
+        clip_norm=0.5,
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6),
+    )
+    done = trainer.resume(folder)
+    losses = [float(trainer.step(batch)) for batch in data[done:until]]
+    trainer.save(folder)
+    with pytest.raises(InvalidInputError, match="before its first step"):
+        trainer.resume(folder)
+    if hasattr(trainer, "report"):
+        trainer.report()
+    return losses
+
+
+def test_a_script_goes_on_alone_and_under_a_plan(tmp_path: Path) -> None:
+    data = batches(6)
+    wanted = gone_on(tmp_path / "whole", data, 6)
+    inputs, labels = data[0]
+    planned = solution(
+        made(), Example(args=(inputs[:2],), labels=labels[:2], batch_size=2), loss_fn, [[0], [1]]
+    )
+    found = gone_on(tmp_path / "parts", data, 2)
+    both = in_ranks(planned, lambda: gone_on(tmp_path / "parts", data, 4))
+    assert both[0] == both[1]
+    found += both[0] + gone_on(tmp_path / "parts", data, 6)
+    assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def test_a_loader_deals_all_samples_in_one_order_by_seed() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(10))
+    trainer = partita.parallelize(made(), loss_fn)
+    first, again, other = (
+        [b[0].tolist() for b in trainer.loader(data, seed=seed, batch_size=4, epochs=2)]
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
+    assert [len(batch) for batch in first] == [4, 4, 2] * 2
+    assert sorted(row for batch in first[:3] for row in batch) == list(range(10))
+    with pytest.raises(InvalidInputError, match="needs the samples of a batch"):
+        next(trainer.loader(data))
+
+
+def test_callbacks_at_and_microbatches() -> None:
+    seen: list[tuple[int, float]] = []
+    data = batches(4)
+    trainer = partita.parallelize(
+        made(),
+        loss_fn,
+        optimizer="sgd",
+        callbacks=[lambda t, loss: seen.append((t.steps, loss))],
+        microbatches=3,
+    )
+    marks = []
+    for batch in data:
+        trainer.step(batch)
+        marks.append(trainer.at(every=2))
+    assert marks == [False, True, False, True]
+    assert [value for _, value in seen] == pytest.approx(plain_losses(made(), data))
+
+
+@pytest.mark.parametrize(
+    ("samples", "sizes", "real"),
+    [
+        (8, (2, 2, 2, 2), (2, 2, 2, 2)),
+        (5, (2, 1, 1, 1), (2, 1, 1, 1)),
+        (4, (1, 1, 1, 1), (1, 1, 1, 1)),
+        (2, (1, 1, 1, 1), (1, 1, 0, 0)),
+    ],
+)
+def test_fewer_samples_are_dealt_over_the_microbatches(samples, sizes, real) -> None:
+    dealt = deal(samples, (2, 2, 2, 2))
+    assert (dealt.sizes, dealt.real) == (sizes, real)
+    with pytest.raises(InvalidInputError, match="the batch has 9 samples; the plan is for 8"):
+        deal(9, (2, 2, 2, 2))
+
+
+def test_groups_by_pattern_and_predicate() -> None:
+    model = made()
+    rules = {"*.bias": {"lr": 0.5}, "last.*": {"weight_decay": 0.0}}
+    found = group_options(rules, model)
+    assert found["last.bias"] == {"lr": 0.5}
+    assert found["last.weight"] == {"weight_decay": 0.0}
+    assert "first.weight" not in found
+    with pytest.raises(InvalidInputError, match="no parameter of the model is"):
+        group_options({"head.*": {"lr": 1}}, model)
+    with pytest.raises(InvalidInputError, match="returned a int"):
+        group_options(lambda *_: 3, model)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-master", "fp16"])
+def test_a_plan_computes_with_the_precision_of_one_process(precision: str) -> None:
+    def train_some() -> list[float]:
+        torch.manual_seed(1)
+        model = Net().float()
+        trainer = partita.parallelize(
+            model, loss_fn, optimizer="adamw", precision=precision, clip_norm=1.0, microbatches=4
+        )
+        losses = [trainer.step((x.float(), labels)) for x, labels in batches(6)]
+        return [*losses, *trainer.evaluate([(x.float(), y) for x, y in batches(2)]).values()]
+
+    data = batches(1)
+    example = Example(args=(data[0][0][:2].float(),), labels=data[0][1][:2])
+    try:
+        wanted = train_some()
+    except UnsupportedError as exc:
+        pytest.skip(str(exc))
+    plain = solution(made().float(), example, loss_fn, PIPELINE)
+    for found in in_ranks(plain, train_some):
+        assert found == pytest.approx(wanted, rel=2e-3)
+    assert wanted[0] > wanted[5]
+
+
+def test_a_scaled_step_that_overflows_is_skipped_and_the_scale_halved() -> None:
+    agreement = Agreement(Recipe(precision=parse_precision("fp16"), clip_norm=1.0))
+    before = agreement.scale
+    agreement.conclude(float("inf"))
+    assert agreement.skips
+    assert agreement.scale == before / 2
+    agreement.conclude((2 * agreement.scale) ** 2)
+    assert (agreement.skips, agreement.norm) == (False, 2.0)
+    used = agreement.used(torch.ones(1) * agreement.scale)
+    assert float(used) == pytest.approx(0.5, rel=1e-5)
