@@ -24,7 +24,7 @@ class Run:
         iteration_s: Mean seconds of an iteration.
         source: Where that comes from.
         wall_s: How long the run took.
-        peak_bytes: Most memory of its processes, as sampled.
+        peak_bytes: Most memory of its processes, as sampled, or counted for one rank.
     """
 
     cpus: float

@@ -25,6 +25,7 @@ from partita.fleet.report import SPEED_VARIABLE
 from partita.processes import how_it_ended, job_environment, last_lines
 
 SPEED_FILE = "speed.json"
+_PEAK_FILE = "peak_bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class Speed:
 
 def clear_reports(directory: Path, folder: Path, name: str) -> None:
     """Remove what an earlier run has left, so that it cannot be taken for this one's report."""
-    for path in (directory / SPEED_FILE, folder / f"PERF_{name}.txt", *_perf_files(directory)):
+    own = (directory / SPEED_FILE, directory / _PEAK_FILE)
+    for path in (*own, folder / f"PERF_{name}.txt", *_perf_files(directory)):
         path.unlink(missing_ok=True)
 
 
@@ -169,7 +171,8 @@ class Outcome:
         failure: What went wrong, in a line; empty where nothing did.
         log: The last lines it printed.
         wall_s: How long it took.
-        peak_bytes: Most memory of its processes, as sampled; 0 = was not seen.
+        peak_bytes: Most memory of its processes, as sampled, and at least the most that the
+            system has counted for one rank; 0 = was not seen.
         speed: What it reported; None = nothing.
     """
 
@@ -229,7 +232,7 @@ def run_script(
         failure="",
         log="\n".join(last_lines(log, _LOG_LINES)),
         wall_s=wall_s,
-        peak_bytes=peak_bytes,
+        peak_bytes=max(peak_bytes, _counted_bytes(place.directory / _PEAK_FILE)),
         speed=None,
     )
     if hung:
@@ -269,7 +272,10 @@ def _command(
         ),
     }
     extra = ["--affinity", ",".join(map(str, limits.cpu_numbers))]
-    launch = [place.python, str(_INSIDE / "launch.py"), *_launch_options(place.ranks, rank_option)]
+    launch = [
+        *(place.python, str(_INSIDE / "launch.py"), "--peak-file"),
+        *(str(place.directory / _PEAK_FILE), *_launch_options(place.ranks, rank_option)),
+    ]
     job = ["--", str(place.script), *arguments]
     if place.isolation.way is Way.PLAIN:
         if limits.memory_bytes is not None:
@@ -304,6 +310,7 @@ def contained_command(
         container,
         [
             container.inside(_INSIDE / "launch.py"),
+            *("--peak-file", container.inside(place.directory / _PEAK_FILE)),
             *_launch_options(place.ranks, rank_option),
             "--",
             container.inside(place.script),
@@ -340,6 +347,17 @@ def _wait(process: "subprocess.Popen[bytes]", last_s: float) -> int:
             sample_s = now_s + _SAMPLE_S
         time.sleep(_POLL_S)
     return peak_bytes
+
+
+def _counted_bytes(path: Path) -> int:
+    """Return what the launcher wrote of the largest rank; 0 where it did not come that far.
+
+    Samples miss what lies between them, and a system may hide the memory of other processes.
+    """
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
 
 
 def session_bytes(session: int) -> int:

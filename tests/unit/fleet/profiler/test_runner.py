@@ -179,6 +179,17 @@ def test_the_memory_of_a_session_is_seen():
     assert session_bytes(2**30) == 0
 
 
+def test_the_memory_of_a_run_between_two_samples_is_counted(place):
+    text = "import os\nheld = b'x' * 50_000_000\n"
+    outcome = run_script(place(text), [], LIMITS, name="a")
+    assert 50_000_000 <= outcome.peak_bytes < 200_000_000
+
+
+def test_what_an_earlier_run_held_is_not_taken_for_this_ones(place, tmp_path):
+    (tmp_path / "run" / "peak_bytes").write_text(str(10**12))
+    assert run_script(place("raise SystemExit(1)"), [], LIMITS, name="a").peak_bytes < 10**9
+
+
 def test_in_a_container_all_paths_are_those_inside(place, tmp_path):
     container = Container(engine="docker", image="img")
     words = contained_command(
@@ -195,6 +206,7 @@ def test_in_a_container_all_paths_are_those_inside(place, tmp_path):
     assert inside[-3:] == [f"/datadrive{tmp_path}/job.py", "--data", "/datadrive/x"]
     assert "--rank-option=--local_rank" in inside
     assert f"OUT_DIR=/datadrive{tmp_path}/run" in words
+    assert inside[1:3] == ["--peak-file", f"/datadrive{tmp_path}/run/peak_bytes"]
 
 
 def test_the_speed_of_two_runs_leaves_the_start_out():

@@ -34,6 +34,7 @@ def main() -> int:
         if failed:
             _end(started, failed[0] if failed[0] > 0 else 128 - failed[0])
         if all(code == 0 for code in codes):
+            _write_peak(options.peak_file)
             return 0
         time.sleep(_POLL_S)
 
@@ -48,6 +49,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rank-option", default="", help="is given to each rank with its number")
     parser.add_argument("--affinity", default="", help="CPUs, such as 0,1,2")
     parser.add_argument("--data-bytes", type=int, default=0, help="of each process")
+    parser.add_argument("--peak-file", default="", help="gets the most bytes that one rank held")
     parser.add_argument("--join", action="append", default=[], help="file of a control group")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     return parser.parse_args()
@@ -86,6 +88,14 @@ def _start(options: argparse.Namespace, local: int) -> "subprocess.Popen[bytes]"
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     own = ["{}={}".format(options.rank_option, local)] if options.rank_option else []  # noqa: UP032
     return subprocess.Popen([sys.executable, "-u", *command, *own], env=environment)
+
+
+def _write_peak(path: str) -> None:
+    """Write the most memory that one rank has held, as the system has counted it."""
+    if path:
+        kibibytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        with open(path, "w") as file:  # noqa: PTH123 (as in Python 3.6)
+            file.write(str(1024 * kibibytes))
 
 
 def _end(ranks: "list[subprocess.Popen[bytes]]", code: int) -> None:
