@@ -2,10 +2,12 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-EXTRAS ?= torch,models,serve,energy,plot,dev,bench
+EXTRAS ?= torch,models,serve,energy,plot,ray,dev,bench
 
-# Debian packages that the tests need besides Python: network namespaces for the emulated link.
-APT_PACKAGES ?= iproute2
+# Debian packages that the tests need besides Python: network namespaces for the emulated link, and
+# Slurm, of which tests start daemons of their own: a policy that is there meanwhile keeps the
+# services of the packages from starting.
+APT_PACKAGES ?= iproute2 slurm-wlm munge
 
 comma := ,
 BIN := .venv/bin
@@ -87,4 +89,9 @@ system:
 	done; \
 	[ -z "$$missing" ] && exit 0; \
 	[ "$$(id -u)" = 0 ] || sudo=sudo; \
-	$$sudo apt-get update -q && $$sudo apt-get install -qy --no-install-recommends $$missing
+	$$sudo sh -c 'set -e; policy=/usr/sbin/policy-rc.d; \
+	    if [ ! -e $$policy ]; then \
+	        trap "rm -f $$policy" EXIT; \
+	        printf "#!/bin/sh\nexit 101\n" > $$policy; chmod 755 $$policy; \
+	    fi; \
+	    apt-get update -q; apt-get install -qy --no-install-recommends "$$@"' sh $$missing

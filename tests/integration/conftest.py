@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
 from partita.runtime.job import Job, JobDirectory
 from partita.testing.builders import host_cluster, pipeline
+from partita.testing.ray import PrivateRay, private_ray, why_no_ray
+from partita.testing.slurm import PrivateSlurm, private_slurm, why_no_slurm
 
 MODEL = ModelOrigin(
     text="gpt3-small",
@@ -50,6 +52,25 @@ def give_stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | Path], None]:
         monkeypatch.setattr(sys, "stdin", stdin)
 
     return give
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateSlurm]:
+    """A private Slurm with nodes n1 to n4 in two racks, for all tests of this process."""
+    if reason := why_no_slurm():
+        pytest.skip(reason)
+    racks = {"rack0": ("n1", "n2"), "rack1": ("n3", "n4")}
+    with private_slurm(tmp_path_factory.mktemp("slurm"), racks=racks) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[PrivateRay]:
+    """A private Ray with nodes r1, which has the head, and r2, for all tests of this process."""
+    if reason := why_no_ray():
+        pytest.skip(reason)
+    with private_ray() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
