@@ -119,6 +119,51 @@ def running(jobs, cluster, *, held):
     return state.snapshot(600.0)
 
 
+def test_greedy_starts_a_job_beside_those_who_run_and_not_in_their_place():
+    part = flat()
+    jobs = [Job(job_id=i, sensitivity=part, iterations=4000, gpus=4) for i in range(2)]
+    snapshot = running(jobs, servers(2), held=1)
+    granted = policy_of("fifo:greedy").allocator.allocate(snapshot, np.array([0, 1]))
+    check_promise(snapshot, granted)
+    assert granted.server[granted.first[1] : granted.first[2]].tolist() == [0]
+    assert granted.server[granted.first[0] : granted.first[1]].tolist() != []
+
+
+def test_greedy_moves_the_last_where_the_order_asks_for_it():
+    # The first needs 6 CPUs of one server, and each server has 5 that nobody holds.
+    jobs = [Job(job_id=0, sensitivity=steep(), iterations=4000)]
+    jobs += [Job(job_id=i, sensitivity=flat(), iterations=4000, gpus=3) for i in (1, 2)]
+    state = first_state(trace_of(jobs), servers(2, cpus=8.0), Rules())
+    state.active = np.arange(3)
+    state.speed[1:] = 1.0
+    state.held = (np.array([1, 2]), np.array([0, 1]), np.array([3, 3]))
+    granted = policy_of("fifo:greedy").allocator.allocate(state.snapshot(600.0), np.arange(3))
+    places = [granted.server[a:b].tolist() for a, b in itertools.pairwise(granted.first.tolist())]
+    assert places == [[1], [0], [0, 1]]
+
+
+def test_greedy_moves_jobs_about_as_rarely_as_tune():
+    kinds = (steep(), flat())
+    trace = trace_of(
+        [
+            Job(
+                job_id=i,
+                sensitivity=kinds[i % 3 > 0],
+                arrival_s=400.0 * i,
+                iterations=2000 + 1700 * (i * 7 % 11),
+                gpus=1 + i % 2,
+            )
+            for i in range(60)
+        ]
+    )
+    moved = {
+        name: int(simulate_trace(trace, servers(4), f"srtf:{name}").migrations.sum())
+        for name in ("greedy", "tune")
+    }
+    assert moved["tune"] == 0
+    assert moved["greedy"] <= 8
+
+
 @pytest.mark.parametrize(
     ("work", "gpus", "priority", "stopped"),
     [

@@ -8,6 +8,8 @@ server its floor. The released tune knows ideal and fair only.
 
 from typing import Any
 
+import numpy as np
+
 from partita.core.columns import Longs
 from partita.fleet.policies.allocators.round_tables import (
     RoundTables,
@@ -31,11 +33,12 @@ def tune(snapshot: Snapshot, order: Longs, *, effort: float = 0.0) -> Allocation
 
 
 def greedy(snapshot: Snapshot, order: Longs, *, effort: float = 0.0) -> Allocation:
-    """Return ideal demands for the jobs, in order, for which they fit."""
+    """Return ideal demands for the jobs, in order, for which they fit; few jobs move for that."""
     tables = lay_out(snapshot)
 
     def call(kernel: Any, at: RoundTables) -> None:  # noqa: ANN401 (compiled or not)
-        kernel(order, at.queue, at.site, at.table, at.class_free, at.quota)
+        rank = np.zeros(len(snapshot), dtype=np.int64)
+        kernel(order, rank, at.queue, at.site, at.table, at.class_free, at.quota)
 
     return outcome(snapshot, run(share_greedily, tables, call, effort=effort))
 

@@ -374,34 +374,131 @@ def greedy_place(j: int, queue: Queue, site: Site, table: Table) -> bool:
 
 
 @kernel
+def greedy_serve(
+    j: int, queue: Queue, site: Site, table: Table, class_free: Column, quota: Column
+) -> bool:
+    """Give a job its ideal demand on the first class that has it; return whether one has.
+
+    The class on which it runs comes first: a move costs a restart.
+    """
+    if not may_hold(j, queue.gpus[j], queue, quota):
+        return False
+    classes = table.num_classes[0]
+    held = -1
+    if stays(j, queue, site):
+        held = site.klass[queue.held_server[queue.held_first[j]]]
+    for turn in range(-1, classes):
+        k = held if turn < 0 else turn
+        if k < 0 or (turn == held and turn >= 0):
+            continue
+        if not queue.may_run[j * classes + k] or class_free[k] < queue.gpus[j]:
+            continue
+        # Set before it is known to fit, since the choices of a job depend on its class.
+        queue.klass[j] = k
+        if greedy_place(j, queue, site, table):
+            hold(j, queue.gpus[j], queue, class_free, quota)
+            queue.choice[j] = table.first[list_of(j, queue, table) + 1] - 1
+            return True
+    queue.klass[j] = -1
+    return False
+
+
+@kernel
+def take_all_off(queue: Queue, site: Site, class_free: Column, quota: Column) -> None:
+    """Take every job off its servers again."""
+    for p in range(queue.count[NUM_PIECES]):
+        site.free_gpus[queue.piece_server[p]] += queue.piece_gpus[p]
+    queue.count[NUM_PIECES] = 0
+    for s in range(len(site.klass)):
+        site.claim_cpus[s] = 0.0
+        site.claim_memory[s] = 0.0
+    for j in range(len(queue.klass)):
+        if queue.klass[j] >= 0:
+            hold(j, -queue.gpus[j], queue, class_free, quota)
+        queue.klass[j] = -1
+        queue.choice[j] = -1
+        queue.pieces[j] = 0
+
+
+@kernel
+def is_moved(j: int, queue: Queue, site: Site) -> bool:
+    """Return whether a job that may stay was placed on other servers than it holds."""
+    if queue.klass[j] < 0 or not stays(j, queue, site):
+        return False
+    begin = queue.held_first[j]
+    if queue.held_first[j + 1] - begin != queue.pieces[j]:
+        return True
+    for i in range(queue.pieces[j]):
+        p = queue.first[j] + i
+        if queue.piece_server[p] != queue.held_server[begin + i]:
+            return True
+        if queue.piece_gpus[p] != queue.held_gpus[begin + i]:
+            return True
+    return False
+
+
+@kernel
+def serve_again(
+    order: Column,
+    rank: Column,
+    queue: Queue,
+    site: Site,
+    table: Table,
+    class_free: Column,
+    quota: Column,
+) -> bool:
+    """Place those who keep their place, then the other jobs that run; return whether all fit.
+
+    ``rank`` is 2 for who keeps its place, 1 for who runs, 0 for who does not.
+    """
+    for least in (2, 1):
+        for i in range(len(order)):
+            j = order[i]
+            if rank[j] == least and not greedy_serve(j, queue, site, table, class_free, quota):
+                return False
+    return True
+
+
+@kernel
 def share_greedily(
     order: Column,
+    rank: Column,
     queue: Queue,
     site: Site,
     table: Table,
     class_free: Column,
     quota: Column,
 ) -> None:
-    """Give each job in order its ideal demand or nothing."""
-    queue.count[NUM_PIECES] = 0
-    classes = table.num_classes[0]
+    """Give each job in order its ideal demand or nothing, and move as few as that lets.
+
+    The order alone says who runs. It would also let a job that starts take the room of one behind
+    it, which then moves although both have room elsewhere. So those who run and hold a place keep
+    it, and the others are placed around them; where one of these does not fit, the last holders
+    give up their claim, ever more of them, until all fit. With no claims left this is the order
+    again. ``rank`` is the room that `serve_again` needs, by job.
+    """
+    moved = False
+    for i in range(len(order)):
+        greedy_serve(order[i], queue, site, table, class_free, quota)
     for i in range(len(order)):
         j = order[i]
-        queue.pieces[j] = 0
-        queue.choice[j] = -1
-        tenant = queue.tenant[j]
-        if tenant >= 0 and 0 <= quota[tenant] < queue.gpus[j]:
-            continue
-        for k in range(classes):
-            # Set before it is known to fit, since the choices of a job depend on its class.
-            queue.klass[j] = k
-            if not queue.may_run[j * classes + k] or class_free[k] < queue.gpus[j]:
-                continue
-            if greedy_place(j, queue, site, table):
-                class_free[k] -= queue.gpus[j]
-                queue.choice[j] = table.first[list_of(j, queue, table) + 1] - 1
-                break
-        if queue.choice[j] < 0:
-            queue.klass[j] = -1
-        elif tenant >= 0 and quota[tenant] >= 0:
-            quota[tenant] -= queue.gpus[j]
+        moved = moved or is_moved(j, queue, site)
+        rank[j] = 0
+        if queue.klass[j] >= 0:
+            rank[j] = 2 if stays(j, queue, site) else 1
+    if not moved:
+        return
+    last, step = len(order), 1
+    take_all_off(queue, site, class_free, quota)
+    while not serve_again(order, rank, queue, site, table, class_free, quota) and last > 0:
+        given_up = 0
+        while last > 0 and given_up < step:
+            last -= 1
+            if rank[order[last]] == 2:
+                rank[order[last]] = 1
+                given_up += 1
+        step *= 2
+        take_all_off(queue, site, class_free, quota)
+    for i in range(len(order)):
+        if queue.klass[order[i]] < 0:  # one that does not run by the order alone may fit now
+            greedy_serve(order[i], queue, site, table, class_free, quota)
