@@ -23,7 +23,7 @@ import numpy as np
 
 from partita.core.cluster import Cluster
 from partita.core.columns import Array
-from partita.core.energy import EnergyProfile, Frontier
+from partita.core.energy import TIE, EnergyProfile, Frontier
 from partita.core.program import Program
 from partita.energy.frontier.improve import improve
 from partita.energy.frontier.options import Options, options_of
@@ -366,7 +366,7 @@ def _frontier(
     """Return the frontier of simulated points.
 
     Those that another one beats are left out, except that slower ones than the point of least
-    energy stay where they are asked for.
+    energy stay where they are asked for. Of several that take as long, the cheapest stays.
     """
     choices = np.stack([rounding.choice(candidate) for candidate in candidates])
     lengths, energies = (column.tolist() for column in model.realised(choices))
@@ -379,11 +379,14 @@ def _frontier(
         points.append((length, energy, min(bound, energy), model.clocks(choices[i])))
     points.sort(key=lambda point: point[:2])
     least = min(range(len(points)), key=lambda i: points[i][1])
-    kept = [
-        point
-        for i, point in enumerate(points)
-        if not i or point[1] < min(other[1] for other in points[:i]) or (to_slowest and i > least)
-    ]
+    kept = points[:1]
+    for i, point in enumerate(points[1:], 1):
+        is_slower = point[0] > kept[-1][0] * (1 + TIE)
+        if point[1] < min(other[1] for other in points[:i]):
+            kept = kept if is_slower else kept[:-1]
+            kept.append(point)
+        elif to_slowest and i > least and is_slower:
+            kept.append(point)
     all_max_s, all_max_j = model.all_max()
     return Frontier(
         devices=model.program.devices,

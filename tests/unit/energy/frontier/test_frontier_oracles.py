@@ -245,6 +245,14 @@ def test_to_the_slowest_goes_on_beyond_the_least_energy() -> None:
     check_played(model)
 
 
+def test_no_point_stands_twice_beyond_the_least_energy() -> None:
+    known = replace(profile(3, np.random.default_rng(5)), blocking_w={"": 250.0})
+    model = pipeline_model(known, Pipeline(microbatches=2))
+    frontier = solve_frontier(model, points=50, to_slowest=True, tries=100)
+    assert len(frontier) > 30
+    assert bool((np.diff(frontier.time_s) > 1e-9 * frontier.time_s[1:]).all())
+
+
 def test_transfers_without_time_leave_the_edges_of_the_schedule() -> None:
     model = pipeline_model(profile(4, np.random.default_rng(5)), Pipeline(microbatches=8))
     precedence = precedence_of(model.program, model.found, model.options)
