@@ -19,7 +19,7 @@ from partita.energy.devices.protocol import PowerDevice, WorkingDevice
 from partita.energy.devices.table import DEVICES, open_device
 from partita.energy.frontier.choose import parse_limits
 from partita.errors import InvalidInputError
-from partita.http import ServerError, check_address
+from partita.http import ServerError, check_address, split_address
 from partita.ranks.device import seam_of
 from partita.ranks.member import Member
 from partita.runtime.metering import EnergyMeter, Meter, NoMeter
@@ -223,7 +223,8 @@ class _Told:
             ServerError: Rank 0 has not been given one yet.
         """
         if not self._shared.check([_LATE_NAME]):
-            raise ServerError(f"energy server {self._server} has not answered rank 0 yet")
+            where, _ = split_address(self._server)
+            raise ServerError(f"energy server {where} has not answered rank 0 yet")
         return str(self._shared.get(_LATE_NAME).decode())
 
 

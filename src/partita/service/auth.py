@@ -21,8 +21,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from partita.http import is_loopback
 from partita.service.errors import printable
-from partita.service.settings import is_loopback
 
 OPEN_PATHS = ("/healthz",)
 """Paths that need no token."""

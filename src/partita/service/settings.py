@@ -1,6 +1,5 @@
 """Settings of the app and of the energy server."""
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from partita.core.problem import Schedule
 from partita.energy.policies.table import check_scheduler
 from partita.errors import InvalidInputError
+from partita.http import is_loopback
 
 DEFAULT_PORT = 7787
 DEFAULT_POLL_LIMIT_S = 1800.0
@@ -77,13 +77,3 @@ class Settings:
                 f"{self.host!r} can be reached from other machines: a token is needed; give "
                 "--token-file or PARTITA_TOKEN, or bind to 127.0.0.1"
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

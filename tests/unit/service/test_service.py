@@ -10,11 +10,12 @@ import httpx
 import pytest
 
 from partita.errors import FormatError, InvalidInputError
+from partita.http import is_loopback
 from partita.service.app import make_app
 from partita.service.energy.plans import read_plans
 from partita.service.errors import printable
 from partita.service.serve import bound_socket
-from partita.service.settings import EnergySettings, Settings, is_loopback
+from partita.service.settings import EnergySettings, Settings
 
 
 def basic(password: str) -> str:

@@ -13,9 +13,9 @@ It sets the clock that the plan has for each instruction, notes time and energy,
 ``profile_steps`` steps, and takes a new plan between two steps. All talk with the server is that of
 threads: a server that is slow, dead or wrong never stops a step; the last plan stays in force, and
 that is said once. A plan of its profiling does not: it may have the lowest clocks, so that these go
-back to the highest when the server has been silent for a while, until it answers again. One rank of
-a job calls ``register_job`` and tells the others the name. ``ClockController`` sets the clock of a
-device without holding up the step that asks for it.
+back to the highest when the server has been silent for a step or two, until it answers again. One
+rank of a job calls ``register_job`` and tells the others the name. ``ClockController`` sets the
+clock of a device without holding up the step that asks for it.
 """
 
 import atexit
@@ -38,6 +38,7 @@ from partita.energy.devices.protocol import PowerDevice, WorkingDevice
 from partita.energy.frontier.clock_plan import NAMES, Entry
 from partita.energy.policies.stragglers import Instruction, Sensitivity, SlowdownWatch
 from partita.errors import PartitaError
+from partita.http import split_address
 
 
 class ClockController:
@@ -137,7 +138,9 @@ class ClientOptions:
 
     Attributes:
         profile_steps: Steps after which results are reported.
-        silence_s: How long a server that profiles may be silent before its clocks are put aside.
+        silence_steps: Steps that may begin while a server that profiles is silent; with the next
+            one its clocks are put aside.
+        silence_s: Seconds that it may be silent in any case, however short steps are.
         back_to_back: Whether a step lasts until the next one begins, so that the time in which a
             rank waits for the others at its end counts; for loops that do nothing in between.
         sensitivity: When this rank is a straggler.
@@ -149,7 +152,8 @@ class ClientOptions:
     """
 
     profile_steps: int = 5
-    silence_s: float = 60.0
+    silence_steps: int = 1
+    silence_s: float = 1.0
     back_to_back: bool = False
     sensitivity: Sensitivity = field(default_factory=Sensitivity)
     keep_log: bool = False
@@ -189,6 +193,7 @@ class EnergyClient:
         self._step = _Step()
         self._unread: deque[tuple[StepUse, Stamp, Stamp]] = deque()
         self._steps = count()
+        self._silent_steps = 0
         self._uses: list[StepUse] = []
         self._windows: list[Window] = []
         self._can_set = self._controller.open()
@@ -217,7 +222,7 @@ class EnergyClient:
         if not self._can_set:
             self._say(
                 f"{self._device.name}: its clocks cannot be set, so that energy server "
-                f"{server_url} is not asked"
+                f"{split_address(server_url)[0]} is not asked"
             )
             return
         self._mailbox = Mailbox(
@@ -255,8 +260,7 @@ class EnergyClient:
         newest = None if self._mailbox is None else self._mailbox.newest_plan()
         if self._mailbox is None or newest is None:
             return
-        silence_s = self._mailbox.silence_s if newest.state == PROFILING else 0.0
-        if silence_s > self._options.silence_s:
+        if self._is_deserted(self._mailbox.silence_s, newest):
             if self._plan.version is not None:
                 self._plan = RankPlan()
                 self._measured = _Measured(self._plan)
@@ -268,6 +272,13 @@ class EnergyClient:
         elif newest.version != self._plan.version:
             self._plan = newest.after(self._plan)
             self._measured = _Measured(newest)
+
+    def _is_deserted(self, silence_s: float, plan: RankPlan) -> bool:
+        """Return whether a step begins under a plan of a profiling that nobody goes on with."""
+        self._silent_steps = self._silent_steps + 1 if silence_s else 0
+        if plan.state != PROFILING or silence_s <= self._options.silence_s:
+            return False
+        return silence_s == math.inf or self._silent_steps > self._options.silence_steps
 
     def on_instruction_begin(self, name: str) -> None:
         """Begin an instruction: its clock is asked for, its time begins."""

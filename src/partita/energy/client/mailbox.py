@@ -4,14 +4,15 @@ The first one begins by finding the job's name, which need not be known yet.
 Both go on asking a server that does not answer, or not with a plan, ever more rarely, and say so
 once. What a server refuses for good, such as a job that it does not know, ends the thread with one
 remark, and so does a mistake of our own; a letter that cannot be sent is left out. How long a
-server has been silent can be asked: who is in the midst of its profiling must not wait for ever.
+server has owed an answer can be asked: who is in the midst of its profiling must not wait for it.
 """
 
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cache, partial
@@ -125,7 +126,9 @@ class Mailbox:
         self._registered = threading.Event()
         self._complaining = threading.Lock()
         self._complained: set[int] = set()
-        self._silent_since: dict[int, float] = {}  # by thread, while its requests fail
+        # By thread: since when its requests fail, and when the one under way should be answered.
+        self._silent_since: dict[int, float] = {}
+        self._due_s: dict[int, float] = {}
         self._links = [
             ServerLink(url, noun="energy server", token=token, transport=transport)
             for _ in range(2)
@@ -144,10 +147,13 @@ class Mailbox:
 
     @property
     def silence_s(self) -> float:
-        """Seconds for which requests have failed; 0 = they do not, inf = there will be no plan."""
+        """Seconds for which the server owes an answer; 0 = it does not, inf = there will be none.
+
+        That is since requests fail, or since one that is under way should have been answered.
+        """
         with self._complaining:
-            since = min(self._silent_since.values(), default=math.inf)
-        return 0.0 if since == math.inf else time.monotonic() - since
+            since = min((*self._silent_since.values(), *self._due_s.values()), default=math.inf)
+        return max(0.0, time.monotonic() - since)
 
     def announce(self, straggler: Mapping[str, Any]) -> None:
         """Send word of a straggler."""
@@ -201,7 +207,20 @@ class Mailbox:
         self._job_id = self._find_job()
 
     def _register(self, link: ServerLink) -> None:
-        link.post(f"/register_rank/{self._job_id}", self._registration)
+        with self._answer_due():
+            link.post(f"/register_rank/{self._job_id}", self._registration)
+
+    @contextmanager
+    def _answer_due(self, wait_s: float = 0.0) -> Iterator[None]:
+        """Note that the server owes this thread an answer, after a wait that was asked for."""
+        thread = threading.get_ident()
+        with self._complaining:
+            self._due_s[thread] = time.monotonic() + wait_s
+        try:
+            yield
+        finally:
+            with self._complaining:
+                del self._due_s[thread]
 
     def _next_plan(self, link: ServerLink) -> None:
         newest = self._incoming
@@ -209,7 +228,8 @@ class Mailbox:
         if newest is not None:
             query["after"] = newest.version
         try:
-            found = link.get(f"/schedule/{self._job_id}", query, wait_s=LONG_POLL_S)
+            with self._answer_due(LONG_POLL_S):
+                found = link.get(f"/schedule/{self._job_id}", query, wait_s=LONG_POLL_S)
         except ServerError as exc:
             if exc.status == _LONG_POLL_OVER:
                 return
@@ -221,8 +241,14 @@ class Mailbox:
             if not self._threads[0].is_alive():
                 return
         while (letter := self._letters.get()) is not None:
-            if self._insist(partial(_post, link, cache(letter))) is _Answer.STOPPED:
+            if self._insist(partial(self._post, link, cache(letter))) is _Answer.STOPPED:
                 return
+
+    def _post(self, link: ServerLink, letter: _Letter) -> None:
+        """Send a letter, which is written when it is sent first."""
+        path, body = letter()
+        with self._answer_due():
+            link.post(path, body)
 
     def _insist(self, request: Callable[[], object]) -> _Answer:
         """Make a request until it is answered."""
@@ -263,8 +289,3 @@ class Mailbox:
             if what not in self._complained:
                 self._complained.add(what)
                 self._say(f"{exc}; training goes on with the last plan")
-
-
-def _post(link: ServerLink, letter: _Letter) -> None:
-    """Send a letter, which is written when it is sent first."""
-    link.post(*letter())

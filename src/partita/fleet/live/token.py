@@ -12,10 +12,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from partita.errors import InvalidInputError
-from partita.http import read_token
+from partita.http import is_loopback, read_token
 
 TOKEN_FILE = "token"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def make_token(folder: Path) -> str:
@@ -69,7 +68,7 @@ def fleet_token(file: str | None, server: str) -> str:
         return token
     with suppress(OSError, ValueError):
         address = urlsplit(server)
-        if address.hostname in _LOOPBACK and address.port is not None:
+        if is_loopback(address.hostname or "") and address.port is not None:
             made = Path(_note(address.port).read_text(encoding="utf-8").strip())
             return made.read_text(encoding="ascii").strip()
     return ""

@@ -1,6 +1,7 @@
 """The client: sets clocks, measures, reports, and is never held up by a server."""
 
 import json
+import math
 import re
 import threading
 import time
@@ -42,6 +43,7 @@ class FakeServer:
         self.posts: list[tuple[str, dict]] = []
         self.changed = threading.Condition()
         self.is_dead = False
+        self.is_hung = threading.Event()
         self.refusals: dict[str, int] = {}
         self.tokens: list[str | None] = []
 
@@ -62,6 +64,8 @@ class FakeServer:
         self.tokens.append(request.headers.get("Authorization"))
         if self.is_dead:
             raise httpx.ConnectError("refused", request=request)
+        if request.method == "POST" and self.is_hung.is_set():
+            until(lambda: not self.is_hung.is_set())
         path = request.url.path
         for part, status in self.refusals.items():
             if part in path:
@@ -216,9 +220,11 @@ def test_a_server_that_dies_while_it_profiles_does_not_leave_low_clocks(
     assert loop.device.clock_mhz == 700
     server.is_dead = True
     until(lambda: loop.client._mailbox.silence_s > 0.05)
+    clocks = []
     for _ in range(5):
         loop.step()
-        assert loop.device.clock_mhz == 1400
+        clocks.append(loop.device.clock_mhz)
+    assert clocks == [700, 1400, 1400, 1400, 1400]  # it may have been silent for a moment only
     assert loop.client.plan.version is None
     assert [text for text in loop.said if "clocks are at their highest" in text] == loop.said[1:]
     reports = len(server.posted("/result"))
@@ -236,6 +242,27 @@ def test_a_server_that_dies_while_it_profiles_does_not_leave_low_clocks(
     loop.client.close()
 
 
+def test_a_server_that_hangs_while_it_profiles_does_not_leave_low_clocks(
+    server: FakeServer,
+) -> None:
+    server.deploy(700, 700)
+    loop = Loop(server, silence_s=0.02)
+    loop.await_version(1)
+    server.is_hung.set()
+    for _ in range(2):
+        loop.step()  # the second makes a report that nobody takes
+    until(lambda: loop.client._mailbox.silence_s > 0.02)
+    for _ in range(2):
+        loop.step()
+    assert loop.device.clock_mhz == 1400
+    assert ["clocks are at their highest" in text for text in loop.said] == [True]
+    server.is_hung.clear()
+    until(lambda: loop.client._mailbox.silence_s == 0)
+    loop.step()
+    assert loop.device.clock_mhz == 700
+    loop.client.close()
+
+
 def test_a_server_that_forgot_the_job_while_it_profiles_does_not_leave_low_clocks(
     server: FakeServer,
 ) -> None:
@@ -244,7 +271,7 @@ def test_a_server_that_forgot_the_job_while_it_profiles_does_not_leave_low_clock
     loop.await_version(1)
     loop.step()
     server.refusals["/schedule"] = 404
-    until(lambda: loop.client._mailbox.silence_s > 60)
+    until(lambda: loop.client._mailbox.silence_s == math.inf)
     loop.step()
     loop.client.close()
     assert loop.device.clock_mhz == 1400
