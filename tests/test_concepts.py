@@ -55,6 +55,15 @@ CONCEPTS: Mapping[str, Concept] = {
     "dividing a tensor among a tensor-parallel group": Concept(
         r"block \* \(rank \+ 1\) // count", ("capture/splits.py",)
     ),
+    "whether blocks are recomputed": Concept(
+        r"bool\(request\.recompute|recompute == .full.", ("flows/fields.py",)
+    ),
+    "schedules of the learning rate": Concept(
+        r"\(.constant., .linear., .cosine.\)", ("runtime/recipe.py",)
+    ),
+    "options whose value may be left out": Concept(
+        r"class BareOption\b|flag_value", ("cli/from_request.py",)
+    ),
     "near names": Concept(r"get_close_matches\(", ("names.py",)),
     "SQLite files that survive kills": Concept(r"sqlite3\.connect\(", ("store.py",)),
     "speaking HTTP to a server": Concept(

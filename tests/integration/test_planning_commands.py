@@ -317,3 +317,45 @@ def test_robustness_refuses_in_one_line(
     assert found == code, err
     assert said in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_recompute_none_recomputes_nothing(run: Run) -> None:
+    base = ("compare", *SMALL, "-c", "2xa100", "-p", "uniform", "-q", "--json")
+    plain, none, full = (
+        json.loads(run(*base, *more)[1])["plans"][0]["step_s"]
+        for more in ((), ("--recompute", "none"), ("--recompute", "full"))
+    )
+    assert plain == none < full
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plan", *SMALL, "-p", "uniform", "-c", "2xa100"),
+        ("estimate", *SMALL, "-c", "2xa100"),
+        ("compare", *SMALL, "-p", "uniform", "-c", "2xa100"),
+        ("robustness", *SMALL, "-p", "uniform", "-c", "2xa100"),
+        ("profile", *SMALL, "--estimate", "a100"),
+        ("fleet", "curve", *SMALL, "-p", "uniform", "--devices", "a100:1,2"),
+        ("train", *SMALL, "-c", "2xa100", "--emulate"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_named_sets_of_activations_are_for_large_models(run: Run, command: tuple[str, ...]) -> None:
+    code, _, err = run(*command, "--recompute", "attention")
+    assert code == 2
+    assert "--recompute attention is for large transformers" in err
+
+
+@pytest.mark.parametrize("command", ["compare", "robustness", "profile", "train"])
+def test_a_large_model_is_not_asked_for_again_where_it_is_not_built(run: Run, command: str) -> None:
+    code, _, err = run(command, "llama3-8b", "-q")
+    assert code == 2
+    assert "'llama3-8b' is planned by its shape" in err
+    assert "did you mean" not in err
+
+
+def test_a_measured_profile_refuses_options_of_estimates(run: Run) -> None:
+    code, _, err = run("profile", *SMALL, "--recompute")
+    assert code == 2
+    assert "--recompute is for --estimate" in err

@@ -17,7 +17,6 @@ from partita.cli.console import (
 )
 from partita.cli.from_request import takes
 from partita.cli.options import output_options
-from partita.core.plan import Shard
 from partita.documents import save
 from partita.errors import InfeasibleError
 from partita.flows.estimate import MAX_DEVICES, Estimate, EstimateRequest, estimate_request
@@ -111,9 +110,7 @@ def show(found: Estimate) -> None:
     if not report.fits:
         _show_changes(found)
     if found.plan_command:
-        plain = report.best.shape.shard is Shard.NONE
-        better = "faster plans" if plain else "faster ones without sharding"
-        click.echo(f"only equal pipelines were tried; 'partita plan' searches for {better}:")
+        click.echo("only equal pipelines were tried; 'partita plan' searches for faster plans:")
         click.echo(f"  {found.plan_command}")
 
 

@@ -25,6 +25,34 @@ class OpenChoice(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
+class BareOption(click.Option):
+    """An option whose value may be left out.
+
+    Click would take the MODEL that follows for the value, unless it looks like another option.
+    """
+
+    def bare(self) -> str:
+        """Return the option with the value that it has where none is given."""
+        return f"{self.opts[0]}={self.flag_value}"
+
+    def takes(self, word: str) -> bool:
+        """Return whether a word that follows is its value."""
+        return isinstance(self.type, click.Choice) and word in self.type.choices
+
+
+def with_bare_values(command: click.Command, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a command, with the values of options that were given without one."""
+    options = [option for option in command.params if isinstance(option, BareOption)]
+    bare = {flag: option for option in options for flag in option.opts}
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    result = list(arguments)
+    for place, word in enumerate(arguments[:end]):
+        option, after = bare.get(word), "".join(arguments[place + 1 : place + 2])
+        if option is not None and not option.takes(after):
+            result[place] = option.bare()
+    return result
+
+
 def takes(request: type[Request], *, without: tuple[str, ...] = ()) -> Callable[[_F], _F]:
     """Return a decorator that gives a command the options of a request, and the request itself.
 
@@ -77,7 +105,7 @@ def _settings(field: Field) -> dict[str, Any]:
     if field.option.is_required:
         settings["required"] = True
     if field.option.bare:
-        settings |= {"is_flag": False, "flag_value": field.option.bare}
+        settings |= {"cls": BareOption, "is_flag": False, "flag_value": field.option.bare}
     if names := field.option.environment:
         settings["envvar"] = names[0] if len(names) == 1 else list(names)
     if field.default is True:

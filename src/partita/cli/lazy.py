@@ -48,7 +48,12 @@ class LazyGroup(click.Group):
 
             hint = did_you_mean(args[0], self.table)
             raise click.UsageError(f"there is no command {args[0]!r}{hint}", ctx)
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is None:
+            return name, None, rest
+        from partita.cli.from_request import with_bare_values  # noqa: PLC0415 (a command has it)
+
+        return name, command, with_bare_values(command, rest)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     0 = done, 1 = an error of ours, 2 = usage or bad input, 3 = infeasible, 4 = the environment
     cannot, 5 = a run failed.
     """
-    arguments = _with_values(sys.argv[1:] if arguments is None else list(arguments))
+    arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows another
@@ -100,24 +100,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "--debug" in arguments:
             raise
         _fail(_reason(exc), UnsupportedError.exit_code)
-
-
-def _with_values(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments, with the value of options that were given without one.
-
-    Click would else take the MODEL that follows for their value.
-    """
-    result = list(arguments)
-    if "--recompute" not in result:
-        return result
-    from partita.core.plan import RECOMPUTE_SETS  # noqa: PLC0415 (NumPy; help comes at once)
-
-    for place, word in enumerate(result):
-        if word == "--recompute":
-            after = result[place + 1] if place + 1 < len(result) else ""
-            if after not in ("none", *RECOMPUTE_SETS):
-                result[place] = "--recompute=full"
-    return result
 
 
 def _run(arguments: Sequence[str]) -> None:

@@ -38,7 +38,7 @@ def command(request: TrainRequest, *, as_json: bool, quiet: bool, debug: bool) -
     are told of one another by NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT.
     """
     del debug  # read by main
-    check_training(request)
+    request = check_training(request)
     with torch_needed("training needs"):
         from partita.flows.run_steps import carry_out, prepare_training  # noqa: PLC0415 (torch)
     silent = quiet or as_json

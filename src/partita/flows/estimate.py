@@ -275,7 +275,7 @@ def _question(
         cluster_at=lambda _: None,
         objective=changed_objective(start, request),
         start=Setting(
-            microbatch_size=size, recompute=bool(request.recompute), shard=Shard(request.shard)
+            microbatch_size=size, recompute=request.recomputes_blocks, shard=Shard(request.shard)
         ),
         batch_size=batch,
         rules=(*own, *rules_of(request)),
@@ -366,15 +366,14 @@ def _command(request: EstimateRequest, question: Question, change: Change, large
 def _plan_command(request: EstimateRequest, report: FitReport) -> str:
     """Return the command that searches for a faster plan of the same step; empty where none does.
 
-    The default planner starts from plans such as these, but for sharded ones; and a name that an
-    example has, too, means the example there.
+    The default planner starts from plans such as these; a name that an example has, too, means the
+    example there.
     """
-    plain = any(trial.fits and trial.shape.shard is Shard.NONE for trial in report.trials)
     problem = report.problem
-    if not plain or len(problem.cluster) == 1 or is_of_zoo(request.model):
+    if not report.fits or len(problem.cluster) == 1 or is_of_zoo(request.model):
         return ""
     words = ["partita", "plan", _name(request.model)]
     words += arguments_of(request, without=(*_CHANGED, "seed"))
     words += ["--microbatches", str(problem.microbatches)]
     words += ["--microbatch-size", str(problem.microbatch_size)]
-    return shlex.join(words + ["--recompute"] * bool(request.recompute))
+    return shlex.join(words + ["--recompute"] * request.recomputes_blocks)

@@ -108,7 +108,7 @@ def estimator_of(
     options = EstimateOptions(
         kernels=Kernels(request.kernels),
         arithmetic=request.arithmetic,
-        recompute=bool(request.recompute),
+        recompute=request.recomputes_blocks,
         granularity=Granularity(request.granularity),
         mode=CaptureMode.EVAL if mode == Mode.INFERENCE.value else CaptureMode.TRAINING,
     )
@@ -140,7 +140,7 @@ def estimated_graphs(
         InvalidInputError: There is no such model, or the catalogue has no type of the cluster.
         UnsupportedError: torch is not there.
     """
-    _check_name(text)
+    check_model(text, also=f"; nor a file or a built-in example ({', '.join(EXAMPLES)})")
     types = list(dict.fromkeys(cluster.devices[i].type for i in main_devices_of(cluster)))
     known = [name for name in types if name in catalogue.devices]
     if not known:
@@ -194,11 +194,20 @@ def _as_policy_says(request: SourceFields) -> SourceFields:
     return replace(plain, dtype=policy.weights, arithmetic=policy.compute)
 
 
-def _check_name(model: str) -> None:
-    """Refuse a plain name that no model has, with the examples that there are, too."""
+def check_model(model: str, *, also: str = "") -> None:
+    """Refuse a plain name that no model has which can be built.
+
+    Args:
+        model: The name; files, callables and configurations are left to whoever loads them.
+        also: What else it could have been, after the names that are known.
+
+    Raises:
+        InvalidInputError: There is none; says where a model of this name is a large one, which is
+            planned by its shape and never built.
+    """
     if ":" in model or "/" in model or Path(model).exists():
         return
-    with torch_needed(f"{model!r} is no file and no built-in example; to estimate a model needs"):
+    with torch_needed(f"{model!r} is no file and no built-in example; building a model needs"):
         from partita.models.zoo import MODELS, find_model  # noqa: PLC0415 (imports torch)
     try:
         find_model(model)
@@ -206,10 +215,13 @@ def _check_name(model: str) -> None:
         from partita.transformer.named import near_shape  # noqa: PLC0415 (YAML of all shapes)
 
         near = near_shape(model)
+        if near == model.lower():
+            raise InvalidInputError(
+                f"{model!r} is planned by its shape: see partita plan, estimate and recommend"
+            ) from exc
         if near is not None and nearest(model, MODELS) is None:
             raise InvalidInputError(
                 f"there is no model {model!r}; did you mean {near!r}? (partita models large lists "
                 "them)"
             ) from exc
-        examples = ", ".join(EXAMPLES)
-        raise InvalidInputError(f"{exc}; nor a file or a built-in example ({examples})") from exc
+        raise InvalidInputError(f"{exc}{also}") from exc

@@ -13,6 +13,7 @@ from partita.core.schedules import Schedule, schedule_names
 from partita.core.solution import Solution
 from partita.cost.tables import GPU_RESERVE
 from partita.documents import OpenedFile
+from partita.errors import InvalidInputError
 from partita.planners.table import DEFAULT_PLANNER, PLANNERS
 from partita.requests import Request, declare
 
@@ -35,6 +36,8 @@ PlanSource: TypeAlias = str | OpenedFile | Solution | HasSolution
 
 GRANULARITIES = ("op", "module", "block")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+WHOLE_OR_NONE = ("none", "full")
+"""What ``recompute`` may be of any model; large transformers have named sets, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +103,21 @@ class EstimateFields(Request):
         help="Activations that backward computes again: of a whole block without a value; named "
         "sets are for large transformers.",
     )
+
+    @property
+    def recomputes_blocks(self) -> bool:
+        """Whether backward computes whole blocks again, in a model that is planned op by op.
+
+        Raises:
+            InvalidInputError: A named set was given, which only the shapes of large transformers
+                have.
+        """
+        if self.recompute not in (None, *WHOLE_OR_NONE):
+            raise InvalidInputError(
+                f"--recompute {self.recompute} is for large transformers that are named by their "
+                "shape (partita models large, or a config.json); op by op it is full or none"
+            )
+        return self.recompute == "full"
 
 
 @dataclass(frozen=True, kw_only=True)

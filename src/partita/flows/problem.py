@@ -21,6 +21,7 @@ from partita.cost.tables import GPU_RESERVE
 from partita.documents import OpenedFile, load, open_catalogue, open_file, read_text
 from partita.errors import FormatError, InvalidInputError
 from partita.flows.fields import (
+    WHOLE_OR_NONE,
     ChangeFields,
     ClusterFields,
     DegreeFields,
@@ -143,7 +144,7 @@ def _graphs(
         refuse_source_options(str(request.model), request)
         own = base if isinstance(base, Graph) else base.graph
         found = lambda _: own  # noqa: E731 (figures of a graph are scaled to any microbatch)
-    if not request.recompute:
+    if not request.recomputes_blocks:
         return found
     from partita.profiler.estimate.recompute import with_recomputation  # noqa: PLC0415 (rarely asked for)
 
@@ -175,12 +176,11 @@ def large_shape(request: Request, model: Model | None) -> "NamedShape | None":
     named = _shape_of(model) if isinstance(model, str) and model not in EXAMPLES else None
     if named is not None and not (degrees or named.is_listed or named.shape.params >= LARGE_PARAMS):
         named = None
-    in_degrees = bool(degrees) or given.get("recompute") not in (None, "none", "full")
-    if named is None and in_degrees:
-        what = degrees[0].replace("_", "-") if degrees else "recompute SET"
+    in_degrees = bool(degrees) or given.get("recompute") not in (None, *WHOLE_OR_NONE)
+    if named is None and degrees:
         raise InvalidInputError(
-            f"--{what} is for large transformers that are named by their shape (partita models "
-            f"large, or a config.json); {model!r} is planned op by op"
+            f"--{degrees[0].replace('_', '-')} is for large transformers that are named by their "
+            f"shape (partita models large, or a config.json); {model!r} is planned op by op"
         )
     op_by_op = {field.name for group in _OP_BY_OP for field in fields_of(group)}
     op_by_op |= {"slowdown", "trace_search", "objective", "schedule", "mode", "shard"}

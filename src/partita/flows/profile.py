@@ -12,11 +12,17 @@ from partita.core.json_values import thawed
 from partita.core.problem import Mode
 from partita.documents import load
 from partita.errors import InvalidInputError
-from partita.flows.estimated import estimate_origin, estimator_of, find_modules_here, origin_of
+from partita.flows.estimated import (
+    check_model,
+    estimate_origin,
+    estimator_of,
+    find_modules_here,
+    origin_of,
+)
 from partita.flows.extras import torch_needed
-from partita.flows.fields import SourceFields
+from partita.flows.fields import EstimateFields, SourceFields
 from partita.flows.results import Result
-from partita.requests import declare, make
+from partita.requests import declare, fields_of, make
 from partita.units import format_seconds
 
 if TYPE_CHECKING:
@@ -150,10 +156,16 @@ def profile_request(
     request: ProfileRequest, on_round: Callable[[int, int], None] = lambda _, __: None
 ) -> ProfileResult:
     """Profile what a request asks for; see :func:`profile`."""
+    check_model(request.model)
     if request.estimate is not None:
         return ProfileResult(graph=_estimated(request, request.estimate.split(",")))
     if request.profile_device == "meta":
         raise InvalidInputError("nothing can be measured on meta; --estimate prices it instead")
+    for field in fields_of(EstimateFields):
+        if field.name in request.given():
+            raise InvalidInputError(
+                f"{field.flag} is for --estimate; what runs is measured as it is"
+            )
     with torch_needed("profiles need"):
         from partita.profiler.measure.costs import Average  # noqa: PLC0415 (likewise)
         from partita.profiler.measure.measure import ProfileOptions  # noqa: PLC0415 (likewise)

@@ -1,9 +1,10 @@
 """Requests to train a model and to run a plan, and which of their options go together."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from partita.core.precision import OPTIMIZERS
 from partita.core.program import TransferMode
 from partita.core.schedules import Schedule, schedule_names
 from partita.errors import InvalidInputError
@@ -12,11 +13,11 @@ from partita.flows.solutions import SolutionRequest
 from partita.http import check_address
 from partita.requests import Request, declare
 from partita.runtime.baseline_names import BASELINES, TORCH_WAYS
+from partita.runtime.recipe import SCHEDULES as LEARNING_RATE_SCHEDULES
 from partita.units import parse_tokens
 
 OnStep: TypeAlias = Callable[[int, Any], None]
 """Called with a rank and each step that it has done."""
-LEARNING_RATE_SCHEDULES = ("constant", "linear", "cosine")
 RUNS = "runs"
 """Where run directories are made."""
 
@@ -208,11 +209,7 @@ class SavingFields(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest(StepFields, SourceFields, RunFields, SavingFields):
-    """A model, the devices of this machine, and how it is planned and trained on them.
-
-    A schedule of the learning rate may stand under ``schedule``, too, where most people look for
-    it; the names of the two kinds differ.
-    """
+    """A model, the devices of this machine, and how it is planned and trained on them."""
 
     schedule: str | None = declare(
         None,
@@ -220,7 +217,6 @@ class TrainRequest(StepFields, SourceFields, RunFields, SavingFields):
         added=Schedule.plugins().names,
         help="Pipeline schedule; cosine, linear and constant mean --lr-schedule.",
     )
-
     model: str | None = declare(None, is_argument=True, help="Name of a model.")
     devices: int | None = declare(
         None,
@@ -259,11 +255,23 @@ class TrainRequest(StepFields, SourceFields, RunFields, SavingFields):
     )
     device: int | None = declare(None, help="Number of the device of --baseline single.")
 
-    def __post_init__(self) -> None:
-        if self.schedule in LEARNING_RATE_SCHEDULES:
-            object.__setattr__(self, "lr_schedule", self.schedule)
-            object.__setattr__(self, "schedule", None)
-        super().__post_init__()
+    def with_schedules_apart(self) -> "TrainRequest":
+        """Return the request whose ``schedule`` is that of the pipeline alone.
+
+        That of the learning rate may stand there, too, where most people look for it: the names of
+        the two kinds differ.
+
+        Raises:
+            InvalidInputError: Two schedules of the learning rate are given.
+        """
+        if self.schedule not in LEARNING_RATE_SCHEDULES:
+            return self
+        if self.lr_schedule not in (LEARNING_RATE_SCHEDULES[0], self.schedule):
+            raise InvalidInputError(
+                f"--schedule {self.schedule} and --lr-schedule {self.lr_schedule} both say how the "
+                "learning rate changes; give one of them"
+            )
+        return replace(self, schedule=None, lr_schedule=self.schedule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,14 +293,17 @@ _OF_TRAINING = (
 )
 
 
-def check_training(request: TrainRequest) -> None:
-    """Refuse options of a training that would be ignored.
+def check_training(request: TrainRequest) -> TrainRequest:
+    """Return a request to train whose options go together, each under its own name.
 
     Raises:
-        InvalidInputError: One would be, or there is no model.
+        InvalidInputError: One would be ignored, there is no model, or an optimizer that runs
+            nowhere here.
     """
     if request.model is None:
         raise InvalidInputError("name a MODEL, or one in the --config file")
+    request = request.with_schedules_apart()
+    _check_optimizer(request)
     if request.baseline:
         _refuse_given(request, "baselines train in the model's own dtype", "precision")
     _check_together(request, request.baseline)
@@ -306,11 +317,12 @@ def check_training(request: TrainRequest) -> None:
     if request.cluster is None:
         why = "is for estimates of machines that are not here: add --cluster and --emulate"
         _refuse_given(request, why, "recompute", "kernels", "arithmetic")
-        return
+        return request
     if not request.emulate:
         raise InvalidInputError("--cluster names machines that are not here: add --emulate")
     why = "machines that are not here are estimated, not measured"
     _refuse_given(request, why, "devices", "device_ids", "rounds", "no_cache", "loss")
+    return request
 
 
 def check_run(request: RunRequest) -> None:
@@ -319,6 +331,7 @@ def check_run(request: RunRequest) -> None:
     Raises:
         InvalidInputError: One would be.
     """
+    _check_optimizer(request)
     _check_together(request)
     _check_saving(request)
     _check_survival(request)
@@ -328,6 +341,18 @@ def check_run(request: RunRequest) -> None:
         _refuse_given(request, why, "precision", *_OF_TRAINING)
         why = "a script is run for real, by itself"
         _refuse_given(request, why, "check", "emulate", "capture")
+
+
+def _check_optimizer(request: TrainRequest | RunRequest) -> None:
+    """Check that the executor steps with the optimizer.
+
+    Raises:
+        InvalidInputError: It is one that only plans count with.
+    """
+    name = request.optimizer
+    if name is not None and not OPTIMIZERS[name].runs:
+        known = ", ".join(each.name for each in OPTIMIZERS.values() if each.runs)
+        raise InvalidInputError(f"--optimizer {name} is for plans; a run here steps with {known}")
 
 
 def _check_survival(request: TrainRequest | RunRequest) -> None:

@@ -24,7 +24,7 @@ from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.flows.baselines import baseline_plan
 from partita.flows.elastic import execute_surviving
-from partita.flows.estimated import estimator_of, find_modules_here, source_options
+from partita.flows.estimated import check_model, estimator_of, find_modules_here, source_options
 from partita.flows.execute import (
     Execution,
     Outcome,
@@ -107,7 +107,9 @@ def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) ->
         InvalidInputError: There is no such model, or a value that does not go with the devices.
         UnsupportedError: More GPUs are wanted than there are.
     """
+    assert request.model is not None  # checked before
     find_modules_here()
+    check_model(request.model)
     host, gpus = Host.of(os.environ), use_device_ids(request.device_ids, visible_gpus())
     cluster = _cluster(request, gpus)
     stages, replicas = degrees(len(cluster.devices), request.pp, request.dp, request.tp)

@@ -201,9 +201,8 @@ def _train(folder: Path, **options: Any) -> "Outcome":  # noqa: ANN401 (fields o
     """Train a small model, as ``partita train`` does."""
     from partita.flows.run_steps import carry_out, prepare_training  # noqa: PLC0415 (torch)
 
-    request = make(TrainRequest, runs=str(folder), rounds=1, **options)
     try:
-        check_training(request)
+        request = check_training(make(TrainRequest, runs=str(folder), rounds=1, **options))
     except InvalidInputError as exc:  # an option that is not run yet
         raise UnsupportedError(str(exc)) from exc
     outcome = carry_out(prepare_training(request))

@@ -112,7 +112,7 @@ def _changed(base: Problem, request: StepFields) -> Problem:
     cluster = base.cluster
     if isinstance(request, ClusterFields):
         cluster = changed_cluster(base, read_cluster(request)[0], request)
-    if isinstance(request, EstimateFields) and request.recompute:
+    if isinstance(request, EstimateFields) and request.recompute is not None:
         raise InvalidInputError(
             "--recompute shapes an estimate; a saved plan says what it recomputes"
         )

@@ -52,8 +52,7 @@ def train(
         WorkerError: A rank failed, died or stood still, or a check found a difference.
     """
     given = options if model is None else {**options, "model": model}
-    request = _request(TrainRequest, config, given)
-    check_training(request)
+    request = check_training(_request(TrainRequest, config, given))
     with torch_needed("training needs"):
         from partita.flows.run_steps import carry_out, prepare_training  # noqa: PLC0415 (torch)
     prepared = prepare_training(request, on_progress)

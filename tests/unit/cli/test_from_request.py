@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from partita.cli.from_request import takes
+from partita.cli.lazy import LazyGroup
 from partita.errors import InvalidInputError
 from partita.requests import Request, arguments_of, declare, make
 
@@ -71,3 +72,38 @@ def test_variables_give_an_option_in_python_too(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("IDLE_TIME", "long")
     with pytest.raises(InvalidInputError, match=r"IDLE_TIME is 'long'; expected .* float"):
         make(Sample)
+
+
+@pytest.mark.parametrize(
+    ("words", "depth", "model"),
+    [
+        (("--depth", "bert"), "whole", "bert"),
+        (("bert", "--depth"), "whole", "bert"),
+        (("--depth", "half", "bert"), "half", "bert"),
+        (("--depth=half", "bert"), "half", "bert"),
+        (("--depth", "--", "half"), "whole", "half"),
+        (("--", "--depth"), None, "--depth"),
+    ],
+)
+def test_an_option_without_its_value_leaves_the_word_after_it(
+    words: tuple[str, ...], depth: str | None, model: str
+) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Deep(Request):
+        """A request with an option whose value may be left out."""
+
+        model: str = declare("", is_argument=True, help="Model.")
+        depth: str | None = declare(None, choices=("half", "whole"), bare="whole", help="Depth.")
+
+    found = []
+
+    @click.command()
+    @takes(Deep)
+    def command(request: Deep) -> None:
+        found.append(request)
+
+    group = LazyGroup(table={"deep": "Go deep."}, module_of=str)
+    group.get_command = lambda *_: command  # type: ignore[method-assign] (nothing to import)
+    result = CliRunner().invoke(group, ["deep", *words])
+    assert result.exit_code == 0, result.output
+    assert found == [Deep(model=model, depth=depth)]
