@@ -3,7 +3,8 @@
 A GPT on characters and a network on images, in float64: the differences of the scripts are printed
 and have at most ten new lines; all losses and the validation of the port equal those of plain
 torch, in one process and in two ranks of a plan, to 1e-9. The port of the image script on two
-replicas is timed against torch's DistributedDataParallel on the same two cores, in turns.
+replicas is timed against torch's DistributedDataParallel, that of the GPT on a pipeline of two
+against torch's Schedule1F1B over the same blocks, on the same two cores, in turns.
 """
 
 import contextlib
@@ -22,6 +23,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from _harness import ROOT, run_benchmark
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
 import partita
@@ -156,6 +159,72 @@ def against_ddp() -> list[float]:
     return in_ranks(solution("images", [[0, 1]]), work)[0]
 
 
+class Half(nn.Module):
+    """One of two stages of the GPT; the head has a copy of the embedding that it is tied to."""
+
+    def __init__(self, model: Any, rank: int) -> None:
+        super().__init__()
+        middle = len(model.blocks) // 2
+        self.blocks = model.blocks[middle:] if rank else model.blocks[:middle]
+        self.tokens = None if rank else model.tokens
+        self.places = None if rank else model.places
+        self.norm = model.norm if rank else None
+        self.head = model.head if rank else None
+        self.tied = model.head.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the stage."""
+        if self.tokens is not None:
+            x = self.tokens(x) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return x if self.head is None else self.head(self.norm(x))
+
+
+def against_1f1b() -> list[float]:
+    """Return the time of torch's 1F1B relative to the port's, in turns in the same ranks."""
+    script = load("gpt_ported")
+
+    def optimizer(groups: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups, lr=3e-3, weight_decay=0.1)
+
+    def work() -> list[float]:
+        torch.set_default_dtype(torch.float64)
+        tokens, labels = next(script.batches(1, 1))
+        trainer = partita.parallelize(
+            script.build()[0], script.loss_fn, optimizer=optimizer, clip_norm=1.0
+        )
+        rank = dist.get_rank()
+        half = Half(script.build()[0], rank)
+        stage = PipelineStage(half, rank, 2, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, len(MICROBATCHES["gpt"]), loss_fn=script.loss_fn)
+        stepped = optimizer(half.parameters())
+
+        def torchs(_: Any) -> None:
+            stepped.zero_grad()
+            if rank:
+                schedule.step(target=labels)
+            else:
+                schedule.step(tokens)
+            # What the script says, by hand: tied weights, and the norm over both stages.
+            dist.all_reduce(half.tied.grad)
+            gradients = [p.grad for p in half.parameters()]
+            norms = torch.stack(
+                [g.square().sum() for g in gradients if rank or g is not half.tied.grad]
+            )
+            square = norms.sum()
+            dist.all_reduce(square)
+            nn.utils.clip_grads_with_norm_(half.parameters(), 1.0, square.sqrt())
+            stepped.step()
+
+        batch = (tokens, labels)
+        trainer.step(batch)
+        torchs(batch)
+        return [timed(torchs, batch) / timed(trainer.step, batch) for _ in range(ROUNDS)]
+
+    return in_ranks(solution("gpt", [[0], [1]]), work)[0]
+
+
 def measure() -> tuple[dict, list[str]]:
     """Compare the scripts."""
     torch.set_num_threads(1)
@@ -179,11 +248,14 @@ def measure() -> tuple[dict, list[str]]:
                 missed.append(f"{name}, {kind}: {apart:.1e}")
         figures[f"{name} lines"] = new
         print(f"{name}: {new} new lines, loss {wanted[0]:.4f} to {wanted[-2]:.4f}")
-    ratios = against_ddp()
-    figures["DDP / port"] = statistics.median(ratios)
-    print(f"images on 2 ranks: DDP takes {figures['DDP / port']:.3f} times the port's time")
-    if figures["DDP / port"] < 1:
-        missed.append(f"images: {figures['DDP / port']:.3f} of DDP's speed")
+    for what, other, ratios in (
+        ("images", "DDP", against_ddp()),
+        ("gpt", "torch's 1F1B", against_1f1b()),
+    ):
+        ratio = figures[f"{other} / port"] = statistics.median(ratios)
+        print(f"{what} on 2 ranks: {other} takes {ratio:.3f} times the port's time")
+        if ratio < 1:
+            missed.append(f"{what}: {ratio:.3f} of the speed of {other}")
     return figures, missed
 
 

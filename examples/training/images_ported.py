@@ -36,13 +36,13 @@ def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
 def dataset(seed: int, count: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, CLASSES, (count,), generator=generator)
-    images = torch.randn(count, 3, 16, 16, generator=generator) + labels[:, None, None, None] / 4
+    images = torch.randn(count, 3, 32, 32, generator=generator) + labels[:, None, None, None] / 4
     return TensorDataset(images, labels)
 
 
 def build():
     torch.manual_seed(0)
-    return Net(), torch.zeros(8, 3, 16, 16), loss_fn
+    return Net(), torch.zeros(8, 3, 32, 32), loss_fn
 
 
 def main() -> None:

@@ -112,6 +112,8 @@ class DeviceLoop:
         place: Where it stands.
         meter: Is told of every instruction that computes.
         seen: The tensors whose values are kept; all results of the step unless said otherwise.
+        on_last_pass: Called when the last forward or backward of a step is done, before the device
+            waits for gradients and updates.
         executed: Instructions carried out, over all steps.
         records: What was seen in each step.
         statistics: What was done, over all steps.
@@ -176,6 +178,11 @@ class DeviceLoop:
         self.place = Place(-1, -1, 0)
         self.meter: Meter = NoMeter()
         self.seen = task.results
+        self.on_last_pass: Callable[[], None] = lambda: None
+        self._last_pass = max(
+            (row for row, kind, *_ in self._instructions if Kind.FORWARD <= kind < Kind.UPDATE),
+            default=-1,
+        )
         self.executed = 0
         self.records: list[StepRecord] = []
         self.statistics = DeviceStatistics()
@@ -198,6 +205,11 @@ class DeviceLoop:
     def task(self) -> Task:
         """What is run."""
         return self._task
+
+    @property
+    def has_passes(self) -> bool:
+        """Whether the device runs any stage forward or backward."""
+        return self._last_pass >= 0
 
     def _read_instructions(self) -> list[Instruction]:
         program = self._program
@@ -301,6 +313,8 @@ class DeviceLoop:
             self._ended_ns[position] = clock()
             self.executed += 1
             self.statistics.instructions[kind] += 1
+            if instruction.row == self._last_pass:
+                self.on_last_pass()
 
     def _agree(self) -> Waiting[None]:
         """Sum over all devices what is known of the gradients when all of them are reduced."""

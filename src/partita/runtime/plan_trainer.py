@@ -30,6 +30,7 @@ from partita.capture.tree import Value, leaves_of
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError
+from partita.ranks.device import has_ordered_groups
 from partita.ranks.member import Member
 from partita.ranks.status import StatusBoard
 from partita.runtime.batches import samples_of, split_batch
@@ -137,6 +138,7 @@ class PlanTrainer(Trainer):
         self._check_same = check_same
         self._sizes = tuple(self._plan.microbatch_sizes.tolist())
         self._batch: list[Example] = []
+        self._inputs: dict[int, dict[str, Tensor]] = {}
         self._captures: Captures | None = None
         self._player: RankPlayer | None = None
         self._saving: Saving | None = None
@@ -158,14 +160,13 @@ class PlanTrainer(Trainer):
     def _train(self, batch: Any) -> Loss:  # noqa: ANN401  # the user's
         way = self._way(batch, training=True)
         self._guard.whole = False
-        found = self._measured(way, self._played(way))
+        found = self._measured(way)
         member = self._place.member
         member.notify(StepNews(self.steps, 0.0 if member.rank else float(found)))
         return found
 
     def _evaluate(self, batch: Any) -> Loss:  # noqa: ANN401  # the user's
-        way = self._way(batch, training=False)
-        return self._measured(way, self._played(way))
+        return self._measured(self._way(batch, training=False))
 
     def _predict(self, batch: Any) -> Any:  # noqa: ANN401  # the user's
         if self._loss is not None:
@@ -183,8 +184,31 @@ class PlanTrainer(Trainer):
         way.player.play(1, lambda _: seen.update(way.player.loop.records[-1].outputs))
         return seen
 
-    def _measured(self, way: _Way, seen: Mapping[Cell, Tensor]) -> Loss:
-        """Return loss and metrics of a step, summed over all ranks."""
+    def _measured(self, way: _Way) -> Loss:
+        """Play a step, and return its loss and metrics, summed over all ranks."""
+        loop, member = way.player.loop, self._place.member
+        under_way: list[tuple[Tensor, Any]] = []
+
+        def start() -> None:
+            sums = self._sums(way, loop.records[-1].outputs)
+            under_way.append((sums, dist.all_reduce(sums, async_op=True)))
+
+        # The sum travels beside the gradients. Backends whose groups take turns on a device need
+        # one order of collectives on all ranks, which only the end of a step has.
+        early = not has_ordered_groups(member.backend) and loop.has_passes
+        loop.on_last_pass = start if early else lambda: None
+        seen = self._played(way)
+        if early:
+            ((sums, work),) = under_way
+            work.wait()
+        else:
+            sums = self._sums(way, seen)
+            dist.all_reduce(sums)
+        loss, *others = sums.tolist()
+        return Loss(loss, dict(zip(way.metrics, others, strict=True)))
+
+    def _sums(self, way: _Way, seen: Mapping[Cell, Tensor]) -> Tensor:
+        """Return this rank's shares of loss and metrics."""
         tensors = [way.task.graph.loss, *way.metrics.values()]
         sums = torch.zeros(len(tensors), dtype=torch.float64, device=self._place.member.device)
         for (tensor, microbatch), value in seen.items():
@@ -192,9 +216,7 @@ class PlanTrainer(Trainer):
                 for place, wanted in enumerate(tensors):
                     if wanted == tensor:
                         sums[place] += value.double().reshape(()) * way.weights[microbatch]
-        dist.all_reduce(sums)
-        loss, *others = sums.tolist()
-        return Loss(loss, dict(zip(way.metrics, others, strict=True)))
+        return sums
 
     def _outputs(self, way: _Way, seen: Mapping[Cell, Tensor]) -> Any:  # noqa: ANN401  # the model's
         """Return what the model would return, on rank 0."""
@@ -223,6 +245,7 @@ class PlanTrainer(Trainer):
                 f"{self._samples()}: {len(self._sizes)} microbatches"
             )
         dealt = deal(samples, self._sizes)
+        self._inputs = {}
         labelled = self._loss is not None
         if dealt.real == dealt.sizes:
             self._batch = split_batch(batch, dealt.sizes, has_labels=labelled)
@@ -296,8 +319,9 @@ class PlanTrainer(Trainer):
         return self._player.other(task, workload, job=name, seed=place.job.seed + len(self._ways))
 
     def _load(self, _: int, microbatch: int, name: str) -> Tensor:
-        found = example_inputs(self.model, self._batch[microbatch])[name]
-        return found.to(self._place.member.device)
+        if microbatch not in self._inputs:  # bound to the model's arguments once, not per input
+            self._inputs[microbatch] = example_inputs(self.model, self._batch[microbatch])
+        return self._inputs[microbatch][name].to(self._place.member.device)
 
     def save(self, folder: str | Path = "checkpoints", keep: int = 2) -> None:
         """Save weights, optimizer and schedule in the background; all ranks call it."""

@@ -4,7 +4,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -189,20 +190,49 @@ class Watchdog:
         self._program: Program | None = None
         self.step = -1
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
+        self._thread: threading.Thread | None = None
+        # Held while the thread looks and writes: once it sleeps, it writes nothing any more.
+        self._lock, self._is_awake = threading.Lock(), False
 
     def __enter__(self) -> "Watchdog":
-        self._write()
-        self._thread.start()
+        self._wake()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        if kind is None:
-            self.enter(_AFTER.get(self._phase, Phase.IDLE))
-        else:
+        self._sleep(failed=kind is not None)
+        self.close()
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Watch while something is done, again and again: the thread stays until it is closed."""
+        self._wake()
+        try:
+            yield
+        except BaseException:
+            self._sleep(failed=True)
+            raise
+        self._sleep()
+
+    def _wake(self) -> None:
+        self._write()
+        self._is_awake = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
+            self._thread.start()
+
+    def _sleep(self, *, failed: bool = False) -> None:
+        with self._lock:
+            self._is_awake = False
+        if failed:
             self._write()
+        else:
+            self.enter(_AFTER.get(self._phase, Phase.IDLE))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def enter(self, phase: Phase) -> None:
         """Say what the rank is at from now on."""
@@ -247,10 +277,13 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stop.wait(_BEAT_S):
-            self._write()
-            waited_s = (time.perf_counter_ns() - self._place.since_ns) / 1e9
-            if self._is_limited and waited_s > self._limit_s:
-                give_up(f"no progress for {waited_s:.1f} s: {self.where()}")
+            with self._lock:
+                if not self._is_awake:
+                    continue
+                self._write()
+                waited_s = (time.perf_counter_ns() - self._place.since_ns) / 1e9
+                if self._is_limited and waited_s > self._limit_s:
+                    give_up(f"no progress for {waited_s:.1f} s: {self.where()}")
 
 
 def give_up(text: str) -> None:
@@ -334,7 +367,10 @@ class RankPlayer:
         with Watchdog(member.rank, board, options.stall_limit_s):
             self._meter = open_power(options.power, task, member, job=job).meter
         loop.meter = self._meter
-        self._steps = StepPlayer(loop, task, device, member, options=options, board=board)
+        self._watchdog = Watchdog(member.rank, board, options.stall_limit_s)
+        self._steps = StepPlayer(
+            loop, task, device, member, options=options, board=board, watchdog=self._watchdog
+        )
         if options.evaluation.every:
             self._steps.evaluator = self.evaluator(task, device, workload)
         if options.recipe.on_nan is not NanPolicy.IGNORE:
@@ -447,7 +483,9 @@ class RankPlayer:
         with self.store.serving(task):
             loop = make_loop(task, self._device, transport, self.store, runner, workload, options)
         loop.meter = self._meter
-        player = StepPlayer(loop, task, self._device, member, options=options, board=board)
+        player = StepPlayer(
+            loop, task, self._device, member, options=options, board=board, watchdog=self._watchdog
+        )
         return OtherSteps(self, loop, player)
 
     def play(self, steps: int, on_step: Callable[[StepNews], None]) -> None:
@@ -462,11 +500,13 @@ class RankPlayer:
         try:
             self._steps.play(steps, step_done, held=held)
         except BaseException:
+            self._watchdog.close()
             self._meter.close()  # gives the device's clocks back
             raise
 
     def report(self) -> RankReport:
         """Return what was seen."""
+        self._watchdog.close()
         report = replace(self._steps.report(), energy=self._meter.close())
         member, limit_s = self._member, self._options.stall_limit_s
         with Watchdog(member.rank, self._board, limit_s, phase=Phase.CLOCKS) as watchdog:
@@ -533,8 +573,12 @@ def play_steps(
     on_step: Callable[[StepNews], None],
 ) -> RankReport:
     """Play all steps of a device, under a watchdog."""
-    player = StepPlayer(loop, task, device, member, options=options, board=board)
-    player.play(options.steps, on_step)
+    watchdog = Watchdog(member.rank, board, options.stall_limit_s)
+    player = StepPlayer(loop, task, device, member, options=options, board=board, watchdog=watchdog)
+    try:
+        player.play(options.steps, on_step)
+    finally:
+        watchdog.close()
     return player.report()
 
 
@@ -557,9 +601,10 @@ class StepPlayer:
         *,
         options: RankOptions,
         board: StatusBoard,
+        watchdog: Watchdog,
     ) -> None:
         self._loop, self._task, self._device, self._member = loop, task, device, member
-        self._options, self._board = options, board
+        self._options, self._board, self._watchdog = options, board, watchdog
         self.first_step, self.has_stopped = 0, False
         self.evaluator: Evaluator | None = None
         self.numbers: NumberCheck | None = None
@@ -582,8 +627,8 @@ class StepPlayer:
             on_step: Called with each step that is done.
             held: Tensors that are there already, for the count of memory.
         """
-        rank, options = self._member.rank, self._options
-        with Watchdog(rank, self._board, options.stall_limit_s) as watchdog:
+        rank, options, watchdog = self._member.rank, self._options, self._watchdog
+        with watchdog.awake():
             watchdog.follow(self._loop, self._task.program)
             for turn in range(steps):
                 if self._board.stops_before(rank, self.next_step):

@@ -1,5 +1,6 @@
 """What a rank says on the board, and what it keeps of its steps."""
 
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -34,12 +35,41 @@ class FakeLoop:
         return iter(())
 
 
+@pytest.fixture(autouse=True)
+def _no_thread_is_left(monkeypatch):
+    made = []
+    start = Watchdog.__init__
+
+    def noted(self, *args, **kwargs):
+        made.append(self)
+        start(self, *args, **kwargs)
+
+    monkeypatch.setattr(Watchdog, "__init__", noted)
+    yield
+    for watchdog in made:
+        watchdog.close()
+
+
 def player_of(board: StatusBoard, *, keep_results: bool) -> StepPlayer:
     plan = SimpleNamespace(microbatch_sizes=np.array([2]), samples=2)
     task = SimpleNamespace(plan=plan, graph=SimpleNamespace(loss=7), program=None)
     options = RankOptions(steps=1, keep_results=keep_results)
     member = Member(rank=0, world=1, store=None)
-    return StepPlayer(FakeLoop(), task, 0, member, options=options, board=board)
+    watchdog = Watchdog(0, board, options.stall_limit_s)
+    return StepPlayer(FakeLoop(), task, 0, member, options=options, board=board, watchdog=watchdog)
+
+
+def test_a_watchdog_wakes_again_and_its_thread_ends_when_it_is_closed() -> None:
+    board = StatusBoard(1)
+    watchdog = Watchdog(0, board, 60.0, phase=Phase.OPEN)
+    for _ in range(2):
+        with watchdog.awake():
+            watchdog.enter(Phase.STEPS)
+            assert board.read(0).phase is Phase.STEPS
+        assert board.read(0).phase is Phase.PAUSED
+    assert "watchdog" in [thread.name for thread in threading.enumerate()]
+    watchdog.close()
+    assert "watchdog" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_stamps_of_the_last_steps_are_kept_over_calls() -> None:
