@@ -45,7 +45,9 @@ class ClusterFields(Request):
     """The devices to plan for."""
 
     cluster: str | Cluster | None = declare(
-        None, flags=("-c",), help="Shorthand such as 2x4xa100+1x2xv100, or a file."
+        None,
+        flags=("-c",),
+        help="Shorthand such as 2x4xa100+1x2xv100, a file, or slurm: its nodes.",
     )
     devices: int | None = declare(
         None, minimum=1, maximum=16, help="Number of CPU processes of this machine."

@@ -34,6 +34,7 @@ from partita.flows.fields import (
     SourceFields,
     StepFields,
 )
+from partita.flows.slurm_cluster import is_slurm, read_slurm_cluster
 from partita.requests import Request, declare, fields_of, make
 
 if TYPE_CHECKING:
@@ -284,6 +285,9 @@ def read_cluster(request: ClusterFields) -> tuple[Cluster | None, Problem | None
         return None, None
     if isinstance(request.cluster, Cluster):
         return apply_overrides(request.cluster, **overrides), None
+    if is_slurm(request.cluster):
+        there = read_slurm_cluster(request.cluster, catalogue_of(request))
+        return apply_overrides(there, **overrides), None
     opened: list[OpenedFile] = []  # whatever was read, as standard input cannot be read again
 
     def open_text(name: str) -> str:

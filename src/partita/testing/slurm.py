@@ -213,9 +213,9 @@ class PrivateSlurm:
             "MpiDefault=none",
             "ReturnToService=2",
             "SlurmdTimeout=6",
-            "SlurmctldTimeout=10",
+            "SlurmctldTimeout=3",
             "KillWait=5",
-            "MessageTimeout=20",
+            "MessageTimeout=10",
             "MaxArraySize=1001",
             "MaxJobCount=2000",
         ]
@@ -238,9 +238,10 @@ class PrivateSlurm:
             lambda: "UP" in self.call("scontrol", "ping", check=False), "slurmctld", _START_S
         )
 
-    def kill_controller(self) -> None:
-        """Kill the controller; nodes and jobs go on."""
-        self._kill("controller")
+    def stop_controller(self) -> None:
+        """Stop the controller, which saves its state; nodes and jobs go on."""
+        self._daemons["controller"].terminate()
+        self._daemons["controller"].wait(_START_S)
 
     def start_node(self, name: str) -> None:
         """Start a node."""

@@ -9,7 +9,7 @@ from fleet_cluster import servers
 
 from partita import plugins
 from partita.errors import InvalidInputError, UnsupportedError
-from partita.fleet.engines.table import engine_names, make_engine
+from partita.fleet.engines.table import ENGINES, engine_names, make_engine
 from partita.fleet.policies.allocators.simple import fair
 from partita.fleet.policies.table import OrderingEntry, allocator_names, ordering_names, policy_of
 from partita.fleet.simulate.table import SIMULATORS, simulate_trace, simulator_of
@@ -86,7 +86,7 @@ def test_what_is_built_in_cannot_be_replaced(plugged) -> None:
 
 def test_an_engine_is_a_function_that_makes_one(plugged) -> None:
     plugged("engines", far=f"{__name__}:make_far_engine")
-    assert engine_names() == ["local", "far"]
+    assert engine_names() == [*ENGINES, "far"]
     assert make_engine("far", servers(1), groups=False).name == "far"
     assert make_engine("local", servers(1), groups=False).name == "local"
     with pytest.raises(InvalidInputError, match="there is no engine 'fra'; did you mean 'far'"):

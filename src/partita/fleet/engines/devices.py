@@ -6,7 +6,7 @@ ones, so that a job that stays is not disturbed. A part of a CPU takes a number 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita.fleet.engines.protocol import Place
 from partita.fleet.policies.resources import Servers
@@ -110,3 +110,95 @@ def _take_cpus(load: dict[int, float], cpus: float, before: Place | None) -> tup
     for cpu in chosen:
         load[cpu] += cpus / count
     return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a job is to hold.
+
+    Attributes:
+        places: Where.
+        gain: How much faster it would be than with what it holds now, as a factor.
+    """
+
+    places: tuple[Place, ...]
+    gain: float = 1.0
+
+
+WORTH_RESTART = 1.25
+"""Gain above which a job is restarted for it where CPUs of a running job cannot be changed."""
+
+
+def keep_sizes(
+    shares: Mapping[int, Share], held: Mapping[int, Sequence[Place]], servers: Servers
+) -> dict[int, tuple[Place, ...]]:
+    """Return the places of all jobs where CPUs and memory of a running job cannot be changed.
+
+    Who stays on its GPUs keeps what it holds, unless it would gain much by a restart. Where what
+    is left of a server is too little for those who come, those who hold more than they are to hold
+    give it back (by a restart), who holds most too much first; ties by number.
+
+    Args:
+        shares: What each job is to hold.
+        held: What jobs hold now.
+        servers: The servers.
+    """
+    stays = {
+        job: tuple(held[job])
+        for job, share in shares.items()
+        if job in held and _same(share.places, held[job]) and share.gain < WORTH_RESTART
+    }
+    for row, name in enumerate(servers.names):
+        for capacity, amount in (
+            (float(servers.cpus[row]), _cpus_on),
+            (float(servers.memory_gb[row]), _memory_on),
+        ):
+            total = sum(amount(stays.get(job, share.places), name) for job, share in shares.items())
+            surplus = {
+                job: amount(places, name) - amount(shares[job].places, name)
+                for job, places in stays.items()
+            }
+            for job in sorted(stays, key=lambda job: (-surplus[job], job)):
+                if total <= capacity + _CLOSE or surplus[job] <= _CLOSE:
+                    break
+                total -= surplus[job]
+                del stays[job]
+    return {job: stays.get(job, share.places) for job, share in shares.items()}
+
+
+def _same(places: Sequence[Place], held: Sequence[Place]) -> bool:
+    return sorted((p.server, len(p.gpus)) for p in places) == sorted(
+        (p.server, len(p.gpus)) for p in held
+    )
+
+
+def _cpus_on(places: Sequence[Place], server: str) -> float:
+    return sum(place.cpus for place in places if place.server == server)
+
+
+def _memory_on(places: Sequence[Place], server: str) -> float:
+    return sum(place.memory_gb for place in places if place.server == server)
+
+
+def whole_cpus(
+    places: Mapping[int, Sequence[Place]], servers: Servers
+) -> dict[int, tuple[Place, ...]]:
+    """Return places of whole CPUs: rounded down, what is left to the largest parts; at least one.
+
+    Ties by number of the job.
+    """
+    counts: dict[tuple[int, str], float] = {}
+    for row, name in enumerate(servers.names):
+        wanted = {job: _cpus_on(held, name) for job, held in places.items()}
+        wanted = {job: cpus for job, cpus in wanted.items() if cpus > 0}
+        whole = {job: max(1, math.floor(cpus + _CLOSE)) for job, cpus in wanted.items()}
+        left = int(servers.cpus[row]) - sum(whole.values())
+        for job in sorted(wanted, key=lambda job: (whole[job] - wanted[job], job)):
+            if left > 0 and wanted[job] > whole[job] + _CLOSE:
+                whole[job] += 1
+                left -= 1
+        counts.update({(job, name): float(cpus) for job, cpus in whole.items()})
+    return {
+        job: tuple(replace(place, cpus=counts[job, place.server]) for place in held)
+        for job, held in places.items()
+    }

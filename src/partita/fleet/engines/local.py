@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partita.errors import UnsupportedError
+from partita.errors import InvalidInputError, UnsupportedError
 from partita.fleet.engines import shim
 from partita.fleet.engines.proc import (
     Process,
@@ -33,9 +33,12 @@ from partita.fleet.engines.protocol import (
     JOB_VARIABLE,
     Attempt,
     Handle,
+    Look,
     Order,
     Place,
     Status,
+    Traits,
+    name_of,
 )
 from partita.fleet.lease import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE
 from partita.fleet.live.files import PROGRESS, figure, read_json, write_json
@@ -108,13 +111,21 @@ def machine_for(servers: Servers, hierarchies: tuple[Hierarchy, ...] = ()) -> Ma
     )
 
 
-def make_local_engine(servers: Servers, *, groups: bool = True) -> "LocalEngine":
+def make_local_engine(
+    servers: Servers, *, groups: bool = True, options: Mapping[str, str] | None = None
+) -> "LocalEngine":
     """Return the engine of this machine for some declared servers.
 
     Args:
         servers: The declared servers.
         groups: Whether to use control groups where they are permitted, which is found by trying.
+        options: None; it has none.
+
+    Raises:
+        InvalidInputError: An option was given.
     """
+    if options:
+        raise InvalidInputError(f"engine local has no option {next(iter(options))!r}")
     hierarchies: tuple[Hierarchy, ...] = ()
     if groups:
         chosen = choose_isolation(IsolationRequest())
@@ -131,7 +142,7 @@ class LocalEngine:
     """
 
     name = "local"
-    can_resize = True
+    traits = Traits()
 
     def __init__(self, machine: Machine, *, python: str = sys.executable) -> None:
         self.machine = machine
@@ -191,7 +202,7 @@ class LocalEngine:
             "quota": sum(place.cpus for place in places) if has_quota else None,
             "group_bytes": int(memory * _GB) if by_group else None,
             "process_bytes": int(memory * _GB) if memory > 0 and not by_group else None,
-            "group": f"partita-{fleet}-{attempt.job}-{attempt.number}",
+            "group": name_of(fleet, attempt),
             "hierarchies": [(h.version, str(h.folder), h.controllers) for h in kept],
         }
 
@@ -225,6 +236,10 @@ class LocalEngine:
         if group and find(int(group)) is not None:
             with suppress(ProcessLookupError):
                 os.killpg(int(group), signal.SIGTERM)
+
+    def look(self, handles: Mapping[Attempt, Handle]) -> Look:
+        """Return how jobs are."""
+        return Look(statuses={key: self.status(handle) for key, handle in handles.items()})
 
     def status(self, handle: Handle) -> Status:
         """Return how a job is; kills what an ended one has left behind."""
@@ -301,7 +316,7 @@ class LocalEngine:
         attempt = _attempt(handle)
         if kill_all(handle["fleet"], attempt):
             return False
-        name = f"partita-{handle['fleet']}-{attempt.job}-{attempt.number}"
+        name = name_of(handle["fleet"], attempt)
         for hierarchy in self.machine.hierarchies:
             with suppress(OSError):
                 (hierarchy.folder / name).rmdir()

@@ -7,7 +7,7 @@ declared servers, and a row here. Other packages add theirs by entry points of t
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from partita.fleet.engines.protocol import Engine
 from partita.fleet.policies.resources import Servers
@@ -16,7 +16,8 @@ from partita.plugins import PluginGroup, guarded, load_target
 PLUGINS = PluginGroup(group="partita.fleet.engines", noun="engine")
 DEFAULT_ENGINE = "local"
 MakeEngine: TypeAlias = Callable[..., Engine]
-"""Takes the declared servers, and ``groups``: whether control groups may be used."""
+"""Takes the declared servers, ``groups``: whether control groups may be used, and, where the user
+gave some, ``options`` of the engine by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,9 @@ ENGINES: Mapping[str, EngineEntry] = {
     "local": EngineEntry(
         target="partita.fleet.engines.local:make_local_engine", title="processes of this machine"
     ),
+    "slurm": EngineEntry(
+        target="partita.fleet.engines.slurm:make_slurm_engine", title="batch jobs of Slurm"
+    ),
 }
 
 
@@ -44,22 +48,30 @@ def engine_names() -> list[str]:
     return list(dict.fromkeys([*ENGINES, *PLUGINS.names()]))
 
 
-def make_engine(name: str, servers: Servers, *, groups: bool = True) -> Engine:
+def make_engine(
+    name: str,
+    servers: Servers,
+    *,
+    groups: bool = True,
+    options: Mapping[str, str] | None = None,
+) -> Engine:
     """Return an engine for some servers.
 
     Args:
         name: A row of the table, or a plug-in.
         servers: The declared servers.
         groups: Whether control groups may be used where they are permitted.
+        options: Options of the engine itself, by name.
 
     Raises:
-        InvalidInputError: There is no such engine.
+        InvalidInputError: There is no such engine, or it has no such option.
         UnsupportedError: It is a plug-in that cannot be loaded, or fails.
     """
+    given: dict[str, Any] = {"groups": groups, **({"options": options} if options else {})}
     if name in ENGINES:  # what is built in cannot be replaced
-        return cast("Engine", load_target(ENGINES[name].target)(servers, groups=groups))
+        return cast("Engine", load_target(ENGINES[name].target)(servers, **given))
     found = PLUGINS.find(name)
     if found is None:
         raise PLUGINS.unknown(name, ENGINES)
     make: MakeEngine = guarded("engine", name, found)
-    return make(servers, groups=groups)
+    return make(servers, **given)

@@ -15,7 +15,7 @@ hundredths of a second would decide whether its GPUs are free in this round or i
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 
 from partita.core.columns import Floats, Longs
 from partita.core.fleet import Job, trace_of
+from partita.errors import PartitaError
 from partita.fleet.engines.devices import Piece
 from partita.fleet.live.files import figure
 from partita.fleet.policies.resources import Servers
@@ -145,8 +146,20 @@ class Decider:
         """
         self._state([job])
 
-    def grants(self, now_s: float, jobs: Sequence[LiveJob]) -> dict[int, Granted]:
-        """Return what each job gets in the round that starts now; who is not there waits."""
+    def grants(
+        self, now_s: float, jobs: Sequence[LiveJob], away: Collection[str] = ()
+    ) -> dict[int, Granted]:
+        """Return what each job gets in the round that starts now; who is not there waits.
+
+        Args:
+            now_s: When the round starts.
+            jobs: The jobs that are there.
+            away: Names of servers on which nothing can be placed; who holds something there is
+                placed anew.
+        """
+        rows = [row for row, name in enumerate(self.servers.names) if name not in away]
+        if len(rows) < len(self.servers):
+            return self._grants_on(rows, now_s, jobs)
         if not jobs:
             return {}
         ranked = sorted(jobs, key=lambda each: (each.job.arrival_s, each.job.job_id))
@@ -169,6 +182,39 @@ class Decider:
             )
         return granted
 
+    def _grants_on(
+        self, rows: Sequence[int], now_s: float, jobs: Sequence[LiveJob]
+    ) -> dict[int, Granted]:
+        """Return what jobs get on some of the servers; who can never run on them waits."""
+        if not rows:
+            return {}
+        there = Decider(
+            _part_of(self.servers, rows),
+            self.policy,
+            round_s=self._rules.round_s,
+            restart_s=self._rules.restart_s,
+            quotas=self._quotas,
+        )
+        new_row = {row: new for new, row in enumerate(rows)}
+        moved = []
+        for each in jobs:
+            try:
+                there.check(each.job)
+            except PartitaError:
+                continue
+            if all(piece.server in new_row for piece in each.held):
+                held = tuple(replace(one, server=new_row[one.server]) for one in each.held)
+                moved.append(replace(each, held=held))
+            else:
+                moved.append(replace(each, held=(), speed=0.0, lease_s=0.0))
+        return {
+            job: replace(
+                granted,
+                pieces=tuple(replace(piece, server=rows[piece.server]) for piece in granted.pieces),
+            )
+            for job, granted in there.grants(now_s, moved).items()
+        }
+
     def snapshot(self, now_s: float, ranked: Sequence[LiveJob]) -> Snapshot:
         """Return what the policy sees of jobs that are sorted by arrival."""
         state = self._state([each.job for each in ranked])
@@ -190,6 +236,19 @@ class Decider:
         trace = trace_of(_distinctly_named(jobs))
         quotas = {name: gpus for name, gpus in self._quotas.items() if name in trace.tenants}
         return first_state(trace, self.servers, replace(self._rules, quotas=quotas))
+
+
+def _part_of(servers: Servers, rows: Sequence[int]) -> Servers:
+    keep = np.array(rows)
+    return replace(
+        servers,
+        names=tuple(servers.names[row] for row in rows),
+        gpu_type=servers.gpu_type[keep],
+        gpus=servers.gpus[keep],
+        cpus=servers.cpus[keep],
+        memory_gb=servers.memory_gb[keep],
+        storage_mb_per_s=servers.storage_mb_per_s[keep],
+    )
 
 
 def _distinctly_named(jobs: Sequence[Job]) -> list[Job]:

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from partita.core.columns import Floats
 from partita.core.fleet import FleetHistory, HistoryOrigin, Leases, Sensitivity
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.fleet.engines.protocol import Engine
+from partita.fleet.engines.protocol import Engine, EngineAwayError
 from partita.fleet.engines.shim import LOG
 from partita.fleet.live.decision import Decider
 from partita.fleet.live.jobspec import JobSpec, core_job, read_spec
@@ -67,8 +68,9 @@ class Fleet:
         self.failure = ""
 
     def open(self) -> None:
-        """Take over what is there, and start the loop."""
-        self.scheduler.recover(time.time())
+        """Take over what is there as soon as the engine can be asked, and start the loop."""
+        with suppress(EngineAwayError):
+            self.scheduler.recover(time.time())
         self._thread = threading.Thread(target=self._loop, name="fleet", daemon=True)
         self._thread.start()
 
@@ -155,7 +157,7 @@ class Fleet:
             "engine": self.engine.name,
             "round_s": self.settings.round_s,
             "draining": self.scheduler.draining,
-            "failure": self.failure,
+            "failure": self.failure or self.scheduler.seen.failure,
             "servers": [self._server(row, holding) for row in range(len(self.servers))],
             "waiting": states.count(JobState.WAITING),
             "running": len(states) - states.count(JobState.WAITING),
@@ -170,6 +172,7 @@ class Fleet:
             "gpus": int(self.servers.gpus[row]),
             "cpus": float(self.servers.cpus[row]),
             "memory_gb": float(self.servers.memory_gb[row]),
+            "away": self.scheduler.seen.away.get(name, ""),
             "gpus_in_use": sum(len(place.gpus) for place in here),
             "cpus_granted": sum(place.cpus for place in here),
             "memory_gb_granted": sum(place.memory_gb for place in here),
@@ -190,16 +193,14 @@ class Fleet:
         row = self._row(job)
         attempts = self.store.attempts(job)
         now = next((each for each in attempts if each.ended_s is None), None)
-        grant = ""
-        if now is not None and now.handle is not None:
-            grant = self.engine.status(now.handle).grant
+        seen = None if now is None else self.scheduler.seen.statuses.get(now.id)
         spec = read_spec(self.scheduler.submitted(row))
         return {
             **self._said(row, now),
             "command": list(spec.command),
             "folder": str(spec.folder),
             "checkpoint": None if spec.checkpoint is None else str(spec.checkpoint),
-            "read_back": grant,
+            "read_back": "" if seen is None else seen.grant,
             "attempt_list": [_attempt_said(each) for each in attempts],
             "events": [{"at_s": at, "what": what} for at, what in self.store.events(job)],
         }

@@ -22,8 +22,23 @@ from typing import Any
 
 from partita.core.fleet import Sensitivity
 from partita.errors import InvalidInputError, PartitaError
-from partita.fleet.engines.devices import choose_devices, pieces_of, same_gpus
-from partita.fleet.engines.protocol import Attempt, Engine, Order, Place, Status
+from partita.fleet.engines.devices import (
+    Share,
+    choose_devices,
+    keep_sizes,
+    pieces_of,
+    same_gpus,
+    whole_cpus,
+)
+from partita.fleet.engines.protocol import (
+    Attempt,
+    Engine,
+    EngineAwayError,
+    Look,
+    Order,
+    Place,
+    Status,
+)
 from partita.fleet.engines.shim import LOG
 from partita.fleet.lease import STEPS_VARIABLE
 from partita.fleet.live.decision import (
@@ -109,6 +124,9 @@ class Scheduler:
         self.epoch_s = float(store.fact("epoch_s", repr(time.time())))
         self.rounds = Rounds(epoch_s=self.epoch_s, round_s=settings.round_s)
         self._last_round = -1
+        self._is_recovered = False
+        self.seen = Look(statuses={})
+        """How jobs and servers were when they were last looked at."""
 
     @property
     def draining(self) -> bool:
@@ -116,7 +134,11 @@ class Scheduler:
         return self.store.fact(DRAINING, "") == "1"
 
     def recover(self, now_s: float) -> None:
-        """Take over what a scheduler before this one has left."""
+        """Take over what a scheduler before this one has left.
+
+        Raises:
+            EngineAwayError: What runs cannot be found out now; ``poll`` tries again.
+        """
         running = dict(self.engine.running(self.store.fleet))
         for row in self.store.attempts(open_only=True):
             found = running.pop(row.id, None)
@@ -130,6 +152,7 @@ class Scheduler:
         for attempt, handle in running.items():
             logger.warning("job %d attempt %d is nobody's: it is ended", *attempt)
             self.engine.stop(handle, grace_s=0)
+        self._is_recovered = True
 
     def poll(self, now_s: float) -> float:
         """Look at all jobs once, and do what is due.
@@ -137,8 +160,20 @@ class Scheduler:
         Returns:
             The seconds after which it should look again.
         """
-        for row in self.store.attempts(open_only=True):
-            self._watch(row, now_s)
+        if not self._is_recovered:
+            try:
+                self.recover(now_s)
+            except EngineAwayError as exc:
+                self.seen = Look(statuses={}, failure=str(exc))
+                return exc.retry_s
+        attempts = self.store.attempts(open_only=True)
+        self.seen = self.engine.look(
+            {row.id: row.handle for row in attempts if row.handle is not None}
+        )
+        for row in attempts:
+            status = self.seen.statuses.get(row.id)
+            if status is not None:
+                self._watch(row, status, now_s)
         number = self.rounds.number(now_s)
         if number != self._last_round:
             # The first decision is about what is there now; all others, about a boundary.
@@ -210,17 +245,36 @@ class Scheduler:
             grants = self._decider.grants(
                 at_s - self.epoch_s,
                 [self._live(row, attempts.get(row.id), at_s) for row in there],
+                self.seen.away,
             )
-        held = {job: row.places for job, row in attempts.items() if row.stop_s is None}
-        places = choose_devices(
-            {job: grant.pieces for job, grant in grants.items()}, held, self._decider.servers
-        )
+        places = self._places(grants, attempts)
         self._targets = {job: (grants[job], places[job]) for job in grants}
         for job, attempt in attempts.items():
             if job in ended:
                 self._stop_if_stuck(attempt, now_s)
             elif attempt.stop_s is None:
                 self._renew_or_stop(attempt, self._targets.get(job), now_s)
+
+    def _places(
+        self, grants: Mapping[int, Granted], attempts: Mapping[int, AttemptRow]
+    ) -> dict[int, tuple[Place, ...]]:
+        """Return the devices of all grants, as the engine can give them."""
+        servers, traits = self._decider.servers, self.engine.traits
+        held = {job: row.places for job, row in attempts.items() if row.stop_s is None}
+        pieces = {job: grant.pieces for job, grant in grants.items()}
+        places = choose_devices(pieces, held, servers)
+        if not traits.can_split_cpus:
+            places = whole_cpus(places, servers)
+        if not traits.can_resize:
+            shares = {
+                job: Share(
+                    places=places[job],
+                    gain=grant.speed / attempts[job].speed if job in held else 1.0,
+                )
+                for job, grant in grants.items()
+            }
+            places = keep_sizes(shares, held, servers)
+        return places
 
     def _stop_if_stuck(self, attempt: AttemptRow, now_s: float) -> None:
         """Ask a job to stop whose steps are done and whose process does not end."""
@@ -269,6 +323,9 @@ class Scheduler:
         names = self._decider.servers.names
         if target is None or not same_gpus(target[0].pieces, attempt.places, names):
             what = "its GPUs go to others" if target is None else "it goes on on other GPUs"
+            gone = [one.server for one in attempt.places if one.server in self.seen.away]
+            if gone:
+                what = f"{gone[0]} cannot be used: {self.seen.away[gone[0]]}"
             counter = "preemptions" if target is None else "migrations"
             with self.store.change() as connection:
                 connection.execute(
@@ -280,7 +337,7 @@ class Scheduler:
             return
         granted, places = target
         if places != attempt.places:
-            if not self.engine.can_resize:
+            if not self.engine.traits.can_resize:
                 self._ask_to_stop(attempt, "its CPUs or memory change", now_s)
                 return
             self._resize(attempt, granted, places)
@@ -330,12 +387,7 @@ class Scheduler:
     def _start_waiting(self, jobs: Sequence[JobRow], now_s: float) -> None:
         """Start who has a grant for this round and whose devices are free."""
         draining = self.draining
-        busy = {
-            (place.server, gpu)
-            for row in self.store.attempts(open_only=True)
-            for place in row.places
-            for gpu in place.gpus
-        }
+        busy = [place for row in self.store.attempts(open_only=True) for place in row.places]
         for row in jobs:
             if row.cancelled:
                 self._close(row, JobState.CANCELLED, "cancelled", now_s)
@@ -343,10 +395,20 @@ class Scheduler:
             target = self._targets.get(row.id)
             if draining or target is None or row.retry_s > now_s:
                 continue
-            wanted = {(place.server, gpu) for place in target[1] for gpu in place.gpus}
-            if not wanted & busy:
-                busy |= wanted
+            if any(place.server in self.seen.away for place in target[1]) or self.seen.failure:
+                continue
+            if all(self._is_free(place, busy) for place in target[1]):
+                busy += target[1]
                 self._start(row, *target, now_s)
+
+    def _is_free(self, wanted: Place, busy: Sequence[Place]) -> bool:
+        """Whether nobody holds the GPUs of a place; where the engine chooses them, their number."""
+        taken = [gpu for place in busy if place.server == wanted.server for gpu in place.gpus]
+        if not self.engine.traits.chooses_gpus:
+            return not set(wanted.gpus) & set(taken)
+        servers = self._decider.servers
+        there = int(servers.gpus[servers.names.index(wanted.server)])
+        return len(taken) + len(wanted.gpus) <= there
 
     def _start(
         self, row: JobRow, granted: Granted, places: tuple[Place, ...], now_s: float
@@ -378,6 +440,12 @@ class Scheduler:
         )
         try:
             handle = self.engine.start(order)
+        except EngineAwayError as exc:
+            with self.store.change():
+                self.store.update_attempt(attempt, ended_s=now_s, how=f"was not started: {exc}")
+                self.store.update_job(
+                    row.id, state=JobState.WAITING, note=str(exc), retry_s=now_s + exc.retry_s
+                )
         except PartitaError as exc:
             self.store.update_attempt(attempt, ended_s=now_s, how=str(exc))
             self._fault(row, str(exc), row.step, now_s)
@@ -386,12 +454,12 @@ class Scheduler:
 
     # Ends
 
-    def _watch(self, attempt: AttemptRow, now_s: float) -> None:
+    def _watch(self, attempt: AttemptRow, status: Status, now_s: float) -> None:
         """Look at one attempt: it ended, is to be cancelled, or does not heed its lease."""
         row = self.store.job(attempt.id.job)
         if row is None or attempt.handle is None:
             return
-        status = self.engine.status(attempt.handle)
+        self._note_given(row, attempt, status, now_s)
         if not status.running:
             self._ended(row, attempt, status, now_s)
         elif attempt.stop_s is None:
@@ -402,6 +470,19 @@ class Scheduler:
             if not attempt.killed:
                 self.store.update_attempt(attempt.id, killed=1)
             self.engine.stop(attempt.handle, grace_s=0)
+
+    def _note_given(self, row: JobRow, attempt: AttemptRow, status: Status, now_s: float) -> None:
+        """Keep what the engine has given, or why it waits, if that is new."""
+        if status.given is not None and status.given != attempt.places:
+            values = json.dumps([place.to_json() for place in status.given])
+            with self.store.change():
+                self.store.update_attempt(attempt.id, places=values)
+                if _counts(status.given) != _counts(attempt.places):
+                    where = "; ".join(_words(place) for place in status.given)
+                    self.store.add_event(row.id, now_s, f"{self.engine.name} gave {where}")
+        note = f"waits in {self.engine.name}: {status.waits}" if status.waits else ""
+        if status.running and note != row.note:
+            self.store.update_job(row.id, note=note)
 
     def _ended(self, row: JobRow, attempt: AttemptRow, status: Status, now_s: float) -> None:
         directory = self.settings.directory(row.id)
@@ -428,6 +509,8 @@ class Scheduler:
             self._close(row, JobState.FINISHED, verdict.how, ended_s)
         elif row.cancelled:
             self._close(row, JobState.CANCELLED, f"cancelled at step {verdict.step}", ended_s)
+        elif verdict.end is End.CANCELLED:
+            self._close(row, JobState.CANCELLED, verdict.how, ended_s)
         elif verdict.end is End.WAITS:
             self.store.update_job(row.id, state=JobState.WAITING, note=verdict.how)
             self.store.add_event(row.id, ended_s, verdict.how)
@@ -456,6 +539,10 @@ class Scheduler:
         self._targets.pop(row.id, None)
         self._specs.pop(row.id, None)
         self._unfit.pop(row.id, None)
+
+
+def _counts(places: Sequence[Place]) -> list[tuple[str, int, float]]:
+    return sorted((place.server, len(place.gpus), place.cpus) for place in places)
 
 
 def _words(place: Place) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from partita.fleet.engines.protocol import Status
+from partita.fleet.engines.protocol import Cause, Status
 from partita.fleet.engines.shim import CANNOT_START
 from partita.fleet.lease import LoopState
 from partita.fleet.live.files import figure
@@ -22,6 +22,7 @@ class End(StrEnum):
     FINISHED = "finished"
     WAITS = "waits"
     FAULT = "fault"
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,8 @@ def judge(
 
     A job that reports its steps is done when it reported so after its last checkpoint, however its
     process ended; an exit code of 0 is not enough. One that reports none is done when it ends
-    with 0 without having been asked to stop.
+    with 0 without having been asked to stop. What the engine or somebody else ended is no fault of
+    the job.
 
     Args:
         spec: The job.
@@ -63,6 +65,7 @@ def judge(
     if progress.get("state") == LoopState.DONE and step >= spec.steps:
         return Verdict(end=End.FINISHED, how=f"{spec.steps} steps done", step=spec.steps)
     ended = how_it_ended(status.exit_code) if status.exit_code is not None else "was killed"
+    ended = status.why or ended
     asked = attempt.stop_s is not None
     if spec.progress is Progress.NONE and status.exit_code == 0 and not asked:
         return Verdict(end=End.FINISHED, how=ended, step=spec.steps)
@@ -70,6 +73,9 @@ def judge(
         if attempt.killed:
             ended = f"ignored the end of its lease: SIGKILL {spec.grace_s:g} s after SIGTERM"
         return Verdict(end=End.WAITS, how=ended, step=step)
+    if status.cause is not Cause.ITSELF:
+        end = End.WAITS if status.cause is Cause.ENGINE else End.CANCELLED
+        return Verdict(end=end, how=ended, step=step)
     if _gave_back(attempt, progress, status):
         return Verdict(end=End.WAITS, how="its lease was not renewed in time", step=step)
     if status.exit_code == 0:

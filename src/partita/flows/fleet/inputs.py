@@ -19,11 +19,13 @@ from partita.core.cluster import Cluster
 from partita.core.fleet import Sensitivity, Trace
 from partita.documents import open_file, read_text
 from partita.errors import FormatError, InvalidInputError
+from partita.fleet.engines.slurm import servers_of_nodes
 from partita.fleet.policies.resources import Servers, servers_of
 from partita.fleet.study.generated import GPU_SHARES
 from partita.fleet.study.traces import TraceOptions, changed_trace, drawn_trace, logged_trace
 from partita.flows.fleet.examples import DEFAULT_TYPE, example_sensitivities
 from partita.flows.fleet.power import with_frontiers
+from partita.flows.slurm_cluster import is_slurm, slurm_nodes
 from partita.formats.philly import read_philly, read_submissions
 from partita.formats.synergy import (
     read_cluster,
@@ -312,6 +314,23 @@ def parse_shares(text: str | None, what: str, names: Sequence[str] = ()) -> dict
     return found
 
 
+def parse_pairs(pairs: Sequence[str], what: str) -> dict[str, str]:
+    """Return names and values for texts like ``partition=gpu``.
+
+    Raises:
+        InvalidInputError: One is not of that form, or a name is given twice.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign or not name:
+            raise InvalidInputError(f"{what} {pair!r} is not of the form NAME=VALUE")
+        if name in found:
+            raise InvalidInputError(f"{what} gives {name!r} twice")
+        found[name] = value
+    return found
+
+
 def parse_quotas(pairs: Sequence[str]) -> dict[str, int]:
     """Return quotas for texts like ``team=8``.
 
@@ -337,7 +356,9 @@ def declared_servers(
     """
     if (cluster is None) == (gpus is None):
         raise InvalidInputError("give either --gpus N or --cluster")
-    if cluster is not None:
+    if isinstance(cluster, str) and is_slurm(cluster):
+        servers = servers_of_nodes(slurm_nodes(cluster))
+    elif cluster is not None:
         servers = servers_of(_read_cluster(cluster))
     else:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -145,6 +145,7 @@ class ServerReply(BaseModel):
     gpus: int
     cpus: float
     memory_gb: float
+    away: str
     gpus_in_use: int
     cpus_granted: float
     memory_gb_granted: float

@@ -13,7 +13,8 @@ from partita.fleet.live.client import DEFAULT_PORT
 from partita.fleet.live.fleet import Fleet
 from partita.fleet.live.scheduler import FleetSettings
 from partita.fleet.live.token import TOKEN_FILE, make_token, note_fleet
-from partita.flows.fleet.inputs import declared_servers, parse_quotas
+from partita.flows.fleet.inputs import declared_servers, parse_pairs, parse_quotas
+from partita.flows.slurm_cluster import SLURM
 from partita.http import read_token
 from partita.requests import declare, make
 from partita.service.listen import ListenFields, port_field, server_needed, token_field, url_of
@@ -30,13 +31,17 @@ class ServeFleetRequest(ListenFields):
         DEFAULT_ENGINE,
         choices=list(ENGINES),
         added=PLUGINS.names,
-        help="Engine that runs the jobs; local: "
-        f"{ENGINES[DEFAULT_ENGINE].title}; plug-ins add others.",
+        help="Engine that runs the jobs: "
+        f"{'; '.join(f'{name}, {entry.title}' for name, entry in ENGINES.items())}.",
+    )
+    engine_option: tuple[str, ...] = declare(
+        (), help="Option of the engine: NAME=VALUE, such as partition=gpu for slurm."
     )
     cluster: str | Cluster | None = declare(
         None,
         flags=("-c",),
-        help="Declared servers: 2x4xa100, a cluster file, or Synergy's INI file.",
+        help="Declared servers: 2x4xa100, a cluster file, Synergy's INI file; slurm or "
+        "slurm:PARTITION: the nodes of Slurm.",
     )
     gpus: int | None = declare(
         None, minimum=1, maximum=4096, help="Number of GPUs of one server, instead of --cluster."
@@ -151,7 +156,10 @@ def open_fleet(request: ServeFleetRequest) -> tuple[Fleet, Engine]:
     Raises:
         InvalidInputError: The servers, the policy, the engine or a time are wrong.
     """
-    servers = declared_servers(request.cluster, request.gpus, request.cpus, request.memory)
+    cluster = request.cluster
+    if cluster is None and request.gpus is None and request.engine == SLURM:
+        cluster = SLURM
+    servers = declared_servers(cluster, request.gpus, request.cpus, request.memory)
     round_s = parse_seconds(request.round, "--round")
     settings = FleetSettings(
         state=Path(request.state),
@@ -162,5 +170,10 @@ def open_fleet(request: ServeFleetRequest) -> tuple[Fleet, Engine]:
         backoff_s=parse_seconds(request.backoff, "--backoff"),
         quotas=parse_quotas(request.quota),
     )
-    engine = make_engine(request.engine, servers, groups=request.groups)
+    engine = make_engine(
+        request.engine,
+        servers,
+        groups=request.groups,
+        options=parse_pairs(request.engine_option, "--engine-option"),
+    )
     return Fleet(settings, servers, request.policy, engine), engine

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from partita.core.fleet import Sensitivity
-from partita.fleet.engines.protocol import Attempt, Handle, Order, Place, Status
+from partita.fleet.engines.protocol import Attempt, Handle, Look, Order, Place, Status, Traits
 from partita.fleet.live.decision import Decider
 from partita.fleet.live.files import LEASE, PROGRESS, read_json, write_json
 from partita.fleet.live.jobspec import GpuChoice, JobSpec
@@ -62,7 +62,8 @@ class FakeEngine:
     """Remembers what runs; a job does a step whenever ``work`` is called, if its lease lets it."""
 
     name: str = "fake"
-    can_resize: bool = True
+    traits: Traits = field(default_factory=Traits)
+    away: dict[str, str] = field(default_factory=dict)
     alive: dict[Attempt, Order] = field(default_factory=dict)
     codes: dict[Attempt, int | None] = field(default_factory=dict)
     started: list[Attempt] = field(default_factory=list)
@@ -82,6 +83,10 @@ class FakeEngine:
         if attempt not in self.alive or (grace_s > 0 and attempt.job in self.stubborn):
             return
         self.end(attempt, -9 if grace_s == 0 else 0)
+
+    def look(self, handles: Mapping[Attempt, Handle]) -> Look:
+        statuses = {key: self.status(handle) for key, handle in handles.items()}
+        return Look(statuses=statuses, away=self.away)
 
     def status(self, handle: Handle) -> Status:
         attempt = Attempt(handle["job"], handle["number"])

@@ -249,9 +249,9 @@ def test_leases_are_counted_from_the_start_of_a_round(
     seen = []
     grants = world.scheduler._decider.grants
 
-    def noted(now_s: float, jobs: Any) -> Any:
+    def noted(now_s: float, jobs: Any, away: Any) -> Any:
         seen.append([(job.lease_s, job.attained_s) for job in jobs])
-        return grants(now_s, jobs)
+        return grants(now_s, jobs, away)
 
     monkeypatch.setattr(world.scheduler._decider, "grants", noted)
     world.submit()

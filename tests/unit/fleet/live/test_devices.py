@@ -4,12 +4,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_builders import servers
 
-from partita.fleet.engines.devices import Piece, choose_devices, same_gpus
+from partita.fleet.engines.devices import (
+    Piece,
+    Share,
+    choose_devices,
+    keep_sizes,
+    same_gpus,
+    whole_cpus,
+)
 from partita.fleet.engines.protocol import Place
 
 
 def piece(server: int, gpus: int, cpus: float = 1.0) -> Piece:
     return Piece(server=server, gpus=gpus, cpus=cpus, memory_gb=1.0)
+
+
+def place(server: int, gpus: tuple[int, ...], cpus: float) -> Place:
+    return Place(server=f"host{server}", gpus=gpus, cpu_ids=(), cpus=cpus, memory_gb=1.0)
 
 
 grants = st.lists(
@@ -63,3 +74,34 @@ def test_a_job_may_hold_places_on_two_servers() -> None:
     pieces = {1: [piece(0, 3), piece(1, 2)]}
     found = choose_devices(pieces, {}, servers(2))
     assert [(p.server, p.gpus) for p in found[1]] == [("host0", (0, 1, 2)), ("host1", (0, 1))]
+
+
+def test_who_stays_keeps_its_cpus_where_they_cannot_be_changed() -> None:
+    there = servers(gpus=4, cpus=12.0)
+    held = {1: (place(0, gpus=(0,), cpus=6.0),)}
+    shares = {1: Share(places=(place(0, gpus=(0,), cpus=4.0),), gain=0.9)}
+    assert keep_sizes(shares, held, there) == held
+    shares[2] = Share(places=(place(0, gpus=(1,), cpus=6.0),))
+    assert keep_sizes(shares, held, there)[1] == held[1]
+    shares[2] = Share(places=(place(0, gpus=(1,), cpus=8.0),))
+    assert keep_sizes(shares, held, there)[1] == shares[1].places
+
+
+def test_who_would_gain_much_is_restarted() -> None:
+    held = {1: (place(0, gpus=(0,), cpus=2.0),)}
+    shares = {1: Share(places=(place(0, gpus=(0,), cpus=4.0),), gain=1.5)}
+    assert keep_sizes(shares, held, servers())[1] == shares[1].places
+
+
+def test_whole_cpus_use_what_there_is_and_no_more() -> None:
+    there = servers(gpus=4, cpus=12.0)
+    wanted = {
+        1: (place(0, gpus=(0,), cpus=3.3),),
+        2: (place(0, gpus=(1,), cpus=8.4),),
+        3: (place(0, gpus=(2,), cpus=0.2),),
+    }
+    found = whole_cpus(wanted, there)
+    assert [found[job][0].cpus for job in (1, 2, 3)] == [3.0, 8.0, 1.0]
+    del wanted[3]
+    found = whole_cpus(wanted, there)
+    assert [found[job][0].cpus for job in (1, 2)] == [3.0, 9.0]

@@ -7,7 +7,14 @@ import pytest
 from live_builders import FakeEngine, World, curve, servers
 
 from partita.errors import UnsupportedError
-from partita.fleet.engines.protocol import Attempt
+from partita.fleet.engines.protocol import (
+    Attempt,
+    Cause,
+    EngineAwayError,
+    Place,
+    Status,
+    Traits,
+)
 from partita.fleet.live.files import LEASE, read_json
 from partita.fleet.live.jobspec import Progress
 from partita.fleet.live.store import FleetStore
@@ -131,7 +138,7 @@ def test_cpus_change_while_a_job_runs(make: Callable[..., World]) -> None:
 
 
 def test_an_engine_that_cannot_resize_restarts(make: Callable[..., World]) -> None:
-    engine = FakeEngine(can_resize=False)
+    engine = FakeEngine(traits=Traits(can_resize=False))
     world = make(there=servers(gpus=2, cpus=6.0), engine=engine)
     steep = curve((1, 0.3), (3, 1.0), (5, 1.6))
     world.submit(sensitivity=steep, steps=2)
@@ -348,3 +355,87 @@ def test_a_clock_that_is_set_back_does_not_stop_the_rounds(world: World) -> None
     job = world.submit()
     world.next_round()
     assert world.state(job) == "running"
+
+
+def test_nothing_is_placed_on_servers_that_are_away_and_who_is_there_moves(
+    make: Callable[..., World],
+) -> None:
+    world = make(there=servers(2, gpus=2))
+    first = world.submit(gpus=2)
+    second = world.submit(gpus=2)
+    world.next_round()
+    at = {row.id.job: row.places[0].server for row in world.store.attempts()}
+    assert set(at.values()) == {"host0", "host1"}
+    world.engine.away[at[first]] = "DRAIN bad fan"
+    world.next_round()
+    assert any(
+        f"{at[first]} cannot be used: DRAIN bad fan" in what for what in events(world, first)
+    )
+    world.engine.away["host0"] = world.engine.away["host1"] = "DOWN"
+    world.next_round()
+    world.poll(1)
+    assert not world.engine.alive
+    world.engine.away.clear()
+    world.next_round()
+    world.poll(1)
+    assert {row.places[0].server for row in world.store.attempts(open_only=True)} == {
+        "host0",
+        "host1",
+    }
+    assert second in {row.id.job for row in world.store.attempts(open_only=True)}
+
+
+def events(world: World, job: int) -> list[str]:
+    return [what for _, what in world.store.events(job)]
+
+
+def test_an_engine_that_is_away_costs_a_job_nothing(world: World) -> None:
+    job = world.submit()
+
+    def refuse(order: object) -> None:
+        raise EngineAwayError("Slurm is away: refused", 3.0)
+
+    start, world.engine.start = world.engine.start, refuse
+    world.next_round()
+    assert world.state(job) == "waiting"
+    assert world.note(job) == "Slurm is away: refused"
+    assert world.store.job(job).faults == 0
+    world.engine.start = start
+    world.poll(1)
+    assert not world.engine.started
+    world.poll(3)
+    assert world.engine.started == [Attempt(job, 2)]
+
+
+def test_grants_are_what_the_engine_gave(world: World) -> None:
+    job = world.submit(gpus=2)
+    world.next_round()
+    given = (Place(server="host0", gpus=(2, 3), cpu_ids=(), cpus=1.0, memory_gb=1.0),)
+    world.engine.status = lambda handle: Status(running=True, given=given)
+    world.poll(1)
+    (row,) = world.store.attempts(job)
+    assert row.places == given
+    assert any("fake gave host0: GPUs 2,3, 1 CPUs" in what for what in events(world, job))
+
+
+def test_what_others_cancel_in_the_engine_stays_cancelled(world: World) -> None:
+    job = world.submit()
+    world.next_round()
+    why = "cancelled in Slurm, outside of the fleet (scancel)"
+    world.engine.status = lambda handle: Status(running=False, cause=Cause.OTHERS, why=why)
+    world.poll(1)
+    assert world.state(job) == "cancelled"
+    assert world.note(job) == why
+
+
+def test_what_the_engine_ends_is_no_fault_and_goes_on(world: World) -> None:
+    job = world.submit()
+    world.next_round()
+    world.engine.alive.clear()
+    status = world.engine.status
+    world.engine.status = lambda handle: Status(running=False, cause=Cause.ENGINE, why="preempted")
+    world.poll(1)
+    world.engine.status = status
+    assert (world.state(job), world.store.job(job).faults) == ("running", 0)
+    assert "preempted" in events(world, job)
+    assert world.engine.started[-1] == Attempt(job, 2)

@@ -1,0 +1,234 @@
+"""The Slurm engine on a real slurmctld with four slurmd of fake GPUs."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partita.fleet.engines.protocol import (
+    Attempt,
+    Cause,
+    EngineAwayError,
+    Handle,
+    Order,
+    Place,
+    Status,
+)
+from partita.fleet.engines.slurm import SlurmEngine, SlurmOptions
+from partita.fleet.policies.resources import Servers
+from partita.slurm.commands import SlurmCommands
+from partita.testing.slurm import PrivateSlurm
+
+pytestmark = [pytest.mark.slow, pytest.mark.root]
+
+Start = Callable[..., tuple[Attempt, Handle]]
+
+
+def nodes() -> Servers:
+    return Servers(
+        names=("n1", "n2", "n3", "n4"),
+        gpu_types=("v100",),
+        gpu_type=np.zeros(4, dtype=np.int32),
+        gpus=np.full(4, 4, dtype=np.int32),
+        cpus=np.full(4, 24.0),
+        memory_gb=np.full(4, 500_000 * 2**20 / 1e9),
+        storage_mb_per_s=np.zeros(4),
+    )
+
+
+def place(server: str, gpus: int = 1, cpus: float = 1.0, memory_gb: float = 1.0) -> Place:
+    return Place(server=server, gpus=tuple(range(gpus)), cpu_ids=(), cpus=cpus, memory_gb=memory_gb)
+
+
+@pytest.fixture
+def engine(slurm: PrivateSlurm) -> SlurmEngine:
+    return engine_of(slurm)
+
+
+def engine_of(slurm: PrivateSlurm, **options: object) -> SlurmEngine:
+    commands = SlurmCommands(slurm.environment, limit_s=20)
+    return SlurmEngine(nodes(), SlurmOptions(every=0.1, **options), commands=commands)
+
+
+@pytest.fixture
+def start(slurm: PrivateSlurm, engine: SlurmEngine, tmp_path: Path) -> Iterator[Start]:
+    """Start shell commands as jobs of one fleet; all are cancelled in the end."""
+    fleet = f"test{os.getpid()}{time.monotonic_ns()}"
+    handles: list[Handle] = []
+
+    def begin(command: str, places: Sequence[Place]) -> tuple[Attempt, Handle]:
+        attempt = Attempt(len(handles) + 1, 1)
+        home = tmp_path / f"job-{attempt.job}"
+        home.mkdir()
+        order = Order(
+            fleet=fleet,
+            attempt=attempt,
+            command=("sh", "-c", command),
+            folder=tmp_path,
+            directory=home,
+            environment={"MINE": "it's $HOME"},
+            places=tuple(places),
+        )
+        handles.append(engine.start(order))
+        return attempt, handles[-1]
+
+    yield begin
+    for handle in handles:
+        slurm.call("scancel", str(handle["id"]), check=False)
+
+
+def until(engine: SlurmEngine, started: tuple[Attempt, Handle], done: Callable) -> Status:
+    attempt, handle = started
+    last_s = time.monotonic() + 60
+    while True:
+        look = engine.look({attempt: handle})
+        status = look.statuses.get(attempt)
+        if status is not None and done(status):
+            return status
+        assert time.monotonic() < last_s, (look, status)
+        time.sleep(0.05)
+
+
+def runs(status: Status) -> bool:
+    return status.running and status.given is not None
+
+
+def ended(status: Status) -> bool:
+    return not status.running
+
+
+def printed(folder: Path, job: int, words: str) -> list[str]:
+    """Return what a job has printed, as soon as some words are there."""
+    log = folder / f"job-{job}" / "log.txt"
+    last_s = time.monotonic() + 60
+    while not log.exists() or words not in log.read_text():
+        assert time.monotonic() < last_s, log.read_text() if log.exists() else "no log"
+        time.sleep(0.05)
+    return log.read_text().splitlines()
+
+
+def test_a_job_gets_the_planned_node_and_its_end_is_seen(
+    engine: SlurmEngine, start: Start, tmp_path: Path
+) -> None:
+    asked = place("n3", gpus=2, cpus=3.0, memory_gb=2.0)
+    started = start('echo "$CUDA_VISIBLE_DEVICES $MINE $PARTITA_GPUS"; sleep 1; exit 3', [asked])
+    status = until(engine, started, runs)
+    (given,) = status.given or ()
+    assert (given.server, len(given.gpus), given.cpus) == ("n3", 2, 3.0)
+    assert given.memory_gb == pytest.approx(2.0, rel=0.01)
+    assert status.grant.startswith("Slurm job ")
+    status = until(engine, started, ended)
+    assert (status.exit_code, status.cause, status.why) == (3, Cause.ITSELF, "")
+    assert printed(tmp_path, 1, "it's")[0] == f"{','.join(map(str, given.gpus))} it's $HOME 2"
+    assert json.loads((tmp_path / "job-1/attempt-1/ended.json").read_text())["exit_code"] == 3
+
+
+def test_mixed_hosts_are_one_heterogeneous_job_whose_ranks_are_the_places(
+    engine: SlurmEngine, start: Start, tmp_path: Path
+) -> None:
+    command = (
+        "trap 'echo asked $NODE_RANK; exit 0' TERM; "
+        'echo "rank $NODE_RANK of $NNODES on $SLURMD_NODENAME with $CUDA_VISIBLE_DEVICES"; '
+        "while :; do sleep 0.1; done"
+    )
+    started = start(command, [place("n4", gpus=3, cpus=2.0), place("n1", gpus=1)])
+    status = until(engine, started, runs)
+    assert [(one.server, len(one.gpus)) for one in status.given or ()] == [("n4", 3), ("n1", 1)]
+    printed(tmp_path, 1, "rank 0 of 2 on n4")
+    printed(tmp_path, 1, "rank 1 of 2 on n1")
+    engine.stop(started[1], grace_s=math.inf)
+    assert until(engine, started, ended).exit_code == 0
+    lines = printed(tmp_path, 1, "asked 1")
+    assert "asked 0" in lines
+
+
+def test_a_job_that_is_asked_to_stop_may_take_its_time(
+    engine: SlurmEngine, start: Start, tmp_path: Path
+) -> None:
+    started = start(
+        "trap 'sleep 0.5; echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done",
+        [place("n2")],
+    )
+    printed(tmp_path, 1, "up")
+    until(engine, started, runs)
+    engine.stop(started[1], grace_s=math.inf)
+    assert until(engine, started, ended).exit_code == 0
+    printed(tmp_path, 1, "saved")
+
+
+def test_who_cancels_or_preempts_outside_of_the_fleet_is_told(
+    slurm: PrivateSlurm, engine: SlurmEngine, start: Start
+) -> None:
+    cancelled = start("sleep 600", [place("n2")])
+    preempted = start("sleep 600", [place("n1", gpus=4)])
+    until(engine, cancelled, runs)
+    until(engine, preempted, runs)
+    slurm.call("scancel", str(cancelled[1]["id"]))
+    urgent = slurm.call(
+        "sbatch", "--parsable", "-p", "urgent", "-w", "n1", "--gres=gpu:4", "-o", "/dev/null",
+        "--wrap", "sleep 600",
+    ).strip()  # fmt: skip
+    try:
+        status = until(engine, cancelled, ended)
+        assert status.cause is Cause.OTHERS
+        assert status.why == "cancelled in Slurm, outside of the fleet (scancel)"
+        status = until(engine, preempted, ended)
+        assert status.cause is Cause.ENGINE
+        assert status.why == "Slurm preempted it (PREEMPTED)"
+    finally:
+        slurm.call("scancel", urgent)
+
+
+def test_a_drained_node_is_away_with_its_reason(slurm: PrivateSlurm, engine: SlurmEngine) -> None:
+    slurm.call("scontrol", "update", "NodeName=n4", "State=DRAIN", "Reason=bad fan")
+    try:
+        (name, why), *_ = engine.look({}).away.items()
+        assert name == "n4"
+        assert "DRAIN" in why
+        assert "bad fan" in why
+    finally:
+        slurm.call("scontrol", "update", "NodeName=n4", "State=RESUME")
+
+
+def test_the_text_of_old_versions_says_the_same(engine: SlurmEngine, start: Start) -> None:
+    started = start("sleep 600", [place("n2", gpus=2, cpus=2.0), place("n3", gpus=2, cpus=2.0)])
+    by_json = until(engine, started, runs)
+    engine._has_json = False
+    engine._seen.at_s = -math.inf
+    assert until(engine, started, runs) == by_json
+
+
+def test_while_the_controller_is_away_nothing_is_known_and_nothing_lost(
+    slurm: PrivateSlurm, engine: SlurmEngine, start: Start
+) -> None:
+    started = start("sleep 600", [place("n2")])
+    until(engine, started, runs)
+    slurm.stop_controller()
+    try:
+        engine._seen.at_s = -math.inf
+        look = engine.look({started[0]: started[1]})
+        assert not look.statuses
+        assert look.failure.startswith("Slurm is away, asked again in ")
+        calls = engine.commands.calls
+        assert engine.look({started[0]: started[1]}).failure
+        assert engine.commands.calls == calls
+        with pytest.raises(EngineAwayError):
+            start("true", [place("n2")])
+    finally:
+        slurm.start_controller()
+    assert until(engine, started, runs).running
+    other = engine_of(slurm)
+    assert list(other.running(started[1]["fleet"])) == [started[0]]
+
+
+def test_many_jobs_are_looked_at_with_two_calls(engine: SlurmEngine, start: Start) -> None:
+    handles = dict(start("sleep 600", [place(f"n{row % 4 + 1}")]) for row in range(8))
+    engine._seen.at_s = -math.inf
+    before = engine.commands.calls
+    assert len(engine.look(handles).statuses) == 8
+    assert engine.commands.calls - before == 2
