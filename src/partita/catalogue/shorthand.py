@@ -24,7 +24,6 @@ from partita.core.cluster import MAX_DEVICES, Cluster, Device, Host, Level
 from partita.core.graph import DeviceKind
 from partita.errors import InvalidInputError
 from partita.names import short
-from partita.processes import machine_cores
 
 logger = logging.getLogger(__name__)
 
@@ -307,7 +306,7 @@ def local_cluster(
         )
     catalogue = load_catalogue() if catalogue is None else catalogue
     kind = catalogue.device_type("cpu")
-    cpus = machine_cores() if cpus is None else cpus
+    cpus = _machine_cpus() if cpus is None else cpus
     memory = _machine_memory_bytes() if memory_bytes is None else memory_bytes
     if num_devices > cpus:
         logger.warning(
@@ -323,6 +322,13 @@ def local_cluster(
         devices=tuple(devices),
         levels=usual_levels(devices, [catalogue.link_type("loopback")], catalogue),
     )
+
+
+def _machine_cpus() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _machine_memory_bytes() -> float:

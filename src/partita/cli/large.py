@@ -1,7 +1,6 @@
 """A plan of a large transformer on the terminal: layout, time, memory, money, alternatives."""
 
 import math
-from collections.abc import Mapping
 
 from partita.cli.console import (
     percent,
@@ -11,7 +10,8 @@ from partita.cli.console import (
     table,
 )
 from partita.documents import save
-from partita.flows.large import Choice, LargePlanResult
+from partita.flows.large import LargePlanResult
+from partita.transformer.choices import Choice
 from partita.transformer.kernels import accuracy_line
 from partita.units import format_count, format_seconds
 
@@ -61,7 +61,7 @@ def show_large(result: LargePlanResult, written: str | None = None) -> None:
         if line:
             console.print(line)
     console.print(_parts_table([best, *result.others]))
-    console.print(_memory_table([best, *result.others], task.limit_bytes))
+    console.print(_memory_table([best, *result.others]))
     console.print(
         f"bound: {format_seconds(result.solution.lower_bound)} by kernels at the rates that "
         f"large ones reach; bound by: {binding(best)}"
@@ -93,7 +93,8 @@ def _rate_line(result: LargePlanResult) -> str:
     )
     return (
         f"{format_seconds(result.best.step_s)} per step · {format_count(result.tokens_per_s)} "
-        f"tokens/s · {each:,.0f} tokens/s per device · MFU {percent(result.mfu)}{again}"
+        f"tokens/s · {each:,.0f} tokens/s per device · MFU {percent(result.mfu)}{again}, attention "
+        "counted whole"
     )
 
 
@@ -157,18 +158,18 @@ def _share(value: float, whole: float) -> str:
     return f"{value / whole:.1%}" if value > 0 else "-"
 
 
-def _memory_table(choices: list[Choice], limit: float) -> object:
+def _memory_table(choices: list[Choice]) -> object:
     used = [name for name in choices[0].memory if any(c.memory[name] > 0 for c in choices)]
     columns = [("GB per device", "left"), *((_MEMORY.get(n, n), "right") for n in used)]
     columns += [("total", "right"), ("free", "right")]
-    rows = [[_short(c), *_gigabytes(c.memory, used, limit)] for c in choices]
+    rows = [[_short(c), *_gigabytes(c, used)] for c in choices]
     return table(columns, rows)
 
 
 _MEMORY = {"gradients": "grads", "activations": "activ.", "buffers": "buff."}
 
 
-def _gigabytes(memory: Mapping[str, float], used: list[str], limit: float) -> list[str]:
-    total = sum(memory.values())
-    values = [*(memory[name] for name in used), total, limit - total]
+def _gigabytes(choice: Choice, used: list[str]) -> list[str]:
+    total = choice.total_bytes
+    values = [*(choice.memory[name] for name in used), total, choice.limit_bytes - total]
     return [f"{value / 1e9:.1f}" if abs(value) >= 5e7 else "-" for value in values]

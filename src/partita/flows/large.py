@@ -7,7 +7,7 @@ takes its time and its memory, the next best of other structure, and what the fi
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,23 +16,21 @@ import numpy as np
 
 from partita.core.cluster import Cluster, Device
 from partita.core.codec import encode
-from partita.core.graph import DeviceKind
 from partita.core.json_values import number_or_none
 from partita.core.plan import Plan
-from partita.core.precision import PRECISIONS, parse_precision
+from partita.core.precision import parse_precision
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
-from partita.cost.links import fabric_of
 from partita.cost.power import joules_of
-from partita.cost.tables import GPU_RESERVE, SHARD_LEVEL
+from partita.cost.tables import SHARD_LEVEL
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.fields import (
     ChangeFields,
     ClusterFields,
     DegreeFields,
     MoveFields,
+    ObjectiveFields,
     SourceFields,
-    StepFields,
 )
 from partita.flows.moves import DEFAULT_SLOWDOWN as MOVES_SLOWDOWN
 from partita.flows.moves import (
@@ -44,141 +42,34 @@ from partita.flows.moves import (
     relabelled,
     weigh,
 )
-from partita.flows.problem import changed_cluster, read_cluster
+from partita.flows.problem import (
+    changed_cluster,
+    memory_share,
+    objective_remarks,
+    read_cluster,
+)
 from partita.flows.results import Result
-from partita.names import suggest
+from partita.flows.transformer_task import DEFAULT_TOKENS, adapter_share, task_of
 from partita.requests import OnProgress, silent
-from partita.transformer.kernels import Accuracy, accuracy_of, machine_of
-from partita.transformer.layout import FRAMEWORKS, Layout
-from partita.transformer.mixed import (
-    Candidate,
-    groups_of,
-    mixed_candidates,
-    place_memory,
-    refined,
+from partita.transformer.choices import (
+    DEGREES,
+    KEPT,
+    Choice,
+    find_choices,
+    layout_json,
+    parts_of,
 )
+from partita.transformer.kernels import Accuracy, accuracy_of
+from partita.transformer.mixed import groups_of
 from partita.transformer.named import NamedShape
-from partita.transformer.pipelines import (
-    Pipeline,
-    Place,
-    as_number,
-    graph_of,
-    plan_of,
-    played_s,
-    regular_pipeline,
-)
-from partita.transformer.price import Steps
-from partita.transformer.search import Priced, Task, least_s, price_all, search
-from partita.transformer.shape import Shape
+from partita.transformer.pipelines import graph_of, plan_of
+from partita.transformer.search import Priced, Task, least_s, search
 from partita.units import parse_count
 
-DEFAULT_TOKENS = 4_194_304
-"""Tokens of a step where nobody says how many."""
-PLAYED = 24
-"""Layouts that are played exactly."""
-WEIGHED = 8
-"""Layouts that are weighed against the state that they move."""
-FAR = 1.25
-"""How far behind the best one that was played a closed form may be for it to be played, too."""
-REFINED = 3
-"""Layouts over several types whose layers are moved while that makes a step shorter."""
 SHOWN = 5
 """Layouts of different structure that are shown."""
-DEGREES = ("tp", "pp", "vp", "dp", "cp", "ep", "zero", "shard_group")
 MOST_TIMES = 64
 """How many times as many devices are tried where nothing fits."""
-SECONDS_PER_DAY = 86_400.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """One way to train, and what it costs.
-
-    Attributes:
-        lanes: The pipelines; several where types of devices run side by side.
-        step_s: Seconds of a step, played exactly.
-        parts: Seconds of a step by what takes them; they add up to it.
-        memory: Bytes per device by what takes them, of the fullest place.
-        device_type: Type of the devices of that place.
-    """
-
-    lanes: tuple[Pipeline, ...]
-    step_s: float
-    parts: Mapping[str, float]
-    memory: Mapping[str, float]
-    device_type: str
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of the first place."""
-        return self.lanes[0].layout
-
-    @property
-    def title(self) -> str:
-        """The degrees in words; of several types one after the other."""
-        words = [_layout_words(self.lanes[0])]
-        if len(self.lanes) > 1:
-            shares = ":".join(str(lane.microbatches) for lane in self.lanes)
-            types = ", ".join(lane.places[0].device_type for lane in self.lanes)
-            words.append(f"microbatches {shares} on {types}")
-        return "; ".join(words)
-
-    @property
-    def total_bytes(self) -> float:
-        """Bytes per device."""
-        return sum(self.memory.values())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the choice as JSON values."""
-        return {
-            "title": self.title,
-            "layout": _layout_json(self.layout),
-            "stages": [
-                {
-                    "device_type": place.device_type,
-                    "tp": place.layout.tp,
-                    "replicas": len(place.devices),
-                    "layers": [
-                        n
-                        for chunk, n in enumerate(lane.layers)
-                        if chunk % len(lane.places) == number
-                    ],
-                }
-                for lane in self.lanes
-                for number, place in enumerate(lane.places)
-            ],
-            "step_s": self.step_s,
-            "parts_s": dict(self.parts),
-            "memory_bytes": dict(self.memory),
-        }
-
-
-def _layout_words(lane: Pipeline) -> str:
-    layout = lane.layout
-    kinds: dict[str, list[int]] = {}
-    for place in lane.places:
-        kinds.setdefault(f"{place.device_type} tp {place.layout.tp}", []).append(1)
-    text = str(layout)
-    if len(kinds) > 1:
-        row = ", ".join(f"{len(found)} x {kind}" for kind, found in kinds.items())
-        text = text.replace(f"tp {layout.tp}, ", "", 1) + f" [{row}; layers {_ranges(lane.layers)}]"
-    return text
-
-
-def _ranges(layers: Sequence[int]) -> str:
-    words: list[str] = []
-    for count in layers:
-        if words and words[-1].split("x")[0] == str(count):
-            times = int(words[-1].split("x")[1]) if "x" in words[-1] else 1
-            words[-1] = f"{count}x{times + 1}"
-        else:
-            words.append(str(count))
-    return " ".join(words)
-
-
-def _layout_json(layout: Layout) -> dict[str, Any]:
-    named = (*DEGREES, "sp", "microbatch", "expert_overlap", "precision", "framework")
-    return {**{name: getattr(layout, name) for name in named}, "recompute": list(layout.recompute)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -217,10 +108,11 @@ class LargePlanResult(Result):
         """How far estimates of this kind were off published runs; None = none is of it."""
         return accuracy_of(
             self.best.layout,
-            self.best.device_type,
+            self.best.device_types,
             self.task.sequence_length,
             experts=bool(self.task.shape.experts),
-            float8=self.task.is_float8,
+            compute=parse_precision(self.task.precision).compute,
+            frozen=self.task.frozen,
         )
 
     @property
@@ -231,8 +123,7 @@ class LargePlanResult(Result):
     @property
     def mfu(self) -> float:
         """Share of the devices' peak that the model's own arithmetic uses."""
-        flops = self.task.shape.model_flops(self.task.tokens, self.task.sequence_length)
-        return flops / (self._peak * self.best.step_s)
+        return self.task.model_flops / (self._peak * self.best.step_s)
 
     @property
     def hfu(self) -> float:
@@ -244,14 +135,13 @@ class LargePlanResult(Result):
     @property
     def _peak(self) -> float:
         name = parse_precision(self.task.precision).compute
-        used = {name for lane in self.best.lanes for p in lane.places for name in [p.device_type]}
-        return sum(_peak_of(device, name) for device in self.cluster.devices if device.type in used)
+        used = set(self.plan.devices)
+        return sum(_peak_of(device, name) for device in self.cluster.devices if device.name in used)
 
     @property
     def price_per_hour(self) -> float:
         """Money for an hour of the devices that are used; NaN = not known."""
-        used = set(self.plan.devices)
-        return sum(d.price_per_hour for d in self.cluster.devices if d.name in used)
+        return self.best.price_per_hour
 
     @cached_property
     def joules_per_token(self) -> float:
@@ -259,7 +149,7 @@ class LargePlanResult(Result):
         step_s, joules = self.best.step_s, 0.0
         for lane in self.best.lanes:
             # Every stage of a lane waits as long as its first one.
-            busy_s = _parts(lane, step_s)["compute_s"]
+            busy_s = parts_of(lane, step_s)["compute_s"]
             places = [index for place in lane.places for group in place.devices for index in group]
             used = [self.cluster.devices[index] for index in dict.fromkeys(places)]
             if not all(device.max_w for device in used):
@@ -287,7 +177,6 @@ class LargePlanResult(Result):
             "framework": task.framework,
             "optimizer": task.optimizer,
             **self.best.to_json(),
-            "limit_bytes": task.limit_bytes,
             "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_device": self.tokens_per_s / len(self.plan.devices),
             "mfu": self.mfu,
@@ -328,7 +217,9 @@ class LargePlanResult(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LargeFields(ClusterFields, ChangeFields, StepFields, DegreeFields, SourceFields, MoveFields):
+class LargeFields(
+    ClusterFields, ChangeFields, ObjectiveFields, DegreeFields, SourceFields, MoveFields
+):
     """All that planning a large transformer reads of a request."""
 
 
@@ -344,10 +235,13 @@ def plan_large(
     cluster = changed_cluster(None, read_cluster(request)[0], request)
     task, remarks = _task(request, named, cluster)
     on_progress(f"{task.shape.name} over {len(cluster)} devices")
-    found = _choices(task, cluster)
+    by_price = request.objective == Metric.COST.value
+    found = find_choices(task, cluster, by_price=by_price)
     if not found:
         raise InfeasibleError(_why_nothing_fits(task, cluster))
-    free = _choices(replace(task, fixed={}), cluster)[:1] if task.fixed else []
+    free: list[Choice] = []
+    if task.fixed:
+        free = find_choices(replace(task, fixed={}), cluster, by_price=by_price)[:1]
     best, solution, replacement = found[0], _solution(task, cluster, found[0]), None
     if request.from_plan is not None:
         on_progress("counting the state that moves")
@@ -362,8 +256,14 @@ def plan_large(
         solution=solution,
         tokens=math.nan if request.tokens is None else parse_count(request.tokens, "tokens"),
         replacement=replacement,
-        remarks=remarks,
+        remarks=(*remarks, *_idle(cluster, best)),
     )
+
+
+def _idle(cluster: Cluster, best: Choice) -> list[str]:
+    """Return a remark where a plan does not use all devices."""
+    idle = len(cluster) - best.num_devices
+    return [f"{idle} of {len(cluster)} devices stay idle: no plan with them is better"] * (idle > 0)
 
 
 def _replaced(
@@ -376,7 +276,7 @@ def _replaced(
     minimises = request.minimise_moves
     offers: list[Offer] = []
     choice_of: dict[int, Choice] = {}
-    for choice in [*found[:WEIGHED], *_as_before(old, task, cluster)] if minimises else found[:1]:
+    for choice in [*found[:KEPT], *_as_before(old, task, cluster)] if minimises else found[:1]:
         made = _solution(task, cluster, choice)
         plans = [made.plan]
         # Hosts are alike for the price of a step where one network joins all of them.
@@ -415,7 +315,7 @@ def _as_before(old: OldPlan, task: Task, cluster: Cluster) -> list[Choice]:
         "zero": SHARD_LEVEL[stage.shard],
     }
     try:
-        return _choices(replace(task, fixed={**degrees, **task.fixed}), cluster)[:1]
+        return find_choices(replace(task, fixed={**degrees, **task.fixed}), cluster)[:1]
     except (InvalidInputError, InfeasibleError):
         return []
 
@@ -424,82 +324,34 @@ def _task(
     request: LargeFields, named: NamedShape, cluster: Cluster
 ) -> tuple[Task, tuple[str, ...]]:
     """Return what is trained, with the usual where nothing is said, and remarks on that."""
-    if any(device.kind is DeviceKind.CPU for device in cluster.devices):
-        raise InvalidInputError(
-            f"{named.shape.name} is planned for accelerators; cluster {cluster.name!r} has CPUs"
-        )
     length = request.sequence_length or named.sequence_length
-    precision = request.precision or _usual_precision(cluster)
-    _check_rates(cluster, precision)
-    batch, remarks = _batch(request, length, len(cluster))
-    framework = request.framework or "megatron"
-    # Context and communicators are counted one by one (``Memory.fixed``): the reserve is for what
-    # an allocator loses between allocations, a tenth of what it hands out in published figures.
-    if framework not in FRAMEWORKS:
-        raise InvalidInputError(
-            f"there is no framework {framework!r}{suggest(framework, list(FRAMEWORKS))}"
-        )
-    reserve = GPU_RESERVE if request.reserve is None else request.reserve
-    factor = 1.0 - reserve if request.memory_factor is None else request.memory_factor
-    first = cluster.devices[0]
-    shape, frozen = named.shape, 0.0
-    if request.lora is not None:
-        frozen = 1.0 - adapter_share(shape, request.lora)
-    task = Task(
-        shape=shape,
-        devices=len(cluster),
-        machine=machine_of(first, fabric_of(cluster)),
-        batch=batch,
-        sequence_length=length,
-        precision=precision,
-        optimizer=request.optimizer or "adam",
-        frozen=frozen,
-        framework=framework,
-        limit_bytes=first.memory_bytes * factor,
-        fixed=_fixed(request),
-    )
-    return task, remarks
+    batch, size, remarks = _batch(request, length, len(cluster))
+    fixed = _fixed(request) | ({} if size is None else {"microbatch": size})
+    share = memory_share(request)
+    task = task_of(request, named, cluster, batch=batch, memory_share=share, fixed=fixed)
+    return task, (*remarks, *objective_remarks(request))
 
 
-def adapter_share(shape: Shape, rank: int) -> float:
-    """Return the share of parameters that adapters on all matrices of a block add."""
-    width = shape.hidden
-    pairs = 4 * 2 * width + shape.matrices * (width + (shape.ffn or shape.expert_ffn))
-    return shape.layers * rank * pairs / shape.params
-
-
-def _usual_precision(cluster: Cluster) -> str:
-    """Return bf16 where all devices have it, else fp16."""
-    has = all("bfloat16" in device.peak_flop_per_s for device in cluster.devices)
-    return "bf16" if has else "fp16"
-
-
-def _check_rates(cluster: Cluster, precision: str) -> None:
-    compute = parse_precision(precision).compute
-    for device in cluster.devices:
-        if compute not in device.peak_flop_per_s:
-            able = [
-                name
-                for name, policy in PRECISIONS.items()
-                if all(policy.compute in d.peak_flop_per_s for d in cluster.devices)
-            ]
+def _batch(
+    request: LargeFields, length: int, devices: int
+) -> tuple[int, int | None, tuple[str, ...]]:
+    """Return sequences per step, those of a microbatch where given, and a remark on the usual."""
+    count, size, batch = request.microbatches, request.microbatch_size, request.batch_size
+    if count is not None:
+        size = size or (1 if batch is None else batch // count)
+        batch = count * size if batch is None else batch
+        if count * size != batch:
             raise InvalidInputError(
-                f"device type {device.type!r} does not compute in {compute} (--precision "
-                f"{precision}); use --precision {' or '.join(able)}, or leave it out"
+                f"{count} microbatches of {size or 'equal'} sequences are not --batch-size {batch}"
             )
-
-
-def _batch(request: LargeFields, length: int, devices: int) -> tuple[int, tuple[str, ...]]:
-    """Return sequences per step, and a remark where nobody said how many."""
-    if request.batch_size is not None:
-        return request.batch_size, ()
-    if request.microbatches is not None:
-        return request.microbatches * (request.microbatch_size or 1), ()
+    if batch is not None:
+        return batch, size, ()
     # A power of two keeps all degrees possible, and at least two sequences go to each device.
     batch = 2 ** max(0, round(math.log2(max(DEFAULT_TOKENS / length, 1))))
     while batch < 2 * devices and batch * length < 16 * DEFAULT_TOKENS:
         batch *= 2
-    return batch, (f"a step has {batch} sequences of {length} tokens unless --batch-size says",)
+    some = f"{batch} sequence{'s' * (batch != 1)}"
+    return batch, size, (f"a step has {some} of {length} tokens unless --batch-size says",)
 
 
 def _fixed(request: LargeFields) -> dict[str, object]:
@@ -516,109 +368,9 @@ def _fixed(request: LargeFields) -> dict[str, object]:
                 "or auto"
             )
         fixed[name] = int(text)
-    if request.microbatch_size is not None:
-        fixed["microbatch"] = request.microbatch_size
     if request.recompute is not None:
         fixed["recompute"] = () if request.recompute == "none" else (request.recompute,)
     return fixed
-
-
-def _choices(task: Task, cluster: Cluster) -> list[Choice]:
-    """Return the best choices of different structure, the quickest first; empty = nothing fits."""
-    groups = groups_of(cluster, task.limit_bytes / cluster.devices[0].memory_bytes)
-    found: list[Candidate] = []
-    refused: list[InvalidInputError] = []
-    for group in groups:
-        alone = replace(
-            task, devices=len(group), machine=group.machine, limit_bytes=group.limit_bytes
-        )
-        try:
-            priced = search(alone)
-        except InvalidInputError as exc:
-            refused.append(exc)
-            continue
-        for row in np.flatnonzero(priced.fits)[:PLAYED].tolist():
-            lane = regular_pipeline(alone, priced.layouts[row], cluster, group.devices)
-            found.append(Candidate(lanes=(lane,), step_s=float(priced.step_s[row])))
-    if len(groups) > 1:
-        found += mixed_candidates(task, cluster, groups)[:PLAYED]
-    # Degrees that are fixed may be possible on all types together and on none alone.
-    if not found and task.fixed and len(refused) == len(groups):
-        raise refused[0]
-    played: list[tuple[float, tuple[Pipeline, ...]]] = []
-    for candidate in sorted(found, key=lambda candidate: candidate.step_s):
-        # The closed form is near what is played: what is far behind need not be played.
-        if len(played) >= SHOWN and candidate.step_s > FAR * min(played)[0]:
-            break
-        played.append((played_s(candidate.lanes), candidate.lanes))
-    played.sort(key=lambda pair: pair[0])
-    if len(groups) > 1:
-        played[:REFINED] = [refined(*pair) for pair in played[:REFINED]]
-        played.sort(key=lambda pair: pair[0])
-    seen: set[tuple[object, ...]] = set()
-    kept: list[Choice] = []
-    for step_s, lanes in played:
-        layout = lanes[0].layout
-        places = tuple((p.device_type, p.layout.tp) for lane in lanes for p in lane.places)
-        key = (layout.tp, layout.pp, layout.cp, layout.ep, layout.zero, places)
-        if key not in seen and len(kept) < WEIGHED:
-            seen.add(key)
-            kept.append(_choice(lanes, step_s))
-    return kept
-
-
-def _choice(lanes: tuple[Pipeline, ...], step_s: float) -> Choice:
-    """Return lanes whose step was played with what takes time and memory."""
-    slowest = max(lanes, key=lambda lane: lane.microbatches * _place_weight(lane))
-    parts = _parts(slowest, step_s)
-    memory, place = max(
-        (
-            (place_memory(lane, number), place)
-            for lane in lanes
-            for number, place in _unlike_places(lane)
-        ),
-        key=lambda found: as_number(found[0].total) / found[1].machine.memory_bytes,
-    )
-    return Choice(
-        lanes=lanes,
-        step_s=step_s,
-        parts=parts,
-        memory={name: as_number(value) for name, value in memory._asdict().items()},
-        device_type=place.device_type,
-    )
-
-
-def _unlike_places(lane: Pipeline) -> Iterator[tuple[int, Place]]:
-    """Yield the places of a lane that hold something else than those before."""
-    depth = len(lane.places)
-    if lane.joined is not None or lane.more:
-        yield from enumerate(lane.places)
-        return
-    held = [sum(lane.layers[number::depth]) for number in range(depth)]
-    number = held.index(max(held))
-    yield number, lane.places[number]
-
-
-def _place_weight(lane: Pipeline) -> float:
-    return 1.0 / lane.places[0].machine.peak_flop_per_s
-
-
-def _parts(lane: Pipeline, step_s: float) -> dict[str, float]:
-    """Return the seconds of a step by what takes them; waiting is what is left."""
-    place = lane.places[0]
-    alone = replace(lane.task, machine=place.machine)
-    replicas = lane.task.batch // (lane.microbatches * place.layout.microbatch)
-    layout = replace(place.layout, dp=max(1, replicas))
-    priced: Steps = price_all(alone, [layout]).steps
-    parts = {name: as_number(value) for name, value in priced._asdict().items()}
-    busy = sum(v for k, v in parts.items() if k not in ("bubble_s", "recompute_s", "pipeline_s"))
-    # What the exact play takes beyond the busy time is waiting for other stages.
-    waiting = max(step_s - busy, 0.0)
-    if busy > step_s:
-        scale = step_s / busy
-        parts = {name: value * scale for name, value in parts.items()}
-    sends = min(parts["pipeline_s"], waiting)
-    return {**parts, "pipeline_s": sends, "bubble_s": max(waiting - sends, 0.0)}
 
 
 def _solution(task: Task, cluster: Cluster, best: Choice) -> Solution:
@@ -633,7 +385,7 @@ def _solution(task: Task, cluster: Cluster, best: Choice) -> Solution:
         memory_factor=min(1.0, task.limit_bytes / cluster.devices[0].memory_bytes),
     )
     problem = Problem(graph=graph, cluster=cluster, objective=objective)
-    groups = groups_of(cluster, 1.0)
+    groups = groups_of(cluster, 1.0, compute=policy.compute)
     return Solution(
         problem=problem,
         plan=plan,
@@ -643,7 +395,7 @@ def _solution(task: Task, cluster: Cluster, best: Choice) -> Solution:
         lower_bound=least_s(task, [(group.machine, len(group)) for group in groups]),
         planner="auto",
         options={"framework": task.framework, "precision": task.precision},
-        stats={"layout": _layout_json(best.layout), "parts_s": dict(best.parts)},
+        stats={"layout": layout_json(best.layout), "parts_s": dict(best.parts)},
     )
 
 

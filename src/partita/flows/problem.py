@@ -32,6 +32,7 @@ from partita.flows.fields import (
     RuleFields,
     ShapeFields,
     SourceFields,
+    StateFields,
     StepFields,
 )
 from partita.flows.slurm_cluster import is_slurm, read_slurm_cluster
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 DEFAULT_CLUSTER = "4xa100"
 LARGE_PARAMS = 2e9
 """Parameters from which a configuration is planned by its shape, unless a degree is given."""
+LARGE_OBJECTIVES = (Metric.THROUGHPUT.value, Metric.COST.value)
+"""What plans by shape can minimise: seconds of a step, or the money for it."""
 _OP_BY_OP = (PlannerFields, RuleFields, EstimateFields, ShapeFields)
 
 
@@ -186,6 +189,8 @@ def large_shape(request: Request, model: Model | None) -> "NamedShape | None":
     op_by_op = {field.name for group in _OP_BY_OP for field in fields_of(group)}
     op_by_op |= {"slowdown", "trace_search", "objective", "schedule", "mode", "shard"}
     op_by_op -= {"recompute", "sequence_length", *(["slowdown"] * ("minimise_moves" in given))}
+    if given.get("objective") in LARGE_OBJECTIVES:
+        op_by_op -= {"objective"}
     others = sorted(op_by_op & set(given))
     if named is not None and others:
         if not (named.is_listed or in_degrees):  # a configuration can be planned op by op, too
@@ -342,18 +347,28 @@ def changed_objective(start: Objective, request: StepFields) -> Objective:
         changes["schedule"] = Schedule(request.schedule)
         if changes["schedule"].row.infers:
             changes.setdefault("mode", Mode.INFERENCE)
-    if request.reserve is not None:
-        if request.memory_factor is not None:
-            raise InvalidInputError("--reserve R is --memory-factor 1 - R; give one of them")
-        changes["memory_factor"] = 1.0 - request.reserve
-    if request.memory_factor is not None:
-        changes["memory_factor"] = min(request.memory_factor, 1.0)
+    if (share := memory_share(request)) is not None:
+        changes["memory_factor"] = share
     changed = dataclasses.replace(start, **changes)
     if request.precision is None and request.optimizer is None:
         return changed
     text = request.precision
     precision = start.precision if text is None else parse_precision(text)
     return changed.with_precision(precision, request.optimizer)
+
+
+def memory_share(request: StateFields) -> float | None:
+    """Return the share of each device's memory that a request lets a plan use; None = not said.
+
+    Raises:
+        InvalidInputError: It is said twice.
+    """
+    factor = request.memory_factor if isinstance(request, StepFields) else None
+    if request.reserve is None:
+        return None if factor is None else min(factor, 1.0)
+    if factor is not None:
+        raise InvalidInputError("--reserve R is --memory-factor 1 - R; give one of them")
+    return 1.0 - request.reserve
 
 
 def brings_limits(base: Graph | Problem | None, request: ClusterFields) -> bool:

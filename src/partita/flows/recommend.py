@@ -20,15 +20,19 @@ from partita.catalogue.catalogue import Catalogue
 from partita.catalogue.shorthand import read_shorthand
 from partita.core.cluster import MAX_DEVICES, Cluster
 from partita.core.json_values import number_or_none
-from partita.core.precision import DEFAULT_OPTIMIZER, parse_precision
-from partita.cost.links import fabric_of
-from partita.cost.tables import GPU_RESERVE
+from partita.core.precision import parse_precision
 from partita.documents import open_catalogue, read_text
 from partita.errors import FormatError, InfeasibleError, InvalidInputError
 from partita.flows.fields import LengthFields, StateFields, TrainingFields
-from partita.flows.large import DEFAULT_TOKENS, adapter_share
 from partita.flows.offers import Offer, Offers, catalogue_offers, mixtures, read_offers
+from partita.flows.problem import memory_share
 from partita.flows.results import Result
+from partita.flows.transformer_task import (
+    DEFAULT_TOKENS,
+    framework_of,
+    task_of,
+    usual_precision,
+)
 from partita.names import suggest
 from partita.requests import OnProgress, declare, make, silent
 from partita.transformer.kernels import (
@@ -36,9 +40,8 @@ from partita.transformer.kernels import (
     Machine,
     accuracy_line,
     accuracy_of,
-    machine_of,
 )
-from partita.transformer.layout import FRAMEWORKS, Layout
+from partita.transformer.layout import Layout
 from partita.transformer.mixed import groups_of, mixed_candidates
 from partita.transformer.named import NamedShape, find_shape, named_shapes
 from partita.transformer.pipelines import played_s
@@ -511,12 +514,10 @@ class _Pricing:
     """
 
     def __init__(self, request: RecommendRequest, named: NamedShape, catalogue: Catalogue) -> None:
-        self.request, self.catalogue, self.shape = request, catalogue, named.shape
-        if (name := request.framework) is not None and name not in FRAMEWORKS:
-            raise InvalidInputError(f"there is no framework {name!r}{suggest(name, FRAMEWORKS)}")
+        self.request, self.catalogue, self.named = request, catalogue, named
+        self.shape = named.shape
+        framework_of(request)  # one that is not there is refused before anything is searched
         self.length = request.sequence_length or named.sequence_length
-        self.frozen = 0.0 if request.lora is None else 1 - adapter_share(self.shape, request.lora)
-        self.factor = 1 - (GPU_RESERVE if request.reserve is None else request.reserve)
         self.remarks: list[str] = []
         self.least_need: _Need | None = None
         self._machines: dict[str, Machine] = {}
@@ -542,7 +543,8 @@ class _Pricing:
         left_out: list[Offer] = []
         for offer in offers:
             device = self._cluster(offer.cluster(1)).devices[0]
-            compute = parse_precision(self._precision(device.type)).compute
+            usual = usual_precision(self._cluster(offer.cluster(1)))
+            compute = parse_precision(self.request.precision or usual).compute
             (kept if compute in device.peak_flop_per_s else left_out).append(offer)
         if left_out:
             names = ", ".join(offer.name for offer in left_out)
@@ -605,10 +607,11 @@ class _Pricing:
     def _mixed(self, trial: _Trial) -> Option | None:
         """Return the best layout that uses devices of two types; the best few are played."""
         cluster = self._cluster(_shorthand(trial.parts))
-        groups = groups_of(cluster, self.factor)
+        task = self._task(cluster)
+        share = task.limit_bytes / cluster.devices[0].memory_bytes
+        groups = groups_of(cluster, share, compute=parse_precision(task.precision).compute)
         if len(groups) < 2:
             return None
-        task = self._task(cluster)
         found = mixed_candidates(task, cluster, groups)[:PLAYED]
         if not found:
             return None
@@ -639,48 +642,35 @@ class _Pricing:
         held: float = math.nan,
     ) -> Option:
         compute = parse_precision(task.precision).compute
-        flops = self.shape.model_flops(task.tokens, self.length)
+        types = tuple(dict.fromkeys(device.type for device in cluster.devices))
         peak = sum(device.peak_flop_per_s.get(compute, math.nan) for device in cluster.devices)
         return Option(
             machines=(),
             cluster="",
             devices=len(cluster),
-            device_types=tuple(dict.fromkeys(device.type for device in cluster.devices)),
+            device_types=types,
             layout=layout,
             way=way,
             batch=task.batch,
             step_s=step_s,
             tokens_per_s=task.tokens / step_s,
-            mfu=flops / (peak * step_s),
+            mfu=task.model_flops / (peak * step_s),
             memory_bytes=held,
             limit_bytes=task.limit_bytes,
             price_per_hour=math.nan,
-            # Adapters were in none of the runs.
-            accuracy=None
-            if self.frozen
-            else accuracy_of(
+            accuracy=accuracy_of(
                 layout,
-                cluster.devices[0].type,
+                types,
                 self.length,
                 experts=bool(self.shape.experts),
-                float8=task.is_float8,
+                compute=compute,
+                frozen=task.frozen,
             ),
         )
 
     def _task(self, cluster: Cluster) -> Task:
-        request, first = self.request, cluster.devices[0]
-        return Task(
-            shape=self.shape,
-            devices=len(cluster),
-            machine=machine_of(first, fabric_of(cluster)),
-            batch=self._batch(len(cluster)),
-            sequence_length=self.length,
-            precision=self._precision(*(device.type for device in cluster.devices)),
-            optimizer=request.optimizer or DEFAULT_OPTIMIZER,
-            frozen=self.frozen,
-            framework=request.framework or "megatron",
-            limit_bytes=first.memory_bytes * self.factor,
-        )
+        batch, share = self._batch(len(cluster)), memory_share(self.request)
+        return task_of(self.request, self.named, cluster, batch=batch, memory_share=share)
 
     def _batch(self, devices: int) -> int:
         if self.request.batch_size is not None:
@@ -690,15 +680,9 @@ class _Pricing:
             tokens = _positive(parse_tokens, self.request.batch_tokens, "batch tokens", 0.0)
         return near_batch(max(1, round(tokens / self.length)), devices)
 
-    def _precision(self, *types: str) -> str:
-        """Return the precision: bf16 where all devices have it, else fp16, unless it is given."""
-        has = all("bfloat16" in self.catalogue.device_type(x).peak_flop_per_s for x in set(types))
-        return self.request.precision or ("bf16" if has else "fp16")
-
     def _machine(self, offer: Offer) -> Machine:
         if offer.machine not in self._machines:
-            cluster = self._cluster(offer.machine)
-            self._machines[offer.machine] = machine_of(cluster.devices[0], fabric_of(cluster))
+            self._machines[offer.machine] = self._task(self._cluster(offer.machine)).machine
         return self._machines[offer.machine]
 
     def _kind(self, offer: Offer) -> tuple[object, ...]:

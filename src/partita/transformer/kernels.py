@@ -12,7 +12,7 @@ Figures stand in ``catalogue/large_models.yaml``: fitted ones by family of devic
 generation of expert kernels, assumed ones with their reason.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -86,34 +86,67 @@ class Accuracy(NamedTuple):
     runs: int
 
 
+class _Kind(NamedTuple):
+    """Published runs of a kind: in words, the types of device and the frameworks they were on."""
+
+    words: str
+    types: tuple[str, ...]
+    frameworks: tuple[str, ...] = ("megatron",)
+
+
+_A100 = ("a100", "a100-sxm-40gb")
+_BLACKWELL = ("b200", "b300", "gb200", "gb300")
+_SHARDING = ("megatron", "torchtitan", "fsdp1", "maxtext")
 _KINDS = {
-    "ampere": "A100, 16 bit, Megatron-LM",
-    "hopper": "H100, bf16, Megatron-Core",
-    "sharded": "fully sharded, H100 and A100",
-    "float8_hopper": "H100, fp8",
-    "float8_blackwell": "Blackwell, fp8",
-    "experts": "mixtures of experts",
-    "long": "sequences of 8k to 1M tokens, context parallel",
+    "ampere": _Kind("A100, 16 bit, Megatron-LM", _A100),
+    "hopper": _Kind("H100, bf16, Megatron-Core", ("h100",)),
+    "sharded": _Kind("fully sharded, H100 and A100", ("h100", *_A100), _SHARDING),
+    "float8_hopper": _Kind("H100, fp8", ("h100",), _SHARDING),
+    "float8_blackwell": _Kind("Blackwell, fp8", ("b200", "gb200", "gb300")),
+    "experts": _Kind("mixtures of experts", ("h100", *_BLACKWELL)),
+    "long": _Kind(
+        "sequences of 8k to 1M tokens, context parallel", ("h100", "b200"), _SHARDING[:2]
+    ),
 }
 LONG = 32_768
 """Tokens of a sequence from which context parallelism has a kind of its own."""
 
 
 def accuracy_of(
-    layout: Layout, device_type: str, sequence_length: int, *, experts: bool, float8: bool
+    layout: Layout,
+    device_types: Sequence[str],
+    sequence_length: int,
+    *,
+    experts: bool,
+    compute: str,
+    frozen: float = 0.0,
 ) -> Accuracy | None:
-    """Return the accuracy of estimates of one kind; None = no published run is of it."""
-    family = family_of(device_type)
+    """Return the accuracy of estimates of one kind; None = no published run is of it.
+
+    Args:
+        layout: Degrees.
+        device_types: Types of the devices in use; no run was on several.
+        sequence_length: Tokens of a sequence.
+        experts: Whether the model has experts.
+        compute: Dtype of the arithmetic.
+        frozen: Share of the weights that is not trained; adapters were in none of the runs.
+    """
+    family = family_of(device_types[0])
+    float8 = compute == "float8"
     kind = f"float8_{family}" if float8 else "sharded" if layout.zero == 3 else family
     if layout.cp > 1 and sequence_length >= LONG:
         kind = "long"
     if experts:
         kind = "experts"
-    figures = load_constants()
-    if f"accuracy.{kind}.error" not in figures or family not in ("ampere", "hopper", "blackwell"):
+    runs = _KINDS.get(kind)
+    if runs is None or frozen or compute not in ("bfloat16", "float16", "float8"):
         return None
-    runs = int(figures[f"accuracy.{kind}.runs"])
-    return Accuracy(_KINDS[kind], figures[f"accuracy.{kind}.error"], runs)
+    mixed = len(set(device_types)) > 1 or device_types[0] not in runs.types
+    if mixed or not layout.framework.startswith(runs.frameworks):
+        return None
+    figures = load_constants()
+    error, count = (figures[f"accuracy.{kind}.{name}"] for name in ("error", "runs"))
+    return Accuracy(runs.words, error, int(count))
 
 
 def accuracy_line(found: Accuracy | None) -> str:
@@ -130,8 +163,8 @@ class Machine(NamedTuple):
     """One type of device and its links: published figures, and shares that kernels reach.
 
     Attributes:
-        peak_flop_per_s: Peak rate of 16-bit matrix products.
-        peak8_flop_per_s: Peak rate of float8 products; the 16-bit one where there are none.
+        peak_flop_per_s: Peak rate of matrix products in the dtype of activations.
+        peak8_flop_per_s: Peak rate of float8 products; that of activations where there are none.
         memory_bytes: Memory of a device.
         memory_bytes_per_s: Memory bandwidth.
         processors: Multiprocessors; 0 = not known.
@@ -139,12 +172,13 @@ class Machine(NamedTuple):
         traffic8: Element-wise traffic with float8 layers, which cast, relative to that without.
         fabric: Links.
         host_bytes_per_s: Rate between a device and its host's memory.
-        matmul: Share of the peak that large 16-bit products reach.
+        matmul: Share of the peak that large products reach.
         matmul8: The same of float8 products with one scale per tensor.
         block8: Rate of block-scaled float8 products relative to those.
         row8: Rate of row-scaled ones.
         attention: Share of the peak by kernel.
         graphs: Whether expert kernels are captured in graphs where the framework can.
+        speed: Factor on the rates above by which the device differs from others of its type.
     """
 
     peak_flop_per_s: float
@@ -162,6 +196,17 @@ class Machine(NamedTuple):
     row8: float
     attention: Mapping[str, float]
     graphs: bool
+    speed: float = 1.0
+
+    def at_speed(self, speed: float) -> "Machine":
+        """Return the machine with compute and memory at another speed."""
+        factor = speed / self.speed
+        return self._replace(
+            peak_flop_per_s=self.peak_flop_per_s * factor,
+            peak8_flop_per_s=self.peak8_flop_per_s * factor,
+            memory_bytes_per_s=self.memory_bytes_per_s * factor,
+            speed=speed,
+        )
 
     @property
     def bytes_per_s(self) -> float:
@@ -176,6 +221,7 @@ def machine_of(
     device: Device,
     fabric: Fabric,
     *,
+    compute: str = "bfloat16",
     power_w: float | None = None,
     constants: Constants | None = None,
 ) -> Machine:
@@ -184,6 +230,8 @@ def machine_of(
     Args:
         device: The device; its type names the family whose figures count.
         fabric: The links of the devices that train.
+        compute: Dtype of the arithmetic. The shares of the peak are those of 16 bits, also where
+            it is wider.
         power_w: Power limit of the board, where it is below the usual one.
         constants: Figures; the package's unless given.
     """
@@ -193,7 +241,9 @@ def machine_of(
     def figure(name: str, default: float) -> float:
         return figures.get(f"{family}.{name}", default)
 
-    peak = max(device.peak_flop_per_s.get(name, 0.0) for name in ("bfloat16", "float16"))
+    narrow = ("bfloat16", "float16")
+    rates = narrow if compute in (*narrow, "float8") else (compute,)
+    peak = max(device.peak_flop_per_s.get(name, 0.0) for name in rates)
     scale = figures.get(f"{family}.scale.{device.type}", 1.0)
     if power_w is not None and 0 < power_w < device.max_w:
         scale *= (power_w / device.max_w) ** figures["common.power"]
@@ -328,6 +378,7 @@ class Job(NamedTuple):
         gathered_bytes: Bytes per weight on the wire.
         update_bytes: Bytes that the update moves per parameter.
         trained: Share of the weights that is trained; 0 = adapters only.
+        element_bytes: Bytes of a number among activations.
         loading_s: Seconds of reading data that nothing hides.
     """
 
@@ -338,6 +389,7 @@ class Job(NamedTuple):
     gathered_bytes: Numbers = 2.0
     update_bytes: Numbers = 28.0
     trained: Numbers = 1.0
+    element_bytes: Numbers = 2.0
     loading_s: Numbers = 0.0
 
 
@@ -388,6 +440,7 @@ class _Products:
         scaled = np.where(np.asarray(formats.row) > 0, machine.row8, block)
         self.machine = machine
         self.fill = case.figures["common.fill"]
+        self.element_bytes = case.job.element_bytes
         self.trained = case.job.trained
         self.rate16: Numbers = machine.peak_flop_per_s * machine.matmul
         rate8 = machine.peak8_flop_per_s * machine.matmul8 * scaled
@@ -401,7 +454,7 @@ class _Products:
         rate: Numbers,
         *,
         count: Numbers = 1.0,
-        out_bytes: float = 2.0,
+        out_bytes: Numbers | None = None,
     ) -> Numbers:
         """Return seconds of ``count`` equal products in one launch."""
         machine = self.machine
@@ -411,7 +464,9 @@ class _Products:
             area = np.ceil(tiles / machine.processors) * (machine.processors * rows * columns)
             busy = np.maximum(busy, relative * m * n * count / area)
         work = 2.0 * m * n * k * count / (rate * busy * (k / (k + self.fill)))
-        moved = count * (2.0 * k * (m + n) + out_bytes * m * n)
+        each = self.element_bytes
+        written = each if out_bytes is None else out_bytes
+        moved = count * (each * k * (m + n) + written * m * n)
         return np.maximum(work, moved / machine.bytes_per_s) + _LAUNCH_S
 
     def linear(
@@ -481,7 +536,7 @@ class _LeastProducts(_Products):
         rate: Numbers,
         *,
         count: Numbers = 1.0,
-        out_bytes: float = 2.0,
+        out_bytes: Numbers | None = None,
     ) -> Numbers:
         """Return seconds of ``count`` equal products, without waves, filling and launches."""
         del out_bytes
@@ -504,7 +559,7 @@ def block_s(case: Case, *, least: bool = False) -> Block:
     part = _feed_forward(case, products)
     widths = 10.0 * sizes.hidden * case.split_tokens
     widths = widths + 2.0 * (sizes.queries + sizes.kv_width) / t * tokens
-    around = 2.0 * _traffic(case) * widths / speed
+    around = case.job.element_bytes * _traffic(case) * widths / speed
     elementwise = around + part.elementwise
     forward = attention[0] + part.products[0] + core[0] + elementwise
     again = layouts.again
@@ -530,7 +585,7 @@ def block_s(case: Case, *, least: bool = False) -> Block:
         core=core[0],
         host=case.software.host_s + figures["common.host_rank_s"] * (t - 1.0) + part.host,
         head=head + case.job.trained * weights + loss,
-        embedding=12.0 * tokens * sizes.hidden / speed,
+        embedding=6.0 * case.job.element_bytes * tokens * sizes.hidden / speed,
     )
 
 
@@ -585,8 +640,9 @@ def _feed_forward(case: Case, products: _Products) -> _FeedForward:
     """Return the feed-forward part: dense in some layers, experts beside shared ones in others."""
     sizes, t, tokens, h = case.sizes, case.layouts.tp, case.tokens, case.sizes.hidden
     gate, speed, share = sizes.matrices - 1.0, case.machine.bytes_per_s, sizes.expert_share
-    # Passes over the widened activations: two, or three with a gate, each of 2 bytes.
-    passes = 2.0 * _traffic(case) * sizes.matrices * tokens / t / speed
+    # Passes over the widened activations: two, or three with a gate.
+    element = case.job.element_bytes
+    passes = element * _traffic(case) * sizes.matrices * tokens / t / speed
     ffn = np.maximum(sizes.ffn, 1.0)
     widen = products.linear(tokens, gate * ffn / t, h)
     dense = _sum(widen, products.linear(tokens, h, ffn / t))
@@ -617,7 +673,7 @@ def _feed_forward(case: Case, products: _Products) -> _FeedForward:
         ),
         widen=(1.0 - share) * widen[0],
         routed=share * routed[0],
-        elementwise=inside + 2.0 * share * moved / speed + with_shared * passes * shared,
+        elementwise=inside + element * share * moved / speed + with_shared * passes * shared,
         host=share * (software.expert_host_s + software.expert_each_s * local),
     )
 

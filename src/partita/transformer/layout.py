@@ -156,6 +156,7 @@ FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
     }
 )
 """Frameworks by name; a release that computes otherwise has a row of its own."""
+DEFAULT_FRAMEWORK = "megatron"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +203,7 @@ class Layout:
     offload_optimizer: float = 0.0
     offload_activations: float = 0.0
     precision: str = "bf16"
-    framework: str = "megatron"
+    framework: str = DEFAULT_FRAMEWORK
     stack: str = ""
     tp_overlap: bool | None = None
     expert_overlap: bool = False

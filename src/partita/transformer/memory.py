@@ -9,9 +9,9 @@ Weights, gradients, master copy and optimizer state follow the one table of byte
 
 ``h`` hidden, ``q`` and ``kv`` widths of queries and keys, ``g f`` the widened feed-forward part
 (2 or 3 times ``f``), ``a`` heads. For GPT blocks that is ``s b h (10 + 24/t + 5 a s / (h t))``. A
-stack keeps more than that: a factor. Experts add what is sent to them and their own. Stages hold
-the activations of the microbatches in flight: ``min(M, p)`` on the first of 1F1B, and
-``p (1 + (p - 1) / (p v))`` of a stage's when interleaved. Logits live on the last stage, once.
+stack keeps more than that: a factor. Experts add what is sent to them and their own. Numbers that
+are not of 16 bits change what is counted with 2 bytes. Stages hold the activations of the
+microbatches in flight (``in_flight``); logits live on the last stage, once.
 
 The peak is that of the first or of the last stage, whichever is larger.
 """
@@ -54,6 +54,11 @@ class Memory(NamedTuple):
     fixed: Numbers
 
     @property
+    def held(self) -> Numbers:
+        """Bytes that stay for the whole training: weights, gradients, master copy and state."""
+        return self.weights + self.gradients + self.master + self.state
+
+    @property
     def allocated(self) -> Numbers:
         """Bytes that a framework's allocator holds."""
         return sum(self[:-1])
@@ -64,10 +69,47 @@ class Memory(NamedTuple):
         return sum(self)
 
 
+class Held(NamedTuple):
+    """What a stage of a pipeline holds: numbers, or columns over layouts.
+
+    Attributes:
+        blocks: Layers.
+        ends: 1 where it holds an embedding or a head (on one device both), else 0.
+        flight: Microbatches whose activations it keeps.
+        is_last: 1 where it computes the loss.
+    """
+
+    blocks: Numbers
+    ends: Numbers
+    flight: Numbers
+    is_last: Numbers
+
+
+def in_flight(
+    depth: Numbers, vp: Numbers, turns: Numbers, place: Numbers, *, more: int = 0
+) -> Numbers:
+    """Return the microbatches whose activations a place of a pipeline keeps.
+
+    One forward, one backward: as many as there are places from it to the end. Interleaved chunks
+    warm up with two further chunks for each place after it (Megatron's schedule): ``p v + p - 1``
+    chunks on the first, of which ``v`` are a microbatch.
+
+    Args:
+        depth: Places of the pipeline.
+        vp: Chunks per place.
+        turns: Microbatches of a step.
+        place: Number of the place, from 0.
+        more: Microbatches in flight beside those of replicas with equal shares.
+    """
+    virtual = depth + (depth - 1.0 - 2.0 * np.asarray(place)) / vp
+    plain = depth - np.asarray(place) + more
+    return np.minimum(np.where(np.asarray(vp) > 1, virtual, plain), turns)
+
+
 def memory_of(
     case: Case, precision: Precision, *, optimizer: str = DEFAULT_OPTIMIZER, frozen: float = 0.0
 ) -> Memory:
-    """Return the bytes per device of layouts.
+    """Return the bytes per device of layouts whose layers are divided evenly, at their peak.
 
     Args:
         case: The transformer, its layouts and the rest.
@@ -75,8 +117,44 @@ def memory_of(
         optimizer: Name of the optimizer.
         frozen: Share of the parameters that is not trained.
     """
-    layouts, sizes = case.layouts, case.sizes
+    p, v, turns = case.layouts.pp, case.layouts.vp, case.microbatches
+    alone = np.asarray(p) == 1
+    # Where layers do not divide, a framework may give one more to the ends, too.
+    blocks = np.ceil(case.sizes.layers / (p * v) - 1e-9) * v
+    blocks = np.where(alone, case.sizes.layers, blocks)
+
+    def at(place: Numbers, is_last: Numbers) -> Memory:
+        held = Held(blocks, 1.0, in_flight(p, v, turns, place), is_last)
+        return stage_memory(case, precision, held, optimizer=optimizer, frozen=frozen)
+
+    first = at(0.0, np.where(alone, 1.0, 0.0))
+    if np.all(alone):
+        return first
+    last = at(p - 1.0, 1.0)
+    at_end = np.asarray(last.total) > first.total
+    return Memory(*(np.where(at_end, b, a) for a, b in zip(first, last, strict=True)))
+
+
+def stage_memory(
+    case: Case,
+    precision: Precision,
+    stage: Held,
+    *,
+    optimizer: str = DEFAULT_OPTIMIZER,
+    frozen: float = 0.0,
+) -> Memory:
+    """Return the bytes per device of one stage of layouts.
+
+    Args:
+        case: The transformer, its layouts and the rest.
+        precision: The policy of dtypes.
+        stage: What the stage holds.
+        optimizer: Name of the optimizer.
+        frozen: Share of the parameters that is not trained.
+    """
+    layouts, sizes, element = case.layouts, case.sizes, case.job.element_bytes
     held = held_params(case)
+    held = held._replace(blocks=stage.blocks, ends=held.ends * stage.ends)
     # Gradients in a higher precision beside the master copy live in the update alone, when no
     # activation does.
     lasting = replace(precision, master_gradients=None)
@@ -96,51 +174,39 @@ def memory_of(
     gradients = np.where(stays, whole * case.job.reduced_bytes, gradients)
 
     tokens = case.tokens
-    layer = layer_bytes(case)
-    kept = kept_bytes(case)
-    blocks = np.ceil(sizes.layers / (layouts.pp * layouts.vp) - 1e-9) * layouts.vp
-    blocks = np.where(np.asarray(layouts.pp) > 1, blocks, sizes.layers)
-    p, v = layouts.pp, layouts.vp
-    in_flight = np.where(np.asarray(v) > 1, p * (1.0 + (p - 1.0) / (p * v)), p)
-    in_flight = np.minimum(in_flight, case.microbatches)
-    away = 1.0 - layouts.offload_activations
     full = np.asarray(layouts.again["full"]) > 0
     # One block more lives while it is computed again, and about as much while its gradients do;
     # tensor parallelism gathers the sequence for inputs and gradients of both parts of a block.
     grads = np.where(np.asarray(case.software.unfused) > 0, 0.3, 1.0)
-    passing = np.where(full, 1.0 + grads, 0.5) * layer
-    gathered = 8.0 * tokens * sizes.hidden * (np.asarray(layouts.sp) > 0)
+    passing = np.where(full, 1.0 + grads, 0.5) * layer_bytes(case)
+    gathered = 4.0 * element * tokens * sizes.hidden * (np.asarray(layouts.sp) > 0)
     # Parts of attention over a divided sequence are merged in float32, beside gathered keys.
     c = np.asarray(layouts.cp)
-    merged = tokens / layouts.tp * (8.0 * sizes.queries + 8.0 * c * sizes.kv_width)
+    keys = 4.0 * element * c * sizes.kv_width
+    merged = tokens / layouts.tp * (8.0 * sizes.queries + keys)
     gathered = gathered + np.where(c > 1, merged, 0.0)
-    first = (kept * blocks * away + edge_bytes(case)) * in_flight
-    last = kept * blocks * np.where(np.asarray(v) > 1, np.minimum(in_flight, p), 1.0) * away
-    logits = logit_bytes(case)
-    # The first stage has no logits, the last no other microbatches in flight.
-    alone = np.asarray(p) == 1
-    at_end = alone | (last + logits > first)
+    kept = kept_bytes(case) * stage.blocks * (1.0 - layouts.offload_activations)
+    activations = (kept + edge_bytes(case)) * stage.flight
+    logits = logit_bytes(case) * stage.is_last
 
-    unit = held.block + held.experts
-    units = np.where(zero >= 3, 2.0 * 2.0 * unit + 4.0 * unit + 2.0 * held.ends, 0.0)
+    unit, moved = held.block + held.experts, case.job.gathered_bytes
+    units = np.where(zero >= 3, 2.0 * moved * unit + 4.0 * unit + moved * held.ends, 0.0)
     bucket = np.where(
         (held.replicas > 1) & (zero < 3),
         np.minimum(held.dense, 4.0e7) * case.job.reduced_bytes,
         0.0,
     )
-    activations = np.where(at_end, np.where(alone, first, last), first)
-    shown = np.where(at_end, logits, 0.0)
     divided = np.where(zero >= 1, shard, whole)
     buffers = units + bucket + passing + gathered
-    buffers = np.maximum(buffers, divided * brief - activations - shown)
-    groups = (layouts.tp, p, layouts.cp, layouts.ep, layouts.dp)
+    buffers = np.maximum(buffers, divided * brief - activations - logits)
+    groups = (layouts.tp, layouts.pp, layouts.cp, layouts.ep, layouts.dp)
     return Memory(
         weights=weights,
         gradients=gradients,
         master=master,
         state=state * (1.0 - layouts.offload_optimizer),
         activations=activations,
-        logits=shown,
+        logits=logits,
         buffers=buffers,
         fixed=fixed_bytes(sum((np.asarray(degree) > 1) * 1.0 for degree in groups)),
     )
@@ -149,7 +215,7 @@ def memory_of(
 def edge_bytes(case: Case) -> Numbers:
     """Return what a stage keeps of a microbatch beside its blocks: its input and output."""
     return np.where(np.asarray(case.layouts.pp) > 1, 2.0, 0.0) * _split(
-        case, 2.0 * case.sizes.hidden
+        case, case.job.element_bytes * case.sizes.hidden
     )
 
 
@@ -189,24 +255,31 @@ def _halved(case: Case) -> Numbers:
 
 def _around(case: Case) -> Numbers:
     """Inputs of norms and linear layers, and masks of dropout."""
-    width = 8.0 + 2.0 * np.asarray(case.software.unfused) - 2.0 * _halved(case)
+    masks = 2.0 * np.asarray(case.software.unfused)
+    width = 4.0 * case.job.element_bytes + masks - 2.0 * _halved(case)
     return _split(case, width * case.sizes.hidden)
 
 
 def _inside(case: Case) -> Numbers:
     """Queries, keys, values, attention's output, and scores or their log-sum-exp."""
     sizes, t = case.sizes, case.layouts.tp
-    widths = 2.0 * (sizes.queries + sizes.values + 2.0 * sizes.kv_width)
+    widths = case.job.element_bytes * (sizes.queries + sizes.values + 2.0 * sizes.kv_width)
     widths = widths - _halved(case) * sizes.values
-    scores = np.where(np.asarray(case.software.unfused) > 0, 5.0 * case.job.sequence_length, 4.0)
+    scores = np.where(np.asarray(case.software.unfused) > 0, _score_bytes(case), 4.0)
     return case.tokens / t * (widths + sizes.heads * scores)
+
+
+def _score_bytes(case: Case) -> Numbers:
+    """Scores of a query that unfused attention keeps: before and after dropout, and its mask."""
+    return (2.0 * case.job.element_bytes + 1.0) * case.job.sequence_length
 
 
 def _feed(case: Case) -> Numbers:
     """Widened activations of dense layers and shared experts."""
     sizes, share = case.sizes, case.sizes.expert_share
     width = (1.0 - share) * sizes.ffn + share * sizes.shared_ffn
-    return case.tokens / case.layouts.tp * (2.0 * sizes.matrices - _halved(case)) * width
+    each = case.job.element_bytes * sizes.matrices - _halved(case)
+    return case.tokens / case.layouts.tp * each * width
 
 
 def _routed(case: Case) -> Numbers:
@@ -214,16 +287,16 @@ def _routed(case: Case) -> Numbers:
     sizes, etp = case.sizes, case.layouts.etp
     sent = case.split_tokens * sizes.top_k
     width = 2.0 * sizes.hidden + sizes.matrices * sizes.expert_ffn / etp
-    return sizes.expert_share * sent * 2.0 * width
+    return sizes.expert_share * sent * case.job.element_bytes * width
 
 
 def kept_bytes(case: Case) -> Numbers:
     """Return what one layer and microbatch keeps until its backward, by what is recomputed."""
-    again, sizes = case.layouts.again, case.sizes
+    again, sizes, element = case.layouts.again, case.sizes, case.job.element_bytes
     unfused = np.asarray(case.software.unfused) > 0
-    scores = np.where(unfused, 5.0 * case.job.sequence_length, 0.0)
+    scores = np.where(unfused, _score_bytes(case), 0.0)
     core = case.tokens / case.layouts.tp * sizes.heads * scores
-    up = case.tokens / case.layouts.tp * 2.0 * (sizes.queries + 2.0 * sizes.kv_width)
+    up = case.tokens / case.layouts.tp * element * (sizes.queries + 2.0 * sizes.kv_width)
     up = np.where(np.asarray(sizes.kv_rank) > 0, up, 0.0)
     kept = (
         _around(case)
@@ -232,8 +305,8 @@ def kept_bytes(case: Case) -> Numbers:
         + _routed(case) * (1.0 - again["experts"])
         - again["attention"] * core
         - again["projections"] * up
-        - again["norm"] * _split(case, 4.0 * sizes.hidden)
+        - again["norm"] * _split(case, 2.0 * element * sizes.hidden)
     )
     kept = case.software.kept * kept * (1.0 - 0.6 * again["products"])
-    inputs = _split(case, 2.0 * sizes.hidden)
+    inputs = _split(case, element * sizes.hidden)
     return np.where(np.asarray(again["full"]) > 0, inputs, kept)

@@ -25,7 +25,15 @@ from partita.core.precision import parse_precision
 from partita.cost.links import Fabric, fabric_of
 from partita.transformer.kernels import Machine, machine_of
 from partita.transformer.layout import FRAMEWORKS, Layout
-from partita.transformer.memory import Memory, edge_bytes, kept_bytes, logit_bytes, memory_of
+from partita.transformer.memory import (
+    Held,
+    Memory,
+    edge_bytes,
+    in_flight,
+    kept_bytes,
+    logit_bytes,
+    stage_memory,
+)
 from partita.transformer.pipelines import (
     Pipeline,
     Place,
@@ -37,7 +45,6 @@ from partita.transformer.pipelines import (
 )
 from partita.transformer.price import passes_of
 from partita.transformer.search import Task, case_of, divisors, regular_layouts
-from partita.transformer.shape import Numbers
 
 MOST_STAGES = 32
 MOST_MICROBATCH = 4
@@ -70,21 +77,45 @@ class Group:
     def __len__(self) -> int:
         return len(self.devices)
 
+    def some(self, cluster: Cluster, devices: Sequence[int]) -> "Group":
+        """Return some of the devices, with the links that those have."""
+        used = np.array(devices)
+        machine = self.machine._replace(fabric=fabric_of(cluster, used))
+        return replace(self, devices=used, machine=machine)
 
-def groups_of(cluster: Cluster, memory_factor: float) -> list[Group]:
-    """Return the devices of a cluster by type (and memory), the quickest first."""
-    found: dict[tuple[str, float], list[int]] = {}
-    for index, device in enumerate(cluster.devices):
-        found.setdefault((device.type, device.memory_bytes), []).append(index)
-    groups = [
-        Group(
-            device_type=kind,
-            devices=np.array(indices),
-            machine=machine_of(cluster.devices[indices[0]], fabric_of(cluster, np.array(indices))),
-            limit_bytes=memory * memory_factor,
+
+def groups_of(cluster: Cluster, memory_factor: float, *, compute: str = "bfloat16") -> list[Group]:
+    """Return the devices of a cluster by type, memory and speed, the quickest first.
+
+    Devices of a host work in step: all are as quick as the slowest of their type there.
+
+    Args:
+        cluster: The devices.
+        memory_factor: Share of a device's memory that may be used.
+        compute: Dtype of the arithmetic.
+    """
+    hosts = cluster.levels[0].group_of.tolist() if cluster.levels else [0] * len(cluster)
+    speed: dict[tuple[int, str], float] = {}
+    for host, device in zip(hosts, cluster.devices, strict=True):
+        key = (host, device.type)
+        speed[key] = min(device.speed, speed.get(key, device.speed))
+    found: dict[tuple[str, float, float], list[int]] = {}
+    for index, (host, device) in enumerate(zip(hosts, cluster.devices, strict=True)):
+        alike = (device.type, device.memory_bytes, speed[host, device.type])
+        found.setdefault(alike, []).append(index)
+    groups = []
+    for (kind, memory, quick), indices in found.items():
+        devices = np.array(indices)
+        fabric = fabric_of(cluster, devices)
+        machine = machine_of(cluster.devices[indices[0]], fabric, compute=compute)
+        groups.append(
+            Group(
+                device_type=kind,
+                devices=devices,
+                machine=machine.at_speed(quick),
+                limit_bytes=memory * memory_factor,
+            )
         )
-        for (kind, memory), indices in found.items()
-    ]
     return sorted(groups, key=lambda group: -group.machine.peak_flop_per_s * len(group))
 
 
@@ -154,21 +185,18 @@ def figures_of(task: Task, layouts: Sequence[Layout], machine: Machine) -> _Figu
     passes = passes_of(case)
     policy = parse_precision(task.precision)
 
-    def memory(layers: int) -> Memory:
-        sizes = case.sizes._replace(layers=layers * case.layouts.pp)
-        return memory_of(
-            case._replace(sizes=sizes), policy, optimizer=task.optimizer, frozen=task.frozen
-        )
+    def memory(layers: int, ends: int) -> Memory:
+        held = Held(float(layers), float(ends), 1.0, 0.0)
+        return stage_memory(case, policy, held, optimizer=task.optimizer, frozen=task.frozen)
 
-    one, two = memory(1), memory(2)
-    state_one, state_two = (m.weights + m.gradients + m.master + m.state for m in (one, two))
-    each = state_two - state_one
-    # The figures of a stage have one end of a pipeline, or both on one device.
-    ends = (state_one - each) / np.where(np.asarray(case.layouts.pp) > 1, 1.0, 2.0)
+    one, two, end = memory(1, 0), memory(2, 0), memory(1, 1)
+    each = two.held - one.held
+    # On one device of its own a stage has both ends.
+    ends = (end.held - one.held) / np.where(np.asarray(case.layouts.pp) > 1, 1.0, 2.0)
     stays = 1.0 - case.layouts.offload_activations
     columns = (
         *(passes.block_s, passes.embedding_s, passes.head_s, passes.send_s),
-        *(passes.data_s + passes.update_s, one.buffers + one.fixed, ends),
+        *(passes.data_s + passes.update_s, end.buffers + end.fixed, ends),
         *(logit_bytes(case), edge_bytes(case), each, kept_bytes(case) * stays),
     )
     return _Figures(
@@ -176,55 +204,19 @@ def figures_of(task: Task, layouts: Sequence[Layout], machine: Machine) -> _Figu
     )
 
 
-def in_flight(depth: int, vp: int, turns: int, *, more: int = 0) -> Array:
-    """Return the microbatches whose activations each place of a pipeline holds.
-
-    Args:
-        depth: Places of the pipeline.
-        vp: Chunks per place; of several a place holds parts of each.
-        turns: Microbatches of a step.
-        more: Microbatches in flight beside those of an even pipeline.
-    """
-    if vp > 1:
-        held = min(turns * vp, depth) * (1 + (depth - 1) / (depth * vp))
-        return np.full(depth, held)
-    return np.minimum(turns, depth - np.arange(depth) + more).astype(float)
-
-
 def place_memory(lane: Pipeline, number: int) -> Memory:
-    """Return the bytes of the devices of one place, of types in a row by what is in flight."""
+    """Return the bytes of the devices of one place."""
     place, depth, task = lane.places[number], len(lane.places), lane.task
     case = case_of(task, [place.layout], place.machine)
-    policy = parse_precision(task.precision)
-
-    def memory(layers: int) -> Memory:
-        sizes = case.sizes
-        if depth > 1:
-            sizes = sizes._replace(layers=float(layers * depth))
-        return memory_of(
-            case._replace(sizes=sizes), policy, optimizer=task.optimizer, frozen=task.frozen
-        )
-
-    held = sum(lane.layers[number::depth])
-    found = memory(held)
-    if lane.joined is None and not lane.more:
-        return found
-    flight = in_flight(depth, place.layout.vp, lane.microbatches, more=lane.more)[number]
-    kept = kept_bytes(case) * held * (1.0 - case.layouts.offload_activations)
-    is_last = number == depth - 1
-    one, two = memory(1), memory(2)
-
-    def state(a: Numbers, b: Numbers) -> Numbers:
-        return (b - a) * held + (2.0 * a - b) * (number == 0 or is_last)
-
-    return found._replace(
-        weights=state(one.weights, two.weights),
-        gradients=state(one.gradients, two.gradients),
-        master=state(one.master, two.master),
-        state=state(one.state, two.state),
-        activations=(kept + edge_bytes(case)) * flight,
-        logits=logit_bytes(case) * is_last,
+    turns, is_last = float(lane.microbatches), number == depth - 1
+    held = Held(
+        blocks=float(sum(lane.layers[number::depth])),
+        ends=float(number == 0 or is_last),
+        flight=in_flight(depth, place.layout.vp, turns, number, more=lane.more),
+        is_last=float(is_last),
     )
+    policy = parse_precision(task.precision)
+    return stage_memory(case, policy, held, optimizer=task.optimizer, frozen=task.frozen)
 
 
 class _Option(NamedTuple):
@@ -382,7 +374,7 @@ def _row(
     )
     place = np.arange(depth)
     limits = np.array([group.limit_bytes for group in groups])[owner]
-    flight = in_flight(depth, vp, turns)
+    flight = np.asarray(in_flight(depth, vp, turns, place))
     most = of.most_layers(limits, flight, place == 0, place == depth - 1)
     if int((most // vp * vp).sum()) < task.shape.layers or (most < vp).any():
         return None
@@ -475,10 +467,21 @@ def refined(step_s: float, lanes: tuple[Pipeline, ...]) -> tuple[float, tuple[Pi
 
 
 def _fits(lane: Pipeline, number: int) -> bool:
-    """Return whether a place's devices, by their share of the first one's, hold what they must."""
-    machine = lane.places[number].machine
-    factor = lane.task.limit_bytes / lane.task.machine.memory_bytes
-    return as_number(place_memory(lane, number).total) <= machine.memory_bytes * factor
+    """Return whether a place's devices hold what they must."""
+    return as_number(place_memory(lane, number).total) <= lane.limit_bytes(number)
+
+
+def fits_places(lane: Pipeline) -> bool:
+    """Return whether the devices of all places hold what they must."""
+    depth = len(lane.places)
+    held: dict[tuple[object, ...], int] = {}
+    for number, place in enumerate(lane.places):
+        # Of places that hold the same the first has most in flight; the last has the loss.
+        layers = sum(lane.layers[number::depth])
+        held.setdefault(
+            (place.layout, place.kind, layers, number == 0, number == depth - 1), number
+        )
+    return all(_fits(lane, number) for number in held.values())
 
 
 def _side_by_side(task: Task, groups: Sequence[Group], joined: Fabric) -> Iterator[Candidate]:
@@ -558,7 +561,7 @@ def _beside(
     more = int(len(set(shares)) > 1)
     lanes, ends = [], []
     for (group, machine, of, count), turns in zip(parts, shares, strict=True):
-        flight = in_flight(layout.pp, layout.vp, turns, more=more)
+        flight = np.asarray(in_flight(layout.pp, layout.vp, turns, place, more=more))
         limit = np.full(layout.pp, group.limit_bytes)
         if (of.most_layers(limit, flight, place == 0, place == layout.pp - 1) < held).any():
             return None

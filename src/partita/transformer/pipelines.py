@@ -8,7 +8,7 @@ the seconds of ``price.py``, by the same simulator that plays every other plan; 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,6 +59,12 @@ class Place:
     machine: Machine
     device_type: str
 
+    @property
+    def kind(self) -> str:
+        """Its type, with its speed where that is not the usual one."""
+        speed = self.machine.speed
+        return self.device_type if speed == 1 else f"{self.device_type} at {speed:.0%}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
@@ -97,6 +103,11 @@ class Pipeline:
     def num_devices(self) -> int:
         """Devices that it uses."""
         return sum(len(place.devices) * len(place.devices[0]) for place in self.places)
+
+    def limit_bytes(self, number: int) -> float:
+        """Memory that a device of a place may use: the share that the task leaves of its own."""
+        share = self.task.limit_bytes / self.task.machine.memory_bytes
+        return self.places[number].machine.memory_bytes * share
 
 
 def regular_pipeline(
@@ -186,7 +197,7 @@ def _folded(pipeline: Pipeline) -> tuple[Problem, Plan, list[float]]:
     known: dict[tuple[Layout, str, int], Passes] = {}
     passes = []
     for number, place in enumerate(places):
-        key = (place.layout, place.device_type, sum(chunks[number :: len(places)]))
+        key = (place.layout, place.kind, sum(chunks[number :: len(places)]))
         if key not in known:
             known[key] = place_passes(task, place, key[-1])
         passes.append(known[key])
@@ -255,7 +266,8 @@ def _sends(pipeline: Pipeline, passes: Sequence[Passes]) -> list[float]:
         layout = place.layout
         tokens = layout.microbatch * pipeline.task.sequence_length / layout.cp
         ways = min(layout.tp, after.layout.tp) if layout.sp and after.layout.sp else 1
-        size = 2.0 * tokens * pipeline.task.shape.hidden / ways
+        element = DTYPE_BYTES[parse_precision(pipeline.task.precision).activations]
+        size = element * tokens * pipeline.task.shape.hidden / ways
         found = group_collective_s(pipeline.joined, Kind.SEND, *map(np.asarray, (2.0, 1.0, size)))
         sends[number] = as_number(found)
     return [as_number(send) for send in sends]
@@ -321,7 +333,8 @@ def graph_of(pipelines: Sequence[Pipeline]) -> Graph:
     if {place.layout.microbatch for p in pipelines for place in p.places} != {size}:
         raise ValueError("a graph has the figures of one microbatch size")
     count = shape.layers + 2
-    width = DTYPE_BYTES["bfloat16"] * size * task.sequence_length * shape.hidden
+    element = DTYPE_BYTES[parse_precision(task.precision).activations]
+    width = element * size * task.sequence_length * shape.hidden
     tokens = size * task.sequence_length
     block = (
         shape.forward_flops(tokens, task.sequence_length) - 2.0 * tokens * shape.embedding_params
@@ -391,7 +404,9 @@ def _degrees(pipelines: Sequence[Pipeline]) -> tuple[DegreeTable, tuple[OpCosts,
     rows: dict[tuple[object, ...], list[float]] = {}
     machines: dict[str, Machine] = {}
     for pipeline in pipelines:
-        for place in pipeline.places:
+        for slowed in pipeline.places:
+            # The cost model itself divides by the speed of each device.
+            place = replace(slowed, machine=slowed.machine.at_speed(1.0))
             layout, kind = place.layout, place.device_type
             machines[kind] = place.machine
             again = "+".join(layout.recompute) or "none"
@@ -435,7 +450,7 @@ def _rows(task: Task, place: Place) -> dict[int, list[float]]:
     case = case_of(task, [layout], place.machine)
     of = place_passes(task, place)
     saved, whole = as_number(kept_bytes(case)), as_number(layer_bytes(case))
-    sizes, tokens = case.sizes, as_number(case.tokens)
+    sizes, tokens, element = case.sizes, as_number(case.tokens), case.job.element_bytes
     fabric = place.machine.fabric
     host = fabric.devices_per_host
 
@@ -447,10 +462,11 @@ def _rows(task: Task, place: Place) -> dict[int, list[float]]:
         once = as_number(group_collective_s(fabric, kind, *map(np.asarray, (ranks, inside, size))))
         return size, as_number(shown) / once if once > 0 else 0.0
 
-    tensor = calls(Kind.ALL_GATHER, layout.tp, 1, 2.0 * tokens * sizes.hidden, of.tensor_s)
-    keys = 4.0 * tokens * np.maximum(sizes.kv_heads / layout.tp, 1.0) * sizes.key_dim * layout.cp
+    tensor = calls(Kind.ALL_GATHER, layout.tp, 1, element * tokens * sizes.hidden, of.tensor_s)
+    keys = 2.0 * element * tokens * layout.cp
+    keys = keys * np.maximum(sizes.kv_heads / layout.tp, 1.0) * sizes.key_dim
     context = calls(Kind.ALL_GATHER, layout.cp, layout.tp, keys, of.context_s)
-    sent = 2.0 * case.split_tokens * np.maximum(sizes.top_k, 1) * sizes.hidden
+    sent = element * case.split_tokens * np.maximum(sizes.top_k, 1) * sizes.hidden
     experts = calls(Kind.ALL_TO_ALL, layout.ep, max(layout.etp, 1), sent, of.expert_s)
     forward, embedding, head = map(as_number, (of.forward_s, of.embedding_s, of.head_s))
     replay, expert_replay = as_number(of.replay), as_number(of.expert_replay)

@@ -73,6 +73,7 @@ def job_of(
         gathered_bytes=float(max(2, DTYPE_BYTES[precision.gather])),
         update_bytes=float(state.update_traffic),
         trained=1.0 - frozen,
+        element_bytes=float(DTYPE_BYTES[precision.activations]),
     )
 
 
@@ -261,7 +262,8 @@ def price(case: Case) -> Steps:
         head + block.embedding,
     )
     splits = (np.asarray(layouts.sp) > 0) | (np.asarray(software.sends_split) > 0)
-    sent = 2.0 * case.tokens * sizes.hidden / np.where(splits, layouts.tp, 1.0)
+    sent = case.job.element_bytes * case.tokens * sizes.hidden
+    sent = sent / np.where(splits, layouts.tp, 1.0)
     send = groups.send(layouts.tp * layouts.cp * layouts.dp < groups.per_host, sent)
     alone, interleaved = software.sends_shown
     sends = 2.0 * v * send * np.where(np.asarray(v) > 1, interleaved, alone)
@@ -309,7 +311,8 @@ def _divided(
 def _head_tensor(case: Case, groups: _Groups) -> Numbers:
     """Return the collectives of a loss over a divided vocabulary."""
     t, tokens = case.layouts.tp, case.tokens
-    whole = groups.seconds(Kind.ALL_REDUCE, t, 1.0, 2.0 * tokens * case.sizes.hidden)
+    size = case.job.element_bytes * tokens * case.sizes.hidden
+    whole = groups.seconds(Kind.ALL_REDUCE, t, 1.0, size)
     small = groups.seconds(Kind.ALL_REDUCE, t, 1.0, 4.0 * tokens)
     return case.software.tp_exposed[0] * whole + 3.0 * small
 
@@ -318,7 +321,7 @@ def _shown(case: Case, groups: _Groups, core_s: Numbers) -> _Shown:
     """Return the communication of a block's forward that shows."""
     sizes, layouts, software, tokens = case.sizes, case.layouts, case.software, case.tokens
     t, sp = layouts.tp, np.asarray(layouts.sp) > 0
-    size = 2.0 * tokens * sizes.hidden
+    size = case.job.element_bytes * tokens * sizes.hidden
     whole = software.tp_exposed[1] * groups.seconds(Kind.ALL_REDUCE, t, 1.0, size)
     split = software.tp_exposed[0] * 2.0 * groups.seconds(Kind.ALL_GATHER, t, 1.0, size)
     # Blocks with experts have one pair only: their feed-forward part is not split.
@@ -326,7 +329,7 @@ def _shown(case: Case, groups: _Groups, core_s: Numbers) -> _Shown:
     context = _context(case, groups, core_s) if np.any(np.asarray(layouts.cp) > 1) else 0.0
     if not case.has_experts:
         return _Shown(tensor, context + 0.0 * tensor, 0.0 * tensor)
-    sent = 2.0 * case.split_tokens * sizes.top_k * sizes.hidden
+    sent = case.job.element_bytes * case.split_tokens * sizes.top_k * sizes.hidden
     swap = groups.seconds(Kind.ALL_TO_ALL, layouts.ep, layouts.etp, sent)
     inner = groups.seconds(Kind.ALL_GATHER, layouts.etp, 1.0, sent * layouts.etp)
     exposed = np.where(
@@ -340,13 +343,14 @@ def _context(case: Case, groups: _Groups, core_s: Numbers) -> Numbers:
     """Return what shows of a ring of keys and values, of their gather, or of an all-to-all."""
     sizes, layouts, tokens = case.sizes, case.layouts, case.tokens
     t, c = layouts.tp, layouts.cp
-    keys = 4.0 * tokens * np.maximum(sizes.kv_heads / t, 1.0) * sizes.key_dim
+    element = case.job.element_bytes
+    keys = 2.0 * element * tokens * np.maximum(sizes.kv_heads / t, 1.0) * sizes.key_dim
     ring = (c - 1.0) * groups.send(groups.inside(t, c) >= c, keys)
     late = np.maximum(ring - case.figures["common.hidden"] * core_s * (c - 1.0) / c, 0.0)
     ring = late + case.figures["common.ring"] * ring
     gather = groups.seconds(Kind.ALL_GATHER, c, t, keys * c)
     width = sizes.queries + sizes.values + 2.0 * sizes.kv_width
-    swap = groups.seconds(Kind.ALL_TO_ALL, c, t, 2.0 * tokens * width / t)
+    swap = groups.seconds(Kind.ALL_TO_ALL, c, t, element * tokens * width / t)
     shared = np.where(np.asarray(case.software.ring_hidden) > 0, ring, gather)
     found = np.where(np.asarray(layouts.ring) > 0, shared, swap)
     return np.where(np.asarray(c) > 1, found, 0.0)
@@ -492,7 +496,8 @@ def passes_of(case: Case) -> Passes:
     forward = longer_s(block.forward + shown.all, block.host)
     backward = longer_s(block.backward + shown.all + shown.context, block.host)
     splits = (np.asarray(layouts.sp) > 0) | (np.asarray(case.software.sends_split) > 0)
-    sent = 2.0 * case.tokens * case.sizes.hidden / np.where(splits, layouts.tp, 1.0)
+    sent = case.job.element_bytes * case.tokens * case.sizes.hidden
+    sent = sent / np.where(splits, layouts.tp, 1.0)
     near = layouts.tp * layouts.cp * layouts.dp < groups.per_host
     chunk = held.blocks / layouts.vp
     again = np.where(np.asarray(block.replay) > 0, block.forward, block.again)

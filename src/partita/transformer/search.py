@@ -16,7 +16,13 @@ from partita.core.columns import Array
 from partita.core.precision import DEFAULT_OPTIMIZER, parse_precision
 from partita.errors import InvalidInputError
 from partita.transformer.kernels import Case, Machine, block_s, load_constants, software_of
-from partita.transformer.layout import FRAMEWORKS, Framework, Layout, columns_of
+from partita.transformer.layout import (
+    DEFAULT_FRAMEWORK,
+    FRAMEWORKS,
+    Framework,
+    Layout,
+    columns_of,
+)
 from partita.transformer.memory import Memory, memory_of
 from partita.transformer.price import Steps, job_of, price
 from partita.transformer.shape import Shape, sizes_of
@@ -56,7 +62,7 @@ class Task:
     precision: str = "bf16"
     optimizer: str = DEFAULT_OPTIMIZER
     frozen: float = 0.0
-    framework: str = "megatron"
+    framework: str = DEFAULT_FRAMEWORK
     limit_bytes: float = float("inf")
     fixed: Mapping[str, object] = field(default_factory=dict)
 
@@ -64,6 +70,12 @@ class Task:
     def tokens(self) -> int:
         """Tokens of a step."""
         return self.batch * self.sequence_length
+
+    @property
+    def model_flops(self) -> float:
+        """FLOPs of a step that MFU counts; frozen weights have no gradient."""
+        trained = 1.0 - self.frozen
+        return self.shape.model_flops(self.tokens, self.sequence_length, trained=trained)
 
     @property
     def is_float8(self) -> bool:
@@ -122,8 +134,7 @@ class Priced:
         """Return the share of the peak that the model's own arithmetic uses."""
         task = self.task
         peak = task.machine.peak8_flop_per_s if task.is_float8 else task.machine.peak_flop_per_s
-        flops = task.shape.model_flops(task.tokens, task.sequence_length)
-        return flops / (task.devices * peak * float(self.step_s[row]))
+        return task.model_flops / (task.devices * peak * float(self.step_s[row]))
 
 
 def search(task: Task, layouts: tuple[Layout, ...] | None = None) -> Priced:
@@ -357,11 +368,24 @@ def _refuse(task: Task) -> None:
         Layout(precision=task.precision, framework=task.framework),
         **fixed,  # type: ignore[arg-type]
     )
+    if layout.devices != task.devices:
+        # The batch is not to blame where the degrees do not divide the devices.
+        even = layout.dp * layout.microbatch * layout.pp
+        layout.check(task.shape, batch=even, sequence_length=task.sequence_length)
+        raise InvalidInputError(
+            f"layout {layout} covers {layout.devices} of {task.devices} devices; tp x cp x pp x dp "
+            "must be their number"
+        )
     layout.check(task.shape, batch=task.batch, sequence_length=task.sequence_length)
     raise InvalidInputError(
-        f"layout {layout} covers {layout.devices} of {task.devices} devices; tp x cp x pp x dp "
-        "must be their number"
+        f"no layout of {task.shape.name or 'the model'} with {words_of(task.fixed)} divides over "
+        f"{task.devices} devices and {task.batch} sequences"
     )
+
+
+def words_of(fixed: Mapping[str, object]) -> str:
+    """Return degrees that are fixed in words."""
+    return ", ".join(f"{name} {value}" for name, value in fixed.items()) or "free degrees"
 
 
 def divisors(number: int) -> list[int]:

@@ -213,19 +213,30 @@ class Shape:
 
     def forward_flops(self, tokens: float, sequence_length: int, *, halved: bool = False) -> float:
         """Return the FLOPs of one forward pass over tokens, experts and head included."""
-        pairs = self.attention_pairs(sequence_length, halved=halved)
-        scores = 2.0 * tokens * pairs * (self.query_width + self.value_width)
+        scores = self._score_flops(tokens, sequence_length, halved=halved)
         active = self.dense_params - 2 * self.hidden * self.layers
         active += self.expert_layers * self.top_k * self.expert_params
         head = self.embedding_params
-        return self.layers * scores + 2.0 * tokens * (active + head)
+        return scores + 2.0 * tokens * (active + head)
 
-    def model_flops(self, tokens: float, sequence_length: int) -> float:
+    def model_flops(self, tokens: float, sequence_length: int, *, trained: float = 1.0) -> float:
         """Return the FLOPs of a training step that MFU counts.
 
         Forward and twice that backward, the whole attention matrix, nothing for recomputation.
+
+        Args:
+            tokens: Tokens of the step.
+            sequence_length: Tokens of a sequence.
+            trained: Share of the weights that is trained: the others have no gradient.
         """
-        return 3.0 * self.forward_flops(tokens, sequence_length)
+        forward = self.forward_flops(tokens, sequence_length)
+        weights = forward - self._score_flops(tokens, sequence_length)
+        return 3.0 * forward - (1.0 - trained) * weights
+
+    def _score_flops(self, tokens: float, sequence_length: int, *, halved: bool = False) -> float:
+        """Return the FLOPs of all layers' attention without its matrices, forward."""
+        pairs = self.attention_pairs(sequence_length, halved=halved)
+        return self.layers * 2.0 * tokens * pairs * (self.query_width + self.value_width)
 
 
 class Sizes(NamedTuple):

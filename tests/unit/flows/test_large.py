@@ -68,3 +68,46 @@ def test_classes_of_transformers_are_planned_by_shape():
 def test_a_wrong_name_is_answered_with_near_ones():
     with pytest.raises(InvalidInputError, match="did you mean 'llama3-8b'"):
         partita.plan("llama-3-8b", cluster="dgx-h100")
+
+
+def test_memory_is_asked_for_once_and_never_more_than_there_is():
+    options = {"cluster": "dgx-h100", "batch_size": 64}
+    found = partita.plan("llama3-8b", memory_factor=5.0, **options)
+    assert found.best.limit_bytes == 80e9
+    assert "memory factor above 1 is clipped to 1" in found.remarks
+    with pytest.raises(InvalidInputError, match="give one of them"):
+        partita.plan("llama3-8b", memory_factor=0.5, reserve=0.3, **options)
+
+
+def test_microbatches_are_kept():
+    options = {"cluster": "dgx-h100"}
+    found = partita.plan("llama3-8b", batch_size=64, microbatches=16, **options)
+    assert (found.best.layout.microbatch, found.plan.num_microbatches) == (4, 16)
+    alone = partita.plan("llama3-8b", microbatches=64, **options)
+    assert (alone.task.batch, alone.plan.num_microbatches) == (64, 64)
+    with pytest.raises(InvalidInputError, match="17 microbatches"):
+        partita.plan("llama3-8b", batch_size=64, microbatches=17, **options)
+
+
+def test_free_memory_is_that_of_the_type_that_is_fullest():
+    found = partita.plan("llama3-8b", cluster="dgx-h100+8xl40s", batch_size=128)
+    by_type = {device.type: device.memory_bytes for device in found.cluster.devices}
+    for choice in (found.best, *found.others):
+        assert choice.limit_bytes == pytest.approx(0.92 * by_type[choice.device_type])
+        assert choice.total_bytes <= choice.limit_bytes
+
+
+def test_idle_devices_are_named_and_the_cheapest_plan_is_found():
+    found = partita.plan("llama3-8b", cluster="5xdgx-h100", batch_size=128)
+    assert any("8 of 40 devices stay idle" in remark for remark in found.remarks)
+    assert 0.5 < found.mfu < 0.7
+    cheap = partita.plan("llama3-8b", cluster="5xdgx-h100", batch_size=128, objective="cost")
+    price = cheap.price_per_hour * cheap.best.step_s
+    assert price < found.price_per_hour * found.best.step_s
+    with pytest.raises(InvalidInputError, match="--objective is for models that are planned op"):
+        partita.plan("llama3-8b", cluster="dgx-h100", objective="latency")
+
+
+def test_degrees_that_leave_devices_over_are_not_blamed_on_the_batch():
+    with pytest.raises(InvalidInputError, match="covers 56 of 64 devices"):
+        partita.plan("llama3-70b", cluster="8xdgx-h100", batch_size=128, pp="7", tp="8", dp="1")

@@ -18,7 +18,6 @@ from partita.yaml_nodes import (
     Scalar,
     Table,
     at_line,
-    check_present,
     read_flag,
     read_items,
     read_number,
@@ -329,7 +328,8 @@ def read_matrix(node: Node, parts: Parts) -> LinkMatrix:
     """
     table = read_table(node, "matrix", ("bandwidth", "latency"))
     found = table.entries
-    check_present(table, "matrix", ("bandwidth",))
+    if "bandwidth" not in found:
+        raise FormatError("matrix: key 'bandwidth' is missing", line=table.line)
     names = [device.name for device in parts.devices]
     with at_line(table.line):
         return LinkMatrix(
