@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -321,6 +321,30 @@ def local_cluster(
         hosts=(Host(name="host0", cpus=cpus, memory_bytes=memory),),
         devices=tuple(devices),
         levels=usual_levels(devices, [catalogue.link_type("loopback")], catalogue),
+    )
+
+
+def cpu_hosts(processes: Mapping[str, int], catalogue: Catalogue | None = None) -> Cluster:
+    """Return CPU processes of some hosts as a cluster, each host like this machine.
+
+    Args:
+        processes: Number of processes of each host, by its name.
+        catalogue: Has the figures of type ``cpu``; the package's own if not given.
+    """
+    catalogue = load_catalogue() if catalogue is None else catalogue
+    kind = catalogue.device_type("cpu")
+    cpus, memory = _machine_cpus(), _machine_memory_bytes()
+    devices = [
+        make_device(kind, f"{name}/cpu{index}", host=host, memory_bytes=memory / count)
+        for host, (name, count) in enumerate(processes.items())
+        for index in range(count)
+    ]
+    links = [catalogue.link_type("loopback")] * len(processes)
+    return Cluster(
+        name="+".join(f"{count}xcpu" for count in processes.values()),
+        hosts=tuple(Host(name=name, cpus=cpus, memory_bytes=memory) for name in processes),
+        devices=tuple(devices),
+        levels=usual_levels(devices, links, catalogue),
     )
 
 

@@ -1,12 +1,15 @@
 """``partita results``: what past runs came to, side by side."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
 from partita.cli.console import percent, print_json, stdout_console, table
 from partita.cli.from_request import takes
 from partita.cli.options import output_options
+from partita.flows.follow import Follower
 from partita.flows.past_runs import Curves, ResultsRequest, results_request
 from partita.report.curves import curve_picture
 from partita.runtime.directory import PastRun
@@ -32,10 +35,18 @@ def command(request: ResultsRequest, *, as_json: bool, quiet: bool, debug: bool)
     """List past runs, or compare the RUNS that are named.
 
     RUNS are run directories, or their names under --runs. --curves compares their losses at equal
-    steps, tokens or seconds.
+    steps, tokens or seconds. --follow and --cancel are for a run that 'run --on' or 'train --on'
+    has started: the one that is named, or the newest.
     """
-    del quiet, debug  # there is no progress; main reads debug
-    found = results_request(request)
+    del debug  # read by main
+    follower = Follower() if quiet or as_json else Follower(on_row=_show_row, on_line=_show_line)
+    try:
+        found = results_request(request, follower)
+    except KeyboardInterrupt:
+        if not request.follow:
+            raise
+        click.echo("the run goes on; --follow shows it again, --cancel ends it", err=True)
+        return
     if as_json:
         print_json(found.to_json())
     elif not found.runs:
@@ -47,6 +58,22 @@ def command(request: ResultsRequest, *, as_json: bool, quiet: bool, debug: bool)
     else:
         first = _step_s(found.runs[0])
         stdout_console().print(table(_COLUMNS, [_row(run, first) for run in found.runs]))
+
+
+def _show_row(row: Mapping[str, Any]) -> None:
+    """Show a step of a run that is followed."""
+    words = [f"run: step {row['step']}"]
+    if "loss" in row:
+        words.append(f"loss {row['loss']:.4f}")
+    if "held_out_loss" in row:
+        words.append(f"held out {row['held_out_loss']:.4f}")
+    if "step_s" in row:
+        words.append(f"{format_seconds(row['step_s'])} a step")
+    click.echo("  ".join(words), err=True)
+
+
+def _show_line(line: str) -> None:
+    click.echo(f"run: {line}", err=True)
 
 
 def _print_curves(curves: Curves) -> None:
@@ -72,11 +99,7 @@ def _step_s(run: PastRun) -> float:
 def _row(run: PastRun, first_s: float) -> list[str]:
     results, step_s = run.results, _step_s(run)
     losses = results.get("losses") or []
-    check = results.get("check")
-    verdict = "-"
-    if check:
-        differs = not check.get("equal") or (check.get("module") or {}).get("equal") is False
-        verdict = "DIFFERS" if differs else "equal"
+    verdict = "-" if run.differs is None else "DIFFERS" if run.differs else "equal"
     predicted = float(results.get("predicted_step_s") or "nan")
     return [
         run.name,

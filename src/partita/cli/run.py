@@ -5,7 +5,7 @@ import click
 from partita.cli.console import print_remarks, stdout_console, step_line
 from partita.cli.from_request import takes
 from partita.cli.options import output_options
-from partita.cli.run_options import StepLine, config_option, show_outcome
+from partita.cli.run_options import StepLine, config_option, show_detached, show_outcome
 from partita.flows.extras import torch_needed
 from partita.flows.run_requests import RunRequest, check_run
 from partita.flows.summary import describe_plan
@@ -34,11 +34,17 @@ def command(request: RunRequest, *, as_json: bool, quiet: bool, debug: bool) -> 
         console = stdout_console()
         console.print(f"plan      {solution.problem.graph.name} · {describe_plan(solution.plan)}")
         console.print(f"          {step_line(solution.problem, solution.plan)}")
+    if request.detach:
+        show_detached(prepared, as_json=as_json)
+        return
     unwatched = silent or bool(request.script)  # a script has steps of its own
     outcome = carry_out(
         prepared,
         lambda text: None if silent else click.echo(f"run: {text}", err=True),
         on_row=StepLine(prepared, quiet=unwatched),
+        on_line=lambda rank, line: (
+            click.echo(f"rank {rank}: {line}", err=True) if request.script and not silent else None
+        ),
     )
     if outcome is None:
         return

@@ -113,6 +113,18 @@ class StepLine:
         return "  ".join(words)
 
 
+def show_detached(prepared: "PreparedRun", *, as_json: bool) -> None:
+    """Leave a run to itself, and print how it is seen again."""
+    from partita.flows.detached import detach  # noqa: PLC0415 (torch)
+
+    found = detach(prepared)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        for line in found.lines():
+            click.echo(line)
+
+
 def show_outcome(outcome: "Outcome", request: TrainRequest | RunRequest, *, as_json: bool) -> None:
     """Print what a run came to, and end with an error if it is not right.
 

@@ -15,7 +15,7 @@ from partita.cli.console import (
 )
 from partita.cli.from_request import takes
 from partita.cli.options import output_options
-from partita.cli.run_options import StepLine, config_option, show_outcome
+from partita.cli.run_options import StepLine, config_option, show_detached, show_outcome
 from partita.flows.extras import torch_needed
 from partita.flows.profile import estimate_lines, measured_lines
 from partita.flows.run_requests import TrainRequest, check_training
@@ -47,6 +47,9 @@ def command(request: TrainRequest, *, as_json: bool, quiet: bool, debug: bool) -
     print_remarks(prepared.remarks)
     if not silent:
         _show_plan(prepared)
+    if request.detach:
+        show_detached(prepared, as_json=as_json)
+        return
     outcome = carry_out(
         prepared,
         lambda text: None if silent else click.echo(f"train: {text}", err=True),

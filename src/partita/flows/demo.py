@@ -18,7 +18,7 @@ from partita.flows.profile import ProfileResult, profile
 from partita.flows.results import Result
 from partita.flows.simulate import Simulation, simulate
 from partita.flows.summary import Summary
-from partita.flows.train import run
+from partita.flows.train import run_plan
 from partita.planners.table import DEFAULT_PLANNER
 from partita.program.lower import lower
 from partita.report.svg import timeline_svg
@@ -166,8 +166,8 @@ def demo_request(request: DemoRequest, on_progress: OnProgress = silent) -> Demo
     simulation = simulate(best_of(mixed).solution, period=True)
     files = _write(folder, profiled, here, simulation)
     on_progress(f"training {STEPS} steps over {LOCAL_DEVICES} processes")
-    trained = run(best_of(here).solution, steps=STEPS, check=True, runs=str(folder / "runs"))
-    assert trained is not None  # there is one host
+    runs = folder / "runs"
+    trained = run_plan(best_of(here).solution, steps=STEPS, check=True, runs=runs)
     return Demo(
         profile=profiled,
         here=here,

@@ -27,6 +27,8 @@ from partita.flows.results import Result
 from partita.flows.run_energy import energy_figures, export_timing
 from partita.flows.run_requests import OnStep, RunFields, unwatched
 from partita.flows.summary import describe_plan
+from partita.hosts.driver import OnLine, Watch, run_on
+from partita.hosts.places import Place
 from partita.program.lower import lower
 from partita.program.order import ListOrder
 from partita.program.simulate import play
@@ -234,6 +236,8 @@ class Execution:
         on_progress: Called with each step of the work.
         on_step: Called with a rank and each step that it has done.
         survival: How it goes on when something goes wrong.
+        place: The other hosts that it runs on; None = this machine, with ``host``.
+        on_line: Called with a rank of other hosts and each line that it prints.
     """
 
     job: Job
@@ -245,6 +249,8 @@ class Execution:
     on_progress: OnProgress = silent
     on_step: OnStep = unwatched
     survival: Survival = field(default_factory=Survival)
+    place: Place | None = None
+    on_line: OnLine = lambda _, __: None
 
     @property
     def logs(self) -> Path:
@@ -263,13 +269,15 @@ def machine() -> dict[str, Any]:
     }
 
 
-def device_kind(cluster: Cluster, plan: Plan, gpus_here: int, num_hosts: int = 1) -> DeviceKind:
+def device_kind(
+    cluster: Cluster, plan: Plan, gpus_here: int | None, num_hosts: int = 1
+) -> DeviceKind:
     """Return what the ranks of a plan compute on: all on GPUs, or all on CPUs.
 
     Args:
         cluster: The machines.
         plan: The plan.
-        gpus_here: GPUs of this host.
+        gpus_here: GPUs of this host; None = ranks run elsewhere, and see themselves.
         num_hosts: Hosts that the ranks are spread over; with one all of them run here.
 
     Raises:
@@ -282,8 +290,10 @@ def device_kind(cluster: Cluster, plan: Plan, gpus_here: int, num_hosts: int = 1
         return DeviceKind.CPU
     by_host = Counter(device.host for device in used)
     needed = len(used) if num_hosts == 1 else max(by_host.values())
-    if kinds == {DeviceKind.GPU} and gpus_here >= needed:
+    if kinds == {DeviceKind.GPU} and (gpus_here is None or gpus_here >= needed):
         return DeviceKind.GPU
+    if gpus_here is None:
+        raise UnsupportedError("the plan mixes GPUs with CPUs, which no backend joins")
     types = ", ".join(sorted({device.type for device in used}))
     raise UnsupportedError(
         f"the plan is for {len(used)} devices ({types}), this machine has {gpus_here} GPUs; "
@@ -313,6 +323,10 @@ def execute(solution: Solution, execution: Execution, captures: Captures | None)
     """
     if execution.job.emulate is not None:
         return _emulate(solution, execution)
+    if execution.place is not None and not execution.check:
+        execution.on_progress(f"running {execution.job.steps} steps")
+        made = _run_fresh(solution, execution)
+        return None if made is None else replace(made, baseline=execution.baseline)
     assert captures is not None
     precision = execution.job.recipe.precision
     if precision is not None:
@@ -344,8 +358,14 @@ def run_script(solution: Solution, execution: Execution, script: Sequence[str]) 
     """
     if not Path(script[0]).is_file():
         raise InvalidInputError(f"there is no script {script[0]!r}")
-    check_runnable(solution.plan)
     job = replace(execution.job, model=None, emulate=None, script=tuple(script))
+    return _run_fresh(solution, replace(execution, job=job))
+
+
+def _run_fresh(solution: Solution, execution: Execution) -> Outcome | None:
+    """Run in fresh processes that build all they need themselves; nothing is computed here."""
+    check_runnable(solution.plan)
+    job = execution.job
     run = _launched(solution, execution, job, execution.directory)
     return None if run is None else _outcome(solution, run, job.program(solution), job)
 
@@ -417,7 +437,7 @@ def _run(
                 task, workload, options=short.rank_options(), log_directory=execution.logs
             )
         else:
-            quiet = replace(execution, on_step=unwatched, survival=Survival())
+            quiet = replace(execution, on_step=unwatched, on_line=unwatched, survival=Survival())
             found = _launched(solution, quiet, short, execution.directory / "check")
         if found is not None:
             verdict = verify(task, workload, found.result, short.rank_options())
@@ -467,7 +487,7 @@ def _forks(execution: Execution) -> bool:
     Raises:
         UnsupportedError: They should be, and cannot.
     """
-    if execution.launcher == "torchrun" or execution.host.num_hosts > 1:
+    if execution.launcher == "torchrun" or execution.host.num_hosts > 1 or execution.place:
         return False
     if execution.job.device is DeviceKind.GPU:
         return False
@@ -480,6 +500,12 @@ def _forks(execution: Execution) -> bool:
 def _launched(solution: Solution, execution: Execution, job: Job, directory: Path) -> Run | None:
     """Run in fresh processes, on this host or together with others; the first one has the run."""
     JobDirectory(directory).create(solution, job)
+    if execution.place is not None:
+        watch = Watch(
+            on_step=execution.on_step, on_line=execution.on_line, say=execution.on_progress
+        )
+        ended = run_on(directory, execution.place, survival=execution.survival, watch=watch)
+        return collect(directory, ended)
     ended = launch(
         directory, execution.host, on_step=execution.on_step, survival=execution.survival
     )

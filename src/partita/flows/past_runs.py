@@ -8,10 +8,11 @@ from typing import Any
 
 from partita.documents import write_bytes
 from partita.errors import InvalidInputError
+from partita.flows.follow import Follower, end_run, follow, newest_run, require_success
 from partita.flows.results import Result
 from partita.flows.run_requests import RUNS
 from partita.requests import Request, declare, make
-from partita.runtime.directory import PastRun, past_runs, read_run
+from partita.runtime.directory import PastRun, has_results, past_runs, read_run
 from partita.runtime.metric_rows import read_metrics
 
 OVER: Mapping[str, str] = {"steps": "step", "tokens": "tokens", "time": "time_s"}
@@ -35,6 +36,10 @@ class ResultsRequest(Request):
     )
     rows: int = declare(10, minimum=2, help="Points at which --curves compares the runs.")
     plot: str | None = declare(None, help="Picture of the learning curves to write: curves.svg.")
+    follow: bool = declare(
+        False, help="Show the steps of a run on other hosts until it ends; Ctrl-C leaves it alone."
+    )
+    cancel: bool = declare(False, help="End a run on other hosts; one that saves does so first.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -45,11 +50,13 @@ class PastRuns(Result):
         runs: The runs, those that were named in that order.
         folder: Where they were looked for.
         curves: Their learning curves; None where they were not asked for.
+        cancelled: The run that was ended before it had any; empty = none was.
     """
 
     runs: tuple[PastRun, ...]
     folder: str
     curves: "Curves | None" = None
+    cancelled: str = ""
 
     def to_json(self) -> Any:  # noqa: ANN401 (a list, as the command prints it)
         """Return what each run left, with its directory; or their curves, where asked for."""
@@ -66,32 +73,45 @@ class PastRuns(Result):
 
     def lines(self) -> list[str]:
         """Return how many runs there are, in one line."""
+        if self.cancelled:
+            return [f"{self.cancelled} is cancelled"]
         if not self.runs:
             return [f"no runs under {self.folder}"]
         return [f"{len(self.runs)} runs, the last {self.runs[-1].name}"]
 
 
-def results(*names: str, **options: Any) -> PastRuns:  # noqa: ANN401 (fields of ResultsRequest)
+def results(
+    *names: str,
+    follower: Follower | None = None,
+    **options: Any,  # noqa: ANN401 (fields of ResultsRequest)
+) -> PastRuns:
     """List past runs, or those that are named.
 
     Args:
         *names: Run directories, or their names under ``runs``.
+        follower: Is told what happens in a run that is followed.
         **options: The fields of :class:`ResultsRequest`: the options of ``partita results``.
 
     Raises:
         InvalidInputError: There is no such run.
+        WorkerError: A run that was followed has failed.
     """
-    return results_request(make(ResultsRequest, names=names, **options))
+    return results_request(make(ResultsRequest, names=names, **options), follower)
 
 
-def results_request(request: ResultsRequest) -> PastRuns:
+def results_request(request: ResultsRequest, follower: Follower | None = None) -> PastRuns:
     """List what a request asks for; see :func:`results`."""
     root = Path(request.runs)
-    if request.names:
-        paths = [Path(name) if Path(name).is_dir() else root / name for name in request.names]
-        found = [read_run(path) for path in paths]
-    else:
-        found = list(past_runs(root))
+    paths = [Path(name) if Path(name).is_dir() else root / name for name in request.names]
+    if request.follow or request.cancel:
+        paths = paths or [newest_run(root)]
+        if len(paths) > 1:
+            raise InvalidInputError("--follow and --cancel are for one run; name one")
+        state = follow(paths[0], follower or Follower()) if request.follow else end_run(paths[0])
+        if request.cancel and not has_results(paths[0]):
+            return PastRuns(runs=(), folder=request.runs, cancelled=paths[0].name)
+        require_success(paths[0], state)
+    found = [read_run(path) for path in paths] if paths else list(past_runs(root))
     if request.model is not None:
         found = [run for run in found if run.results.get("model") == request.model]
     curves = None

@@ -10,6 +10,7 @@ from partita.core.schedules import Schedule, schedule_names
 from partita.errors import InvalidInputError
 from partita.flows.fields import SourceFields, StepFields
 from partita.flows.solutions import SolutionRequest
+from partita.hosts.table import PlaceFields, check_place
 from partita.http import check_address
 from partita.requests import Request, declare
 from partita.runtime.baseline_names import BASELINES, TORCH_WAYS
@@ -48,7 +49,7 @@ class SurvivalFields(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFields(SurvivalFields):
+class RunFields(SurvivalFields, PlaceFields):
     """How a plan is carried out."""
 
     steps: int = declare(10, minimum=1, help="Number of steps to run.")
@@ -318,8 +319,13 @@ def check_training(request: TrainRequest) -> TrainRequest:
         why = "is for estimates of machines that are not here: add --cluster and --emulate"
         _refuse_given(request, why, "recompute", "kernels", "arithmetic")
         return request
+    if request.on is not None:
+        _refuse_given(request, "--cluster says which devices there are", "devices")
+        return request
     if not request.emulate:
-        raise InvalidInputError("--cluster names machines that are not here: add --emulate")
+        raise InvalidInputError(
+            "--cluster names machines that are not here: add --emulate, or --on to run there"
+        )
     why = "machines that are not here are estimated, not measured"
     _refuse_given(request, why, "devices", "device_ids", "rounds", "no_cache", "loss")
     return request
@@ -406,6 +412,12 @@ def _check_together(request: RunFields, baseline: str | None = None) -> None:
     Raises:
         InvalidInputError: One would be ignored, or means nothing here.
     """
+    check_place(request)
+    if request.on is not None:
+        why = "is for the devices of this machine: leave out --on"
+        _refuse_given(request, why, "launcher", "device_ids", "elastic", "available")
+        if baseline in TORCH_WAYS:
+            raise InvalidInputError(f"--baseline {baseline} {why}")
     rate = request.learning_rate
     if rate is not None and not rate > 0:
         raise InvalidInputError(f"--learning-rate {rate}; expected more than 0")

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,10 +11,16 @@ from pathlib import Path
 import numpy as np
 
 from partita.capture.captured import CaptureMode, Granularity
-from partita.capture.origin import Captures, ModelOrigin, load_origin, origin_of
+from partita.capture.origin import (
+    Captures,
+    ModelOrigin,
+    load_origin,
+    load_origin_partly,
+    origin_of,
+)
 from partita.capture.sources import ModelSource, SourceOptions
 from partita.catalogue.catalogue import load_catalogue
-from partita.catalogue.shorthand import local_cluster, read_shorthand
+from partita.catalogue.shorthand import cpu_hosts, local_cluster, read_shorthand
 from partita.core.cluster import Cluster
 from partita.core.graph import DeviceKind, Graph
 from partita.core.plan import Plan
@@ -34,13 +41,21 @@ from partita.flows.execute import (
     used_names,
     write_files,
 )
-from partita.flows.fields import PlannerFields
+from partita.flows.fields import ClusterFields, PlannerFields
 from partita.flows.planner_choice import chosen_planner
-from partita.flows.problem import objective_of, objective_remarks, with_usual_reserve
+from partita.flows.problem import (
+    objective_of,
+    objective_remarks,
+    read_cluster,
+    with_usual_reserve,
+)
 from partita.flows.profile import ProfiledModel, profile_cache, profiled_model
 from partita.flows.run_requests import OnStep, RunFields, RunRequest, TrainRequest, unwatched
 from partita.flows.solutions import evaluated, read_solution
 from partita.flows.summary import Summary, summarise
+from partita.hosts.driver import OnLine, hosts_of
+from partita.hosts.ssh import load_hostfile
+from partita.hosts.table import make_place
 from partita.planners.table import get_planner
 from partita.processes import machine_cores
 from partita.profiler.measure.measure import ProfileOptions, this_gpu_type
@@ -61,6 +76,7 @@ from partita.runtime.power import Power
 from partita.runtime.rank import StepNews
 from partita.runtime.rank_capture import Capture
 from partita.runtime.recipe import NanPolicy, Recipe, Schedule
+from partita.runtime.run_state import driving
 from partita.runtime.saving import AUTO
 from partita.units import parse_tokens
 
@@ -110,11 +126,11 @@ def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) ->
     assert request.model is not None  # checked before
     find_modules_here()
     check_model(request.model)
-    host, gpus = Host.of(os.environ), use_device_ids(request.device_ids, visible_gpus())
+    host, gpus = _this_host(request), use_device_ids(request.device_ids, visible_gpus())
     cluster = _cluster(request, gpus)
     stages, replicas = degrees(len(cluster.devices), request.pp, request.dp, request.tp)
     on_progress(f"profiling {request.model}")
-    profiled = None if request.cluster is not None else _profiled(request, cluster)
+    profiled = _profiled(request, cluster) if _is_measured(request, cluster, gpus) else None
     graph = _estimated(request, cluster) if profiled is None else profiled.graph
     types = sorted({device.type for device in cluster.devices})
     if profiled is not None and request.tp > 1 and all(types):
@@ -129,6 +145,8 @@ def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) ->
     steps = request.steps
     if profiled is not None:
         steps = steps_of(request, found.plan, lambda: profiled.captures.source)
+    elif not request.emulate:
+        steps = steps_of(request, found.plan, lambda: load_origin(named_origin(graph, None)))
     return PreparedRun(
         steps=steps,
         request=request,
@@ -140,6 +158,18 @@ def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) ->
     )
 
 
+def _this_host(request: RunFields) -> Host:
+    """Return this host among those of a run; one that only drives other hosts is none of them."""
+    return Host.of(os.environ) if request.on is None else Host()
+
+
+def _is_measured(request: TrainRequest, cluster: Cluster, gpus: int) -> bool:
+    """Return whether costs are measured here: the devices are this machine's, or like them."""
+    if request.cluster is None or request.emulate:
+        return request.cluster is None
+    return {device.type for device in cluster.devices} == {this_gpu_type() if gpus else "cpu"}
+
+
 def prepare_run(request: RunRequest) -> PreparedRun:
     """Read a plan, with a request applied to it.
 
@@ -148,7 +178,7 @@ def prepare_run(request: RunRequest) -> PreparedRun:
     """
     find_modules_here()
     solution = read_solution(request)
-    host, gpus = Host.of(os.environ), use_device_ids(request.device_ids, visible_gpus())
+    host, gpus = _this_host(request), use_device_ids(request.device_ids, visible_gpus())
     limit_threads(len(used_names(solution.plan)))
     graph = solution.problem.graph
     return PreparedRun(
@@ -168,6 +198,9 @@ def carry_out(
     on_progress: OnProgress = silent,
     on_step: OnStep = unwatched,
     on_row: OnRow = lambda _: None,
+    *,
+    on_line: OnLine = unwatched,
+    directory: Path | None = None,
 ) -> Outcome | None:
     """Carry out a plan in a run directory of its own, and write there what came of it.
 
@@ -176,6 +209,8 @@ def carry_out(
         on_progress: Called with each step of the work.
         on_step: Called with a rank and each training step that it has done.
         on_row: Called with the metrics of each step that all ranks have done.
+        on_line: Called with a rank of other hosts and each line that it prints.
+        directory: The run directory; a new one if not given.
 
     Returns:
         The run beside its prediction; None on other hosts than the first, which has it.
@@ -189,24 +224,21 @@ def carry_out(
     script = request.script if isinstance(request, RunRequest) else ()
     kind = DeviceKind.CPU
     if not request.emulate:
-        kind = device_kind(cluster, plan, prepared.gpus, prepared.host.num_hosts)
+        gpus = prepared.gpus if request.on is None else None
+        kind = device_kind(cluster, plan, gpus, prepared.host.num_hosts)
     origin = _origin(prepared)
     check_sinks(request.metrics)
     captures: Captures | None = None
     if prepared.profiled is not None:
         captures = prepared.profiled.captures
     elif origin is not None and not script:
-        captures = Captures(load_origin(origin), origin)
+        # Where nothing is computed here, the model has stand-ins for all its parameters.
+        elsewhere = request.on is not None and not request.check
+        source = load_origin_partly(origin, frozenset()) if elsewhere else load_origin(origin)
+        captures = Captures(source, origin)
     used = used_names(plan)
-    types = sorted({device.type for device in cluster.devices if device.name in used})
     baseline = (request.baseline or "") if isinstance(request, TrainRequest) else ""
-    directory = make_run_directory(
-        Path(request.runs),
-        graph.name,
-        f"{len(used)}x{'+'.join(types)}",
-        baseline or plan.schedule.value,
-        "emulated" if request.emulate else "",
-    )
+    directory = run_directory_of(prepared) if directory is None else directory
     execution = Execution(
         job=with_checkpoints(
             job_of(request, origin, kind, prepared.steps),
@@ -221,6 +253,7 @@ def carry_out(
         host=prepared.host,
         baseline=baseline,
         on_progress=on_progress,
+        on_line=on_line,
     )
     facts = RunFacts(
         ranks=len(used),
@@ -231,7 +264,12 @@ def carry_out(
     )
     settings = {name: value for name, value in request.given().items() if name != "plan"}
     sinks = open_sinks(request.metrics, directory, settings)
-    with Tracker(facts, sinks, on_row) as tracker:
+    with Tracker(facts, sinks, on_row) as tracker, ExitStack() as stack:
+        if request.on is not None:
+            stack.enter_context(driving(directory, request.on))
+            place = make_place(request, hosts_of(solution, execution.job))
+            on_progress(f"waiting for {request.on}")
+            execution = replace(execution, place=stack.enter_context(place))
 
         def noted(rank: int, news: StepNews) -> None:
             tracker(rank, news)
@@ -247,7 +285,23 @@ def carry_out(
         outcome = execute_surviving(
             solution, execution, request, run_plan, partial(_plan_for, request, solution)
         )
-    return None if outcome is None else write_files(outcome, execution, request)
+        return None if outcome is None else write_files(outcome, execution, request)
+
+
+def run_directory_of(prepared: PreparedRun) -> Path:
+    """Make the run directory of a plan: date, model, devices, schedule."""
+    request, solution = prepared.request, prepared.solution
+    plan, cluster = solution.plan, solution.problem.cluster
+    used = used_names(plan)
+    types = sorted({device.type for device in cluster.devices if device.name in used})
+    baseline = (request.baseline or "") if isinstance(request, TrainRequest) else ""
+    return make_run_directory(
+        Path(request.runs),
+        solution.problem.graph.name,
+        f"{len(used)}x{'+'.join(types)}",
+        baseline or plan.schedule.value,
+        "emulated" if request.emulate else "",
+    )
 
 
 def _plan_for(request: TrainRequest | RunRequest, first: Solution, problem: Problem) -> Solution:
@@ -324,7 +378,8 @@ def _origin(prepared: PreparedRun) -> ModelOrigin | None:
         return None
     if prepared.profiled is not None:
         return prepared.profiled.captures.origin
-    assert isinstance(request, RunRequest)
+    if isinstance(request, TrainRequest):
+        return named_origin(graph, None)
     return named_origin(graph, graph.name if request.script else request.model)
 
 
@@ -435,8 +490,14 @@ def _cluster(request: TrainRequest, gpus: int) -> Cluster:
     Raises:
         UnsupportedError: More GPUs are wanted than there are.
     """
+    if request.cluster is not None and request.on is not None:
+        found, _ = read_cluster(ClusterFields(cluster=request.cluster))
+        assert found is not None  # one was named
+        return found
     if request.cluster is not None:
         return read_shorthand(request.cluster, load_catalogue())
+    if request.on is not None:
+        return _cluster_on(request.on)
     wanted = max(gpus_wanted(), (request.devices or 0) if gpus else 0)
     if wanted > gpus:
         raise UnsupportedError(
@@ -446,6 +507,21 @@ def _cluster(request: TrainRequest, gpus: int) -> Cluster:
     if gpus:
         return read_shorthand(f"1x{wanted or gpus}x{this_gpu_type()}", load_catalogue())
     return local_cluster(request.devices or USUAL_DEVICES)
+
+
+def _cluster_on(place: str) -> Cluster:
+    """Return the hosts of a host file as CPU processes, as many as each has slots.
+
+    Raises:
+        InvalidInputError: The place is none that has a host file.
+    """
+    kind, _, hostfile = place.partition(":")
+    if kind != "ssh":
+        raise InvalidInputError(
+            f"--on {kind}: add --cluster, which says what devices its hosts have"
+        )
+    hosts = load_hostfile(Path(hostfile))
+    return cpu_hosts({host.name: max(1, host.slots) for host in hosts})
 
 
 def gpus_wanted() -> int:

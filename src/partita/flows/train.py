@@ -4,7 +4,7 @@ What they do imports torch, which is said in one line where it is not there.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from partita.flows.extras import torch_needed
 from partita.flows.fields import PlanSource
@@ -21,6 +21,7 @@ from partita.flows.run_requests import (
 from partita.requests import OnProgress, Request, make, silent
 
 if TYPE_CHECKING:
+    from partita.flows.detached import DetachedRun
     from partita.flows.execute import Outcome
 
 _R = TypeVar("_R", bound=Request)
@@ -34,7 +35,7 @@ def train(
     on_progress: OnProgress = silent,
     on_step: OnStep = unwatched,
     **options: Any,  # noqa: ANN401 (fields of TrainRequest)
-) -> "Outcome | None":
+) -> "Outcome | DetachedRun | None":
     """Profile a model, plan it over this machine's devices, and train it by the plan.
 
     Args:
@@ -45,7 +46,8 @@ def train(
         **options: The fields of :class:`TrainRequest`: the options of ``partita train``.
 
     Returns:
-        The run beside its prediction; None on other hosts than the first, which has it.
+        The run beside its prediction; None on other hosts than the first, which has it; where
+        ``detach`` leaves it to itself, its directory.
 
     Raises:
         InvalidInputError: There is no such model or option.
@@ -56,6 +58,10 @@ def train(
     with torch_needed("training needs"):
         from partita.flows.run_steps import carry_out, prepare_training  # noqa: PLC0415 (torch)
     prepared = prepare_training(request, on_progress)
+    if request.detach:
+        from partita.flows.detached import detach  # noqa: PLC0415 (torch)
+
+        return detach(prepared)
     return _checked(carry_out(prepared, on_progress, on_step))
 
 
@@ -67,7 +73,7 @@ def run(
     on_progress: OnProgress = silent,
     on_step: OnStep = unwatched,
     **options: Any,  # noqa: ANN401 (fields of RunRequest)
-) -> "Outcome | None":
+) -> "Outcome | DetachedRun | None":
     """Run a plan over processes, and compare it with its prediction.
 
     Args:
@@ -80,7 +86,8 @@ def run(
         **options: The fields of :class:`RunRequest`: the options of ``partita run``.
 
     Returns:
-        The run beside its prediction; None on other hosts than the first, which has it.
+        The run beside its prediction; None on other hosts than the first, which has it; where
+        ``detach`` leaves it to itself, its directory.
 
     Raises:
         InvalidInputError: There is no such plan or option.
@@ -92,7 +99,12 @@ def run(
     check_run(request)
     with torch_needed("a run needs"):
         from partita.flows.run_steps import carry_out, prepare_run  # noqa: PLC0415 (torch)
-    return _checked(carry_out(prepare_run(request), on_progress, on_step))
+    prepared = prepare_run(request)
+    if request.detach:
+        from partita.flows.detached import detach  # noqa: PLC0415 (torch)
+
+        return detach(prepared)
+    return _checked(carry_out(prepared, on_progress, on_step))
 
 
 def run_plan(
@@ -118,8 +130,8 @@ def run_plan(
     """
     source = str(plan) if isinstance(plan, Path) else plan
     outcome = run(source, steps=steps, optimizer=optimizer, check=check, runs=str(runs))
-    assert outcome is not None  # there is one host
-    return outcome
+    # One host, and it is waited for.
+    return cast("Outcome", outcome)
 
 
 def _request(request: type[_R], config: str | None, given: dict[str, Any]) -> _R:

@@ -33,6 +33,14 @@ class PastRun:
         """The name of the directory."""
         return self.path.name
 
+    @property
+    def differs(self) -> bool | None:
+        """Whether it differs from what it was compared with; None = it was not compared."""
+        check = self.results.get("check")
+        if not check:
+            return None
+        return not check.get("equal") or (check.get("module") or {}).get("equal") is False
+
 
 def make_run_directory(root: Path, *words: str, now: datetime | None = None) -> Path:
     """Make a new directory: date, words, number.
@@ -63,6 +71,11 @@ def write_results(directory: Path, results: Mapping[str, Any]) -> Path:
     path = directory / RESULTS
     write_text(path, json.dumps(results, indent=2) + "\n")
     return path
+
+
+def has_results(directory: Path) -> bool:
+    """Return whether a run has left its results."""
+    return (directory / RESULTS).exists()
 
 
 def past_runs(root: Path) -> Iterator[PastRun]:

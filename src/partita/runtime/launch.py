@@ -83,12 +83,14 @@ class Host:
         num_hosts: How many there are, NNODES.
         address: Where the first host is reached, MASTER_ADDR.
         port: The port of its store, MASTER_PORT; 0 = any that is free, for a single host.
+        names: Names of all hosts, where they are known.
     """
 
     index: int = 0
     num_hosts: int = 1
     address: str = "127.0.0.1"
     port: int = 0
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_hosts < 1:
@@ -126,8 +128,12 @@ class Host:
         address = environment["MASTER_ADDR"]
         return cls(index=index, num_hosts=num_hosts, address=address, port=port)
 
+    def called(self, index: int) -> str:
+        """Return how a host of the run is called in messages."""
+        return f"host {index} ({self.names[index]})" if self.names else f"host {index}"
+
     def __str__(self) -> str:
-        return f"host {self.index}"
+        return self.called(self.index)
 
 
 def run_launched(
@@ -421,8 +427,9 @@ class _Hosts:
             for other in range(host.num_hosts)
             if not self.store.check([f"{attempt}/host/{other}"])
         ]
+        names = ", ".join(map(host.called, missing))
         return (
-            f"{host}: host {', '.join(map(str, missing))} did not come within {self._limit_s:g} s; "
+            f"{host}: {names} did not come within {self._limit_s:g} s; "
             f"start it with NNODES={host.num_hosts} NODE_RANK={missing[0]} "
             f"MASTER_ADDR={host.address} MASTER_PORT={host.port}"
         )
@@ -574,7 +581,8 @@ def _check_same(
     for what, value in mine.items():
         if theirs[what] != value:
             raise InvalidInputError(
-                f"{host} has {what} {value}, host {other} has {theirs[what]}; all need the same"
+                f"{host} has {what} {value}, {host.called(other)} has {theirs[what]}; all need the "
+                "same"
             )
 
 
@@ -766,7 +774,7 @@ def _shared(hosts: _Hosts, error: PartitaError, *, is_own: bool) -> PartitaError
     thread.start()
     thread.join(_GRACE_S)
     blamed = [
-        type(theirs)(f"host {other}: {theirs}")
+        type(theirs)(f"{host.called(other)}: {theirs}")
         for other, (own, theirs) in sorted(found.items())
         if own
     ]
