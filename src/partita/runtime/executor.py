@@ -158,12 +158,11 @@ def run_forked(
             attempts.fail(exc)
             options = options.again()
         else:
-            stopped = stopper.why if 0 <= stopper.step < options.steps else ""
             return replace(
                 put_together(task, reports),
                 losses=attempts.record.losses(),
                 incidents=tuple(attempts.incidents),
-                stopped=stopped,
+                stopped=stopper.why if reports[0].has_stopped else "",
             )
 
 

@@ -161,11 +161,11 @@ class Ended:
 
     Attributes:
         incidents: Failures that it has survived.
-        stopped: Why it ended before its last step; empty = it did not.
+        asked: Why its ranks were asked to stop; empty = they were not.
     """
 
     incidents: tuple[Incident, ...] = ()
-    stopped: str = ""
+    asked: str = ""
 
 
 def launch(
@@ -229,8 +229,7 @@ def launch(
                 except WorkerError as exc:
                     hosts.give_up(exc)
                     raise
-    stopped = stopper.why if 0 <= stopper.step < job.steps else ""
-    return Ended(incidents=tuple(attempts.incidents), stopped=stopped)
+    return Ended(incidents=tuple(attempts.incidents), asked=stopper.why)
 
 
 def _error_of(
@@ -287,7 +286,8 @@ def collect(directory: Path, ended: Ended | None = None) -> Run:
         for rank in ranks:
             for news in attempt.read_news(rank, 0)[0]:
                 record.note(attempt.attempt, rank, news)
-    return replace(run, losses=record.losses(), incidents=ended.incidents, stopped=ended.stopped)
+    stopped = ended.asked if reports[0].has_stopped else ""  # they may have ended before
+    return replace(run, losses=record.losses(), incidents=ended.incidents, stopped=stopped)
 
 
 def _check_unused(files: JobDirectory, ranks: Sequence[int]) -> None:

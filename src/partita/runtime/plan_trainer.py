@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from partita.ranks.device import has_ordered_groups
 from partita.ranks.member import Member
 from partita.ranks.status import StatusBoard
 from partita.runtime.batches import samples_of, split_batch
+from partita.runtime.checkpoint_files import read_manifest
 from partita.runtime.device_parts import Cell
 from partita.runtime.evaluation import forward_task
 from partita.runtime.executor import make_task
@@ -44,7 +45,14 @@ from partita.runtime.parameters import ParameterStore
 from partita.runtime.parts import Part, joined
 from partita.runtime.rank import OtherSteps, RankPlayer, RankReport, StepNews
 from partita.runtime.recipe import Recipe
-from partita.runtime.saving import Saver, Saving, check_unstarted, random_state, saving_of
+from partita.runtime.saving import (
+    Saver,
+    Saving,
+    check_unstarted,
+    random_state,
+    saving_of,
+    set_random_state,
+)
 from partita.runtime.task import Task
 from partita.runtime.trainer import Callback, Loss, Trainer
 from partita.runtime.workload import Workload, model_workload
@@ -110,6 +118,10 @@ class _Way:
     weights: list[float]
 
 
+class Stopped(SystemExit):
+    """Ends a script whose ranks were asked to stop, as ``sys.exit()`` would."""
+
+
 class PlanTrainer(Trainer):
     """Trains a model as one rank of a plan."""
 
@@ -145,6 +157,7 @@ class PlanTrainer(Trainer):
         self._saver: Saver | None = None
         self._ways: dict[tuple[Deal, bool], _Way] = {}
         self._guard = _ModelGuard(model)
+        self._has_stopped = False
 
     def _samples(self) -> int:
         return sum(self._sizes)
@@ -159,11 +172,32 @@ class PlanTrainer(Trainer):
 
     def _train(self, batch: Any) -> Loss:  # noqa: ANN401  # the user's
         way = self._way(batch, training=True)
+        member = self._place.member
+        # By the number of the step over all ways, after the first way may have resumed.
+        if self._place.board.stops_before(member.rank, self.steps):
+            self._stop()
         self._guard.whole = False
         found = self._measured(way)
-        member = self._place.member
         member.notify(StepNews(self.steps, 0.0 if member.rank else float(found)))
         return found
+
+    def _stop(self) -> NoReturn:
+        """Save, and end the script.
+
+        Raises:
+            Stopped: Always.
+        """
+        assert self._player is not None
+        if self._player.saver is not None and not self._has_stopped:
+            self.save()
+            self._player.saver.wait()
+        self._has_stopped = True
+        raise Stopped
+
+    def _end_step(self) -> None:
+        assert self._player is not None
+        if self._player.saver is not None and self._player.saver.is_due(self.steps):
+            self.save()
 
     def _evaluate(self, batch: Any) -> Loss:  # noqa: ANN401  # the user's
         return self._measured(self._way(batch, training=False))
@@ -181,7 +215,9 @@ class PlanTrainer(Trainer):
         """Play a step, and return what was seen of loss, metrics and outputs here."""
         seen: dict[Cell, Tensor] = {}
         # Before the player lets go of what a long run need not keep.
-        way.player.play(1, lambda _: seen.update(way.player.loop.records[-1].outputs))
+        way.player.play_as(
+            self.steps, lambda _: seen.update(way.player.loop.records[-1].outputs)
+        )  # fmt: skip
         return seen
 
     def _measured(self, way: _Way) -> Loss:
@@ -232,7 +268,8 @@ class PlanTrainer(Trainer):
         whole: dict[str, Tensor] = {}
         for tensor in wanted:
             parts = [found[tensor, place] for place in real]
-            whole[names[tensor]] = torch.cat(parts) if parts[0].dim() else parts[0]
+            weights = [way.weights[place] for place in real]
+            whole[names[tensor]] = _together(parts, weights, names[tensor])
         return way.captured.rebuild_output(whole)
 
     def _way(self, batch: Any, *, training: bool, outputs: bool = False) -> _Way:  # noqa: ANN401
@@ -309,14 +346,18 @@ class PlanTrainer(Trainer):
             self._player = RankPlayer(
                 task, place.member, workload, options=options, board=place.board
             )
-            saving = options.saving if self._saving is None else self._saving
-            if saving is not None:
-                self._player.resume(saving, self._saver)
+            if self._saving is None:
+                self._open_saver(options.saving)
+            if self._saving is not None:
+                before = random_state() if self._positions.goes_on else None
+                self._player.resume(self._saving, self._saver)
                 self.steps = self._player.next_step
+                if before is not None:  # the loader has gone on from those of the checkpoint
+                    set_random_state(before)
             self._guard.bind(self._player.store)
             return self._player
         name = f"way{len(self._ways)}"
-        return self._player.other(task, workload, job=name, seed=place.job.seed + len(self._ways))
+        return self._player.other(task, workload, job=name)
 
     def _load(self, _: int, microbatch: int, name: str) -> Tensor:
         if microbatch not in self._inputs:  # bound to the model's arguments once, not per input
@@ -334,24 +375,38 @@ class PlanTrainer(Trainer):
             **self._player.store.small_state(),
             "random": random_state(),
             "seed": self._place.job.seed,
+            **self._positions.state(),
         }
         self._player.saver.save(self.steps, self._player.holdings(), extra)
 
     def resume(self, path: str | Path = "checkpoints", keep: int = 2) -> int:
         """Go on from a checkpoint, before the first step; all ranks call it."""
         check_unstarted(self.steps)
-        place = self._place
-        plan, graph = place.solution.plan, place.solution.problem.graph
-        self._saving = place.job.saving() or saving_of(Path(path), keep)
-        self._saver = Saver(self._saving, place.member, plan=plan, model=graph.name)
+        self._open_saver(self._place.job.saving() or saving_of(Path(path), keep))
+        assert self._saver is not None
         return self._saver.steps_of(self._saver.found())
 
+    def _open_saver(self, saving: Saving | None) -> None:
+        place = self._place
+        plan, graph = place.solution.plan, place.solution.problem.graph
+        self._saving = saving
+        if saving is not None:
+            self._saver = Saver(saving, place.member, plan=plan, model=graph.name)
+
+    def _saved_values(self) -> Mapping[str, Any]:
+        if self._saver is None and self._player is None:
+            self._open_saver(self._place.job.saving())
+        found = None if self._saver is None else self._saver.found()
+        return {} if found is None else read_manifest(found).extra
+
     def report(self) -> RankReport:
-        """Return what this rank saw in its steps on whole batches."""
+        """Return what this rank saw in its steps on whole batches; saves where that is due."""
         assert self._player is not None
         if self._player.saver is not None:
+            if self._saving is not None and self._saving.every:
+                self.save()
             self._player.saver.wait()
-        return self._player.report()
+        return replace(self._player.report(), has_stopped=self._has_stopped)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the parameters and buffers that this rank holds whole, by their names."""
@@ -411,6 +466,25 @@ class PlanTrainer(Trainer):
                     tensor.copy_(value)
         if model is self.model:
             self._guard.whole = True  # until the next step
+
+
+def _together(parts: Sequence[Tensor], weights: Sequence[float], name: str) -> Tensor:
+    """Return an output of a batch, given those of its microbatches and their shares of the samples.
+
+    Raises:
+        UnsupportedError: It is a single number that is no mean.
+    """
+    if parts[0].dim():
+        return torch.cat(list(parts))
+    if parts[0].is_floating_point() or parts[0].is_complex():
+        pairs = zip(parts, weights, strict=True)
+        return torch.stack([part * weight for part, weight in pairs]).sum(0)
+    if any(not part.equal(parts[0]) for part in parts):
+        raise UnsupportedError(
+            f"predict: output {name!r} is a single {str(parts[0].dtype).removeprefix('torch.')} of "
+            "the batch, and the plan computes one for each microbatch; return one for each sample"
+        )
+    return parts[0]
 
 
 class _Examples:

@@ -105,6 +105,7 @@ class RankReport:
         energy: What it used; None = that was not asked for.
         held_out: Its part of the loss on held-out data after some steps, by step. Such a step is
             followed by a pause, which is no part of the next one.
+        has_stopped: Whether it was asked to stop, and did so before its last step.
     """
 
     device: int
@@ -118,6 +119,7 @@ class RankReport:
     trace: str = ""
     energy: EnergyUse | None = None
     held_out: Mapping[int, float] = field(default_factory=dict)
+    has_stopped: bool = False
 
 
 class StepNews(NamedTuple):
@@ -465,21 +467,20 @@ class RankPlayer:
             group=self._transport.tensor_group,
         )
 
-    def other(self, task: Task, workload: Workload, *, job: str, seed: int) -> "OtherSteps":
+    def other(self, task: Task, workload: Workload, *, job: str) -> "OtherSteps":
         """Return what plays another Program of the same stages on the same parameters.
 
         Args:
             task: Other microbatches of the plan, or its stages forward alone.
             workload: What it computes.
             job: Name in the store; another one for every call. All ranks call it.
-            seed: Seed of its random numbers.
         """
-        member, options, board = self._member, replace(self._options, seed=seed), self._board
+        member, options, board = self._member, self._options, self._board
         with Watchdog(member.rank, board, options.stall_limit_s) as watchdog:
             transport = ProcessTransport(
                 task, member, workload.shape_of, job=job, entered=watchdog.enter
             )
-        runner = StageRunner(task, self.store, seed=seed, group=transport.tensor_group)
+        runner = StageRunner(task, self.store, seed=options.seed, group=transport.tensor_group)
         with self.store.serving(task):
             loop = make_loop(task, self._device, transport, self.store, runner, workload, options)
         loop.meter = self._meter
@@ -496,9 +497,18 @@ class RankPlayer:
             if self.saver is not None and self.saver.is_due(news.step + 1):
                 self._save(self.saver)
 
-        held = self.store.tensors()
+        with self._closed_by_errors():
+            self._steps.play(steps, step_done, held=self.store.tensors())
+
+    def play_as(self, number: int, on_step: Callable[[StepNews], None]) -> None:
+        """Play one step for a caller who counts steps, looks for stops and saves."""
+        with self._closed_by_errors():
+            self._steps.play_as(number, on_step, held=self.store.tensors())
+
+    @contextmanager
+    def _closed_by_errors(self) -> Iterator[None]:
         try:
-            self._steps.play(steps, step_done, held=held)
+            yield
         except BaseException:
             self._watchdog.close()
             self._meter.close()  # gives the device's clocks back
@@ -527,10 +537,10 @@ class OtherSteps:
     def __init__(self, rank: RankPlayer, loop: DeviceLoop, steps: "StepPlayer") -> None:
         self._rank, self.loop, self._steps, self._task = rank, loop, steps, loop.task
 
-    def play(self, steps: int, on_step: Callable[[StepNews], None]) -> None:
-        """Play some steps."""
+    def play_as(self, number: int, on_step: Callable[[StepNews], None]) -> None:
+        """Play one step for a caller who counts steps."""
         with self._rank.store.serving(self._task):
-            self._steps.play(steps, on_step)
+            self._steps.play_as(number, on_step)
 
 
 def clock_reading(transport: ProcessTransport, member: Member) -> tuple[ClockReading, ...]:
@@ -627,27 +637,50 @@ class StepPlayer:
             on_step: Called with each step that is done.
             held: Tensors that are there already, for the count of memory.
         """
-        rank, options, watchdog = self._member.rank, self._options, self._watchdog
-        with watchdog.awake():
-            watchdog.follow(self._loop, self._task.program)
+        with self._watchdog.awake():
+            self._watchdog.follow(self._loop, self._task.program)
             for turn in range(steps):
-                if self._board.stops_before(rank, self.next_step):
+                number = self.next_step
+                if self._board.stops_before(self._member.rank, number):
                     self.has_stopped = True
                     break
-                kind = options.capture if turn == steps - 1 else Capture.NONE
-                with capturing(kind, self._member.device, held) as self._captured:
-                    number = self._one_step(watchdog)
-                if self.numbers is not None and self.numbers.is_bad:
-                    self.numbers.explain(self._loop, number)
-                record = self._loop.records[-1]
-                evaluated, memory = self._evaluate(watchdog), 0.0
-                if number % _MEMORY_STEPS in (0, 1):
-                    memory = most_memory(self._member.device)
-                on_step(StepNews(number, loss_share(self._task, record), evaluated, memory))
-                if not options.keep_results:
-                    record.forget_results(self._task.graph.loss)
-                    if len(self._loop.records) > KEPT_STAMPS:
-                        self._loop.records[-1 - KEPT_STAMPS].forget_stamps()
+                kind = self._options.capture if turn == steps - 1 else Capture.NONE
+                self._one_step(number, on_step, kind, held)
+
+    def play_as(
+        self, number: int, on_step: Callable[[StepNews], None], *, held: Sequence[Tensor] = ()
+    ) -> None:
+        """Play one step for a caller who counts steps over several players, and looks for stops.
+
+        Args:
+            number: Its number, from which random numbers follow.
+            on_step: Called when it is done.
+            held: Tensors that are there already, for the count of memory.
+        """
+        with self._watchdog.awake():
+            self._watchdog.follow(self._loop, self._task.program)
+            self._one_step(number, on_step, self._options.capture, held)
+
+    def _one_step(
+        self,
+        number: int,
+        on_step: Callable[[StepNews], None],
+        kind: Capture,
+        held: Sequence[Tensor],
+    ) -> None:
+        with capturing(kind, self._member.device, held) as self._captured:
+            self._timed(number)
+        if self.numbers is not None and self.numbers.is_bad:
+            self.numbers.explain(self._loop, number)
+        record = self._loop.records[-1]
+        evaluated, memory = self._evaluate(self._watchdog), 0.0
+        if number % _MEMORY_STEPS in (0, 1):
+            memory = most_memory(self._member.device)
+        on_step(StepNews(number, loss_share(self._task, record), evaluated, memory))
+        if not self._options.keep_results:
+            record.forget_results(self._task.graph.loss)
+            if len(self._loop.records) > KEPT_STAMPS:
+                self._loop.records[-1 - KEPT_STAMPS].forget_stamps()
 
     def _evaluate(self, watchdog: Watchdog) -> float | None:
         """Evaluate where it is time; returns this rank's part of the loss."""
@@ -665,13 +698,11 @@ class StepPlayer:
         self._held_out[done - 1] = share
         return share
 
-    def _one_step(self, watchdog: Watchdog) -> int:
-        number = self.next_step
-        watchdog.begin_step(number)
+    def _timed(self, number: int) -> None:
+        self._watchdog.begin_step(number)
         begin = time.perf_counter_ns()
-        _play(self._loop, number, self._task.program, watchdog)
+        _play(self._loop, number, self._task.program, self._watchdog)
         self._step_ns.append((begin, time.perf_counter_ns()))
-        return number
 
     def report(self) -> RankReport:
         """Return what was seen."""
@@ -685,6 +716,7 @@ class StepPlayer:
             trace=self._captured.trace,
             held_out=self._held_out,
             first_step=self.first_step,
+            has_stopped=self.has_stopped,
         )
 
 

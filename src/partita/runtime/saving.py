@@ -107,6 +107,8 @@ class Saver:
         from partita.runtime.checkpoint import Checkpoints, open_checkpoints  # noqa: PLC0415
 
         self._saving, self._plan, self._last = saving, plan, -1
+        self._found: Path | None = None
+        self._has_looked = False
         folder, keep = Path(saving.folder), saving.keep
         self.checkpoints: Checkpoints = (
             Checkpoints(folder, keep=keep, warn=warn, model=model)
@@ -117,9 +119,16 @@ class Saver:
     def found(self) -> Path | None:
         """Return the checkpoint that the run goes on from, None = from none; all ranks call it.
 
+        It is looked for, and read through, once.
+
         Raises:
             InvalidInputError: There is none where one was named.
         """
+        if not self._has_looked:
+            self._found, self._has_looked = self._look(), True
+        return self._found
+
+    def _look(self) -> Path | None:
         saving = self._saving
         if not saving.resume:
             return None

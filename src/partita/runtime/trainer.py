@@ -25,7 +25,8 @@ from partita.capture.setting import Example, LossFunction, with_metrics
 from partita.capture.tree import leaves_of
 from partita.core.precision import Precision, parse_precision
 from partita.errors import InvalidInputError
-from partita.runtime.batches import permutation, samples_of, split_batch
+from partita.runtime.batches import samples_of, split_batch
+from partita.runtime.loader import Loader, LoaderPositions, has_items
 from partita.runtime.numerics import ready_numerics
 from partita.runtime.optimizers import Agreement, RankOptimizer, make_optimizer
 from partita.runtime.recipe import LEARNING_RATES, Recipe, ScriptRecipe
@@ -82,6 +83,7 @@ class Trainer:
     ) -> None:
         self.model, self.recipe = model, recipe
         self._loss, self._callbacks = loss, tuple(callbacks)
+        self._positions = LoaderPositions(self._saved_values)
         self.steps = 0
 
     def __call__(self, batch: Any) -> Loss:  # noqa: ANN401  # the user's
@@ -103,6 +105,8 @@ class Trainer:
         """
         loss = self._train(self._given(batch))
         self.steps += 1
+        self._positions.reach()
+        self._end_step()
         for callback in self._callbacks:
             callback(self, loss)
         return loss
@@ -116,15 +120,17 @@ class Trainer:
         """
         sums: dict[str, float] = {}
         samples = 0
-        for number, batch in enumerate(batches):
-            if number == most:
-                break
-            given = self._given(batch)
-            size = samples_of(given)
-            found = self._evaluate(given)
-            for name, value in {"loss": float(found), **found.metrics}.items():
-                sums[name] = sums.get(name, 0.0) + value * size
-            samples += size
+        self._positions.is_paused = True
+        try:
+            for batch in itertools.islice(batches, most):
+                given = self._given(batch)
+                size = samples_of(given)
+                found = self._evaluate(given)
+                for name, value in {"loss": float(found), **found.metrics}.items():
+                    sums[name] = sums.get(name, 0.0) + value * size
+                samples += size
+        finally:
+            self._positions.is_paused = False
         if not samples:
             raise InvalidInputError("there is nothing to evaluate on: no batch with samples")
         return {name: value / samples for name, value in sums.items()}
@@ -156,7 +162,11 @@ class Trainer:
         drop_last: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[Any]:
-        """Yield the batches of a data set, the same ones in every rank.
+        """Return the batches of a data set, the same ones in every rank.
+
+        How far it was read is saved: a script that goes on from a checkpoint gets the batches that
+        come after the last step. Those of an iterable are read again and passed over, unless it has
+        ``state_dict`` and ``load_state_dict``.
 
         Args:
             dataset: Anything with a length and items, or an iterable of batches.
@@ -167,26 +177,23 @@ class Trainer:
             drop_last: Whether the samples that fill no batch are left out.
             collate_fn: Makes a batch of samples; torch's by default.
         """
-        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-            for _ in range(epochs):
-                yield from dataset
-            return
         size = self._samples() if batch_size is None else batch_size
-        if size is None or size < 1:
+        if has_items(dataset) and (size is None or size < 1):
             raise InvalidInputError(
                 f"batch_size is {size}; without a plan the loader needs the samples of a batch"
             )
-        if collate_fn is None:
-            from torch.utils.data import default_collate  # noqa: PLC0415 (imports a lot)
-
-            collate_fn = default_collate
-        count = len(dataset)
-        for epoch in range(epochs):
-            rows = permutation(count, seed + epoch).tolist() if shuffle else list(range(count))
-            for begin in range(0, count, size):
-                taken = rows[begin : begin + size]
-                if len(taken) == size or not drop_last:
-                    yield collate_fn([dataset[row] for row in taken])
+        return iter(
+            Loader(
+                dataset=dataset,
+                batch_size=size or 0,
+                seed=seed,
+                shuffle=shuffle,
+                epochs=epochs,
+                drop_last=drop_last,
+                collate=collate_fn,
+                positions=self._positions,
+            )
+        )
 
     @property
     def learning_rates(self) -> list[float]:
@@ -268,6 +275,13 @@ class Trainer:
         """Return the samples of a batch, where something says so."""
         return None
 
+    def _saved_values(self) -> Mapping[str, Any]:
+        """Return the small values of the checkpoint that is gone on from; empty = of none."""
+        raise NotImplementedError
+
+    def _end_step(self) -> None:
+        """Do what is due after a step, before callbacks are called."""
+
     def _optimizer(self) -> RankOptimizer | None:
         raise NotImplementedError
 
@@ -318,6 +332,7 @@ class LocalTrainer(Trainer):
         self._steps_by = make_optimizer(recipe, self._trained)
         self._agreement = Agreement(recipe)
         self._saver: Saver | None = None
+        self._resumed: Mapping[str, Any] = {}
         self._leaves: dict[str, Tensor] = {}
 
     def _optimizer(self) -> RankOptimizer:
@@ -425,6 +440,7 @@ class LocalTrainer(Trainer):
             "schedule": self._steps_by.schedule_state(),
             "scaler": self._agreement.state(),
             "random": random_state(),
+            **self._positions.state(),
         }
         self._saver.save(self.steps, self._holdings(), extra)
         self._saver.wait()
@@ -453,8 +469,11 @@ class LocalTrainer(Trainer):
         self._agreement.load_state(extra.get("scaler") or {})
         if extra.get("random"):
             set_random_state(extra["random"])
-        self.steps = int(extra["step"])
+        self.steps, self._resumed = int(extra["step"]), extra
         return self.steps
+
+    def _saved_values(self) -> Mapping[str, Any]:
+        return self._resumed
 
     def gather_into(self, model: nn.Module) -> None:
         """Copy the weights into a model."""

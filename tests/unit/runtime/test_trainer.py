@@ -26,6 +26,7 @@ from partita.runtime.optimizers import Agreement
 from partita.runtime.parallelize import ScriptRank, being_rank
 from partita.runtime.plan_trainer import deal
 from partita.runtime.recipe import Recipe
+from partita.runtime.restarts import Stopper
 from partita.runtime.trainer import group_options
 from partita.testing.builders import flat_cluster
 
@@ -117,11 +118,21 @@ def solution(
     return Solution(problem=problem, plan=plan, metric=Metric.THROUGHPUT, value=1.0, unit="s")
 
 
-def in_ranks(planned: Solution, script: Callable[[], Any]) -> list[Any]:
-    """Run a script in forked ranks of a plan; returns what it returned in each."""
+def in_ranks(
+    planned: Solution, script: Callable[[], Any], *, stops: bool = False, **settings: Any
+) -> list[Any]:
+    """Run a script in forked ranks of a plan; returns what it returned in each.
+
+    Args:
+        planned: The plan.
+        script: The script.
+        stops: Whether the ranks are asked to stop as soon as they have begun.
+        settings: Of the job.
+    """
     world = len(planned.plan.devices)
     board = StatusBoard(world)
-    job = Job(script=("script.py",), stall_limit_s=60)
+    job = Job(script=("script.py",), stall_limit_s=60, **settings)
+    stopper = Stopper(board, range(world), lambda: "SIGTERM" if stops else "")
 
     def main(member: Any, _: object) -> Any:
         torch.set_num_threads(1)
@@ -129,7 +140,7 @@ def in_ranks(planned: Solution, script: Callable[[], Any]) -> list[Any]:
             return script()
 
     with RankPool(world, main, limit_s=60, board=board) as pool:
-        return pool.call(None)
+        return pool.call(None, on_look=stopper.look)
 
 
 def train(model: nn.Module, loss: Any, data: Sequence[Any], **settings: Any) -> dict[str, Any]:
@@ -336,6 +347,155 @@ def test_a_script_goes_on_alone_and_under_a_plan(tmp_path: Path) -> None:
     assert both[0] == both[1]
     found += both[0] + gone_on(tmp_path / "parts", data, 6)
     assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def small_plan(loss: Any = loss_fn, groups: Sequence[Sequence[int]] = PIPELINE) -> Solution:
+    inputs, labels = batches(1)[0]
+    return solution(
+        made(), Example(args=(inputs[:2],), labels=labels[:2], batch_size=2), loss, groups
+    )
+
+
+def adam(**settings: Any) -> Any:
+    return partita.parallelize(
+        made(), loss_fn, optimizer=lambda groups: torch.optim.AdamW(groups, lr=0.02), **settings
+    )
+
+
+def numbered_data(count: int) -> torch.utils.data.TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return torch.utils.data.TensorDataset(
+        torch.randn(count, 6, generator=generator, dtype=torch.float64),
+        torch.randint(0, 4, (count,), generator=generator),
+    )
+
+
+def train_until_stopped(loader: Callable[[Any], Any]) -> tuple[list[float], bool]:
+    """Train on a loader; returns losses, and whether the script was ended."""
+    trainer, losses = adam(), []
+    ended = False
+    try:
+        for batch in loader(trainer):
+            losses.append(float(trainer.step(batch)))
+    except SystemExit:
+        with pytest.raises(SystemExit, match=r"^$"):  # no more steps, whatever a script does
+            trainer.step(batch)
+        ended = True
+    assert trainer.report().has_stopped == ended
+    return losses, ended
+
+
+def test_ranks_that_are_asked_to_stop_save_their_step_and_end_the_script(tmp_path: Path) -> None:
+    data = numbered_data(5 * 9 + 5)  # the last batch of an epoch has fewer samples
+
+    def loader(epochs: int) -> Callable[[Any], Any]:
+        return lambda trainer: trainer.loader(data, seed=2, batch_size=8, epochs=epochs)
+
+    settings = {"checkpoints": str(tmp_path / "stopped"), "resume": "auto"}
+    found = in_ranks(
+        small_plan(), lambda: train_until_stopped(loader(10_000)), stops=True, **settings
+    )
+    losses, ended = found[0]
+    assert ended
+    assert found[1] == found[0]
+    assert all(losses)
+    (saved,) = (path.name for path in (tmp_path / "stopped").glob("step-*"))
+    assert saved == f"step-{len(losses):06}"
+    epochs = len(losses) // 7 + 2
+    more, ended = in_ranks(small_plan(), lambda: train_until_stopped(loader(epochs)), **settings)[0]
+    assert not ended
+    wanted = train_until_stopped_alone(loader(epochs))
+    assert [*losses, *more] == pytest.approx(wanted, rel=1e-7)
+
+
+def train_until_stopped_alone(loader: Callable[[Any], Any]) -> list[float]:
+    trainer = adam()
+    return [float(trainer.step(batch)) for batch in loader(trainer)]
+
+
+def test_checkpoints_of_smaller_batches_have_the_number_of_their_step(tmp_path: Path) -> None:
+    data = batches(4, sizes=(SAMPLES, 5))
+
+    def script() -> dict[int, dict[str, Tensor]]:
+        trainer, states = adam(), {}
+        for batch in data:
+            trainer.step(batch)
+            states[trainer.steps] = trainer.model_state()
+        trainer.report()
+        return states
+
+    settings = {"checkpoints": str(tmp_path), "save_every": 3}
+    states = in_ranks(small_plan(), script, **settings)[0]
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000003", "step-000004"]
+    trainer = adam()
+    assert trainer.resume(tmp_path / "step-000003") == 3
+    same_weights(trainer.model_state(), states[3])
+
+
+LOADERS: dict[str, Callable[[Any], Any]] = {
+    "items": lambda trainer: trainer.loader(
+        numbered_data(29), batch_size=8, seed=4, epochs=2, drop_last=True
+    ),
+    "shuffled unseeded": lambda trainer: trainer.loader(
+        torch.utils.data.DataLoader(numbered_data(24), batch_size=8, shuffle=True), epochs=2
+    ),
+    "one for each epoch": lambda trainer: (
+        batch
+        for epoch in range(2)
+        for batch in trainer.loader(numbered_data(24), batch_size=8, seed=epoch)
+    ),
+}
+
+
+def read_on(folder: Path, loader: Callable[[Any], Any], steps: int) -> list[float]:
+    """Train some steps on what a loader gives, from where it was saved; evaluate in between."""
+    torch.manual_seed(11)
+    trainer, losses = adam(), []
+    trainer.resume(folder)
+    for batch in loader(trainer):
+        trainer.evaluate(trainer.loader(numbered_data(16), batch_size=8))
+        losses.append(float(trainer.step(batch)))
+        if len(losses) == steps:
+            break
+    trainer.save(folder)
+    if hasattr(trainer, "report"):
+        trainer.report()
+    return losses
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_script_reads_on_where_it_was_saved(name: str, tmp_path: Path) -> None:
+    loader = LOADERS[name]
+    wanted = read_on(tmp_path / "whole", loader, 7)
+    assert len(wanted) == 6
+    found = read_on(tmp_path / "parts", loader, 2)
+    found += in_ranks(small_plan(), lambda: read_on(tmp_path / "parts", loader, 2))[0]
+    found += read_on(tmp_path / "parts", loader, 7)
+    assert found == pytest.approx(wanted, rel=1e-7)
+
+
+def test_a_position_in_other_data_is_refused(tmp_path: Path) -> None:
+    read_on(tmp_path, LOADERS["items"], 2)
+    with pytest.raises(InvalidInputError, match="seed 5, the saved position is one with seed 4"):
+        read_on(
+            tmp_path, lambda trainer: trainer.loader(numbered_data(29), seed=5, batch_size=8), 1
+        )
+
+
+def test_predictions_of_a_plan_are_those_of_one_process() -> None:
+    (x, labels), (small, few) = batches(2, sizes=(SAMPLES, 5))
+    example = Example(kwargs={"x": x[:2], "labels": labels[:2], "mask": None})
+
+    def script() -> list[Output]:
+        trainer = partita.parallelize(made(WithLoss), None, optimizer="sgd")
+        pairs = ((x, labels), (small, few))
+        return [trainer.predict({"x": a, "labels": b, "mask": None}) for a, b in pairs]
+
+    found = in_ranks(solution(made(WithLoss), example, None, PIPELINE), script)
+    assert found[1] == [None, None]
+    for one, wanted in zip(found[0], script(), strict=True):
+        for name in ("loss", "accuracy", "logits"):
+            assert torch.allclose(getattr(one, name), getattr(wanted, name), rtol=1e-9), name
 
 
 def test_a_loader_deals_all_samples_in_one_order_by_seed() -> None:
