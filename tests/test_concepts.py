@@ -39,7 +39,7 @@ CONCEPTS: Mapping[str, Concept] = {
     "metrics of a step": Concept(r"\bMETRICS = ", ("runtime/metric_rows.py",)),
     "what differs on a GPU": Concept(
         r"cuda\.synchronize\(|max_memory_allocated\(|cuda\.manual_seed\(",
-        ("ranks/device.py", "profiler/", "capture/stages.py"),
+        ("ranks/device.py", "profiler/"),
     ),
     "effort of a search": Concept(r"def left_s\b", ("planners/effort.py",)),
     "rounds of annealing": Concept(r"def anneal_rounds\b", ("planners/annealing.py",)),
@@ -64,6 +64,24 @@ CONCEPTS: Mapping[str, Concept] = {
     "options whose value may be left out": Concept(
         r"class BareOption\b|flag_value", ("cli/from_request.py",)
     ),
+    "memory that a plan may use": Concept(
+        r"\* (\w+\.)*objective\.memory_factor|\* self\.memory_factor", ("core/problem.py",)
+    ),
+    "whether a plan keeps within memory": Concept(
+        r"\bpeak_memory\(|class Peaks\b",
+        ("cost/memory.py", "cost/judge.py", "profiler/memory.py"),
+    ),
+    # Those that make a graph of another one set these columns, and memory divides them.
+    "figures at a microbatch size": Concept(
+        r"\bops\.(fixed_share|saved_fixed_bytes)\b|\b(tensors|table)\.fixed_bytes\b"
+        r"|def (saved_at|time_factor)\b",
+        ("core/graph.py", "cost/memory.py", "planners/auto/coarse.py", "profiler/estimate/"),
+    ),
+    "the schedule where nobody says one": Concept(
+        r"(=|\bor) Schedule\.ONE_F_ONE_B\b", ("core/schedules.py", "testing/builders.py")
+    ),
+    "cores that this process may use": Concept(r"len\(os\.sched_getaffinity\(", ("processes.py",)),
+    "keys that a YAML file must have": Concept(r": key \{key!r\} is missing", ("yaml_nodes.py",)),
     "near names": Concept(r"get_close_matches\(", ("names.py",)),
     "SQLite files that survive kills": Concept(r"sqlite3\.connect\(", ("store.py",)),
     "speaking HTTP to a server": Concept(

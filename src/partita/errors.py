@@ -10,6 +10,10 @@ PartitaError
   WorkerError         a process died or hung
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike, fspath
+
 
 class PartitaError(Exception):
     """Anything that Partita reports to its user in one line.
@@ -46,6 +50,22 @@ class FormatError(InvalidInputError):
     def at(self, path: str) -> "FormatError":
         """Return the same error with the name of the file it came from."""
         return FormatError(self.reason, path=path, line=self.line)
+
+
+@contextmanager
+def reading(path: str | PathLike[str]) -> Iterator[None]:
+    """Name a file in whatever goes wrong while it is opened and parsed.
+
+    Raises:
+        FormatError: It cannot be opened, or is not what it should be; knows the path.
+    """
+    try:
+        yield
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
+        raise FormatError(f"cannot be read: {reason}", path=fspath(path)) from exc
+    except FormatError as exc:
+        raise (exc if exc.path else exc.at(fspath(path))) from exc
 
 
 class InfeasibleError(PartitaError):

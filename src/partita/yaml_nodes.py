@@ -211,6 +211,17 @@ def read_table(node: Node, what: str, known: Collection[str] | None = None) -> T
     return node
 
 
+def check_present(table: Table, what: str, keys: Collection[str]) -> None:
+    """Check that a mapping has keys.
+
+    Raises:
+        FormatError: It lacks one; knows the line.
+    """
+    for key in keys:
+        if key not in table.entries:
+            raise FormatError(f"{what}: key {key!r} is missing", line=table.line)
+
+
 def read_items(node: Node, what: str) -> tuple[Node, ...]:
     """Return the values of a list."""
     if not isinstance(node, Items):

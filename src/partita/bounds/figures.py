@@ -138,19 +138,8 @@ def batch_of(problem: Problem) -> Batch:
 
 def step_factor(problem: Problem) -> Array:
     """Return how many times its seconds each op takes in a step at least."""
-    batch, fixed = batch_of(problem), problem.graph.ops.fixed_share
-    return fixed * batch.turns + (1 - fixed) * batch.batches
-
-
-def turn_factor(problem: Problem, samples: float) -> Array:
-    """Return how many times its seconds each op takes for a microbatch.
-
-    Args:
-        problem: The problem.
-        samples: Samples of the microbatch over the graph's batch size.
-    """
-    fixed = problem.graph.ops.fixed_share
-    return fixed + (1 - fixed) * samples
+    batch = batch_of(problem)
+    return problem.graph.ops.time_factor(batch.batches, batch.turns)
 
 
 class Links(NamedTuple):

@@ -309,7 +309,7 @@ def _piper_memory(problem: Problem, choices: _Choices) -> float:
     ``devices T >= sum of min (t seconds + p t memory) - p (all memory)`` for every p >= 0; the
     right side is concave in p.
     """
-    limit = problem.cluster.memory_bytes.sum() * problem.objective.memory_factor
+    limit = problem.limit_bytes.sum()
     devices, size = len(problem.cluster), len(problem.graph)
     work, memory = choices.tp * choices.seconds, choices.tp * choices.memory_bytes
 

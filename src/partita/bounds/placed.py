@@ -15,7 +15,7 @@ from partita.bounds.assignment import (
     speed_weights,
     work_over_speed,
 )
-from partita.bounds.figures import Bound, Effort, batch_of, best_link, trains, turn_factor, ways
+from partita.bounds.figures import Bound, Effort, batch_of, best_link, trains, ways
 from partita.bounds.paths import (
     Pieces,
     Steps,
@@ -118,12 +118,11 @@ def latency_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
     samples = batch_of(problem).largest
     least = np.minimum.reduce([way.forward for way in ways(problem)])
     tensors = graph.tensors
-    size = tensors.fixed_bytes + (tensors.bytes - tensors.fixed_bytes) * samples
     one = _Pass(
-        least * turn_factor(problem, samples),
+        least * graph.ops.time_factor(samples),
         _class_links(problem.cluster, classes),
         tensors.transfer_s * samples,
-        size,
+        tensors.bytes_at(samples),
         _state_bytes(problem),
         _first_s(problem) * samples,
     )
@@ -196,14 +195,13 @@ def _split_parts(
     graph, way = problem.graph, steps(problem.graph)
     least, reader = one.seconds.min(axis=0), np.repeat(np.arange(len(graph)), np.diff(way.ptr))
     given = one.given_s[way.tensor]
-    limit = problem.cluster.memory_bytes * problem.objective.memory_factor
     for groups in groups_of(problem.cluster):
         moved = groups.latency_s + one.size_bytes[way.tensor] / groups.fastest_bytes_per_s
         moved = np.where(np.isnan(given), moved, given)
         through = end[way.source] + moved + least[reader] + after[reader]
         price = np.zeros(len(graph.tensors))
         price[way.tensor] = moved
-        room = np.bincount(groups.of, weights=limit)
+        room = np.bincount(groups.of, weights=problem.limit_bytes)
         for part in parts(graph, price, least):
             seconds = seconds_in_groups(problem, groups, one.seconds[:, part.holds], weights)
             fits = float(one.held_bytes[part.holds].sum()) <= room
@@ -241,7 +239,7 @@ def _split_path(problem: Problem, one: _Pass, way: Steps, end: Array, moved: Arr
 
     A path whose ops need the memory of q + 1 devices is cut q times, at the best where it is cheap.
     """
-    limits = np.sort(problem.cluster.memory_bytes * problem.objective.memory_factor)[::-1]
+    limits = np.sort(problem.limit_bytes)[::-1]
     room = np.cumsum(limits)
     least = one.seconds.min(axis=0)
     best = 0.0

@@ -27,7 +27,6 @@ from partita.bounds.figures import (
     best_link,
     step_factor,
     trains,
-    turn_factor,
     ways,
 )
 from partita.bounds.paths import Pieces, Steps, num_paths, path_ends, steps, window_bound
@@ -74,7 +73,7 @@ def step_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
 
 def _by_sample(problem: Problem, work: _Work) -> Array:
     """Return the device-seconds of a step that grow with its samples."""
-    return work.shared * (1 - problem.graph.ops.fixed_share) * batch_of(problem).batches
+    return work.shared * problem.graph.ops.time_factor(batch_of(problem).batches, microbatches=0)
 
 
 def _flushes(problem: Problem) -> bool:
@@ -132,7 +131,7 @@ def _one_turn(problem: Problem, work: _Work) -> float:
     there are more than devices.
     """
     batch, classes = batch_of(problem), device_classes(problem)
-    seconds = (work.forward + work.backward) * turn_factor(problem, batch.largest)
+    seconds = (work.forward + work.backward) * problem.graph.ops.time_factor(batch.largest)
     one = units(problem.graph).total(seconds)
     least = one.min(axis=0)
     unit = int(np.argmax(least))
@@ -206,7 +205,7 @@ def _path_bounds(problem: Problem, work: _Work, weights: Array, *, split: bool) 
 def _way_of(problem: Problem, work: _Work, samples: float, *, split: bool) -> _Way:
     """Return the way of a microbatch with some samples, over the graph's batch size."""
     graph = problem.graph
-    factor = turn_factor(problem, samples) * graph.is_forward
+    factor = graph.ops.time_factor(samples) * graph.is_forward
     ahead = work.forward.min(axis=0) * factor
     back = (work.backward_input if split else work.backward).min(axis=0) * factor
     moved = _moved_s(problem, samples)
@@ -234,6 +233,6 @@ def _shared(problem: Problem, split: bool) -> tuple[Array, Array]:
 def _moved_s(problem: Problem, samples: float) -> Array:
     """Return the least seconds to move each tensor of a microbatch between devices."""
     tensors, link = problem.graph.tensors, best_link(problem.cluster)
-    size = tensors.fixed_bytes + (tensors.bytes - tensors.fixed_bytes) * samples
+    size = tensors.bytes_at(samples)
     given = tensors.transfer_s * samples
     return np.where(np.isnan(given), link.latency_s + size / link.bandwidth_bytes_per_s, given)

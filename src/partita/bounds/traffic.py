@@ -198,7 +198,7 @@ def _timed(problem: Problem) -> bool:
 def _price_s(problem: Problem, groups: Groups) -> Array:
     """Return the port-seconds to move each tensor of a batch between groups, and its gradient."""
     tensors = problem.graph.tensors
-    size = (tensors.bytes - tensors.fixed_bytes) / groups.fastest_bytes_per_s
+    size = (tensors.bytes - tensors.bytes_at(0.0)) / groups.fastest_bytes_per_s
     once = np.where(np.isnan(tensors.transfer_s), size, tensors.transfer_s)
     return once * np.where(tensors.differentiable, 2.0, 1.0)
 

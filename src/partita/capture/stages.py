@@ -17,6 +17,7 @@ from partita.capture.op import CapturedOp, ValueInfo, eval_form, storage_of
 from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.errors import InvalidInputError
+from partita.ranks.device import seed_device
 
 
 class StageCall(Protocol):
@@ -309,16 +310,10 @@ def _with_own_draws(
     generator = torch.default_generator
     before = generator.get_state()
     try:
-        return run_ops(lambda op: _seed(call.op_seed(op)))
+        return run_ops(lambda op: seed_device(call.op_seed(op)))
     finally:
         generator.set_state(before)
 
 
 def _never_seeded(op: int) -> None:
     raise AssertionError(f"op {op} draws random numbers in a stage that does not")
-
-
-def _seed(value: int) -> None:
-    torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types for it
-        torch.cuda.manual_seed(value)

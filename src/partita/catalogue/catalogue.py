@@ -26,6 +26,7 @@ from partita.yaml_nodes import (
     Node,
     Table,
     at_line,
+    check_present,
     parse_yaml,
     read_count,
     read_items,
@@ -314,16 +315,10 @@ def _entries(root: Table, section: str) -> Iterable[tuple[str, Table]]:
         yield name, read_table(node, f"{section} {name}")
 
 
-def _check_present(table: Table, what: str, keys: Collection[str]) -> None:
-    for key in keys:
-        if key not in table.entries:
-            raise FormatError(f"{what}: key {key!r} is missing", line=table.line)
-
-
 def _read_link_type(name: str, table: Table) -> LinkType:
     what = f"link {name}"
     read_table(table, what, ("title", *_LINK_FIGURES, "sources"))
-    _check_present(table, what, ("bandwidth_bytes_per_s", "latency_s"))
+    check_present(table, what, ("bandwidth_bytes_per_s", "latency_s"))
     entries = table.entries
     bandwidth = read_quantity(
         entries["bandwidth_bytes_per_s"], f"{what}: bandwidth", parse_bandwidth
@@ -371,7 +366,7 @@ def read_collectives(node: Node, what: str) -> Collectives:
 def _read_measured(node: Node, what: str) -> MeasuredCollective:
     names = tuple(part.name for part in fields(MeasuredCollective))
     table = read_table(node, what, names)
-    _check_present(table, what, [name for name in names if name != "ramp"])
+    check_present(table, what, [name for name in names if name != "ramp"])
     found = table.entries
     with at_line(node.line):
         return MeasuredCollective(
@@ -389,7 +384,7 @@ def _read_measured(node: Node, what: str) -> MeasuredCollective:
 def _read_host_type(name: str, table: Table) -> HostType:
     what = f"host {name}"
     read_table(table, what, ("title", *_HOST_FIGURES, "sources"))
-    _check_present(table, what, ("device", "num_devices", "network", "num_ports"))
+    check_present(table, what, ("device", "num_devices", "network", "num_ports"))
     found = table.entries
 
     def count(key: str, default: int, low: int = 1) -> int:
@@ -416,16 +411,16 @@ def _read_host_type(name: str, table: Table) -> HostType:
 def _read_host_sources(table: Table, what: str) -> Mapping[str, str]:
     """Return the source of a machine and that of its price, both of which must be there."""
     needed = ("machine", *(("price_per_hour",) if "price_per_hour" in table.entries else ()))
-    _check_present(table, what, ("sources",))
+    check_present(table, what, ("sources",))
     found = read_table(table.entries["sources"], f"{what}: sources", needed)
-    _check_present(found, f"{what}: sources", needed)
+    check_present(found, f"{what}: sources", needed)
     return {key: read_text(text, f"{what}: {key}") for key, text in found.entries.items()}
 
 
 def _read_device_type(name: str, table: Table) -> DeviceType:
     what = f"device {name}"
     read_table(table, what, ("kind", "title", *_DEVICE_FIGURES, "sources"))
-    _check_present(table, what, ("kind", "memory_bytes", "link"))
+    check_present(table, what, ("kind", "memory_bytes", "link"))
     found = table.entries
     idle_w, max_w = _read_power(found.get("power_w"), f"{what}: power_w")
     cpus, host_memory, max_devices = _read_host(found.get("host"), f"{what}: host")
@@ -543,7 +538,7 @@ def read_clocks(node: Node, what: str) -> tuple[float, ...]:
     if not isinstance(node, Table):
         refuse(node, what, "a list of MHz, or {min, max, step}")
     found = read_table(node, what, ("min", "max", "step"))
-    _check_present(found, what, ("min", "max", "step"))
+    check_present(found, what, ("min", "max", "step"))
     low, high, step = (
         read_number(found.entries[key], f"{what}.{key}", positive=True)
         for key in ("min", "max", "step")

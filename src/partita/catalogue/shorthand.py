@@ -24,6 +24,7 @@ from partita.core.cluster import MAX_DEVICES, Cluster, Device, Host, Level
 from partita.core.graph import DeviceKind
 from partita.errors import InvalidInputError
 from partita.names import short
+from partita.processes import machine_cores
 
 logger = logging.getLogger(__name__)
 
@@ -306,7 +307,7 @@ def local_cluster(
         )
     catalogue = load_catalogue() if catalogue is None else catalogue
     kind = catalogue.device_type("cpu")
-    cpus = _machine_cpus() if cpus is None else cpus
+    cpus = machine_cores() if cpus is None else cpus
     memory = _machine_memory_bytes() if memory_bytes is None else memory_bytes
     if num_devices > cpus:
         logger.warning(
@@ -333,7 +334,7 @@ def cpu_hosts(processes: Mapping[str, int], catalogue: Catalogue | None = None) 
     """
     catalogue = load_catalogue() if catalogue is None else catalogue
     kind = catalogue.device_type("cpu")
-    cpus, memory = _machine_cpus(), _machine_memory_bytes()
+    cpus, memory = machine_cores(), _machine_memory_bytes()
     devices = [
         make_device(kind, f"{name}/cpu{index}", host=host, memory_bytes=memory / count)
         for host, (name, count) in enumerate(processes.items())
@@ -346,13 +347,6 @@ def cpu_hosts(processes: Mapping[str, int], catalogue: Catalogue | None = None) 
         devices=tuple(devices),
         levels=usual_levels(devices, links, catalogue),
     )
-
-
-def _machine_cpus() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _machine_memory_bytes() -> float:

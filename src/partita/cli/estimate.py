@@ -121,7 +121,7 @@ def _show_changes(found: Estimate) -> None:
     click.echo("what makes it fit (each was tried):")
     for change, text in zip(found.report.changes, found.commands, strict=True):
         trial = change.trial
-        peak, limit = float(trial.peak_bytes[trial.worst]), float(trial.limit_bytes[trial.worst])
+        peak, limit = trial.peaks.worst
         click.echo(
             f"  {' and '.join(change.words)}: {trial.shape.title}, {format_bytes(peak)} of "
             f"{format_bytes(limit)}, {format_seconds(trial.step_s)} per step of {change.samples}"
@@ -130,16 +130,14 @@ def _show_changes(found: Estimate) -> None:
 
 
 def _row(trial: Trial) -> list[str]:
-    worst = trial.worst
     return [
         trial.shape.title,
         "yes" if trial.fits else "no",
-        format_bytes(float(trial.peak_bytes[worst])),
-        format_bytes(float(trial.limit_bytes[worst])),
+        *map(format_bytes, trial.peaks.worst),
         format_seconds(trial.step_s),
         format_rate(trial.samples_per_s),
     ]
 
 
 def _parts_row(trial: Trial) -> list[str]:
-    return [trial.shape.title, *breakdown_cells(trial.memory, trial.worst)]
+    return [trial.shape.title, *breakdown_cells(trial.memory, trial.peaks.fullest)]

@@ -21,6 +21,7 @@ from partita.core.columns import (
     MAX_BYTES,
     MAX_FLOPS,
     MAX_SECONDS,
+    Array,
     Bytes8,
     Columns,
     Flags,
@@ -176,6 +177,19 @@ class OpTable(Columns):
     def __len__(self) -> int:
         return len(self.names)
 
+    def saved_at(self, share: float) -> Floats:
+        """Return what forward keeps of a microbatch that is a share of the batch."""
+        fixed = self.saved_fixed_bytes
+        return fixed + (self.saved_bytes - fixed) * share
+
+    def time_factor(self, share: float, microbatches: float = 1.0) -> Floats:
+        """Return how many times its seconds each op takes for microbatches, a share in all."""
+        return self.fixed_share * microbatches + (1 - self.fixed_share) * share
+
+    def time_parts(self, seconds: Floats) -> tuple[Floats, Floats]:
+        """Return the seconds of each op that every microbatch takes, and those that grow."""
+        return seconds * self.fixed_share, seconds * (1 - self.fixed_share)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpCosts(Columns):
@@ -272,6 +286,24 @@ class TensorTable(Columns):
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def bytes_at(
+        self,
+        samples: float | Array,
+        batch_size: float = 1.0,
+        rows: Array | slice = slice(None),
+    ) -> Floats:
+        """Return the sizes of tensors for some samples of a batch.
+
+        Args:
+            samples: The samples, broadcast against the rows.
+            batch_size: Samples of the batch; 1 = ``samples`` are a share of it already.
+            rows: The tensors.
+        """
+        fixed = self.fixed_bytes[rows]
+        # Divided last, so that whole bytes stay whole: messages are rounded up.
+        result: Floats = fixed + (self.bytes[rows] - fixed) * samples / batch_size
+        return result
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,7 +17,8 @@ import numpy as np
 
 from partita.core.columns import Columns, Flags, Ints, column, every, frozen_array, names, start
 from partita.core.graph import Graph
-from partita.core.problem import Problem, Schedule
+from partita.core.problem import Problem
+from partita.core.schedules import DEFAULT_SCHEDULE, Schedule
 from partita.errors import InvalidInputError
 
 RECOMPUTE_SETS = ("attention", "norm", "mlp", "experts", "projections", "products", "full")
@@ -250,7 +251,7 @@ class Plan(Columns):
     devices: tuple[str, ...]
     stage_of: Ints
     stages: tuple[Stage, ...]
-    schedule: Schedule = Schedule.ONE_F_ONE_B
+    schedule: Schedule = DEFAULT_SCHEDULE
     microbatch_sizes: Ints = start([1], np.int32)
     recompute: Flags = every(False)
 

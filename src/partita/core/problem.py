@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partita.core.cluster import Cluster
-from partita.core.columns import Columns, Ints
+from partita.core.columns import Columns, Floats, Ints, frozen_array
 from partita.core.graph import DTYPE_BYTES, Graph
 from partita.core.metrics import Metric
 from partita.core.open_names import named
 from partita.core.precision import OPTIMIZERS, Precision
 from partita.core.rules import Rule, allowed_places
-from partita.core.schedules import Schedule
+from partita.core.schedules import DEFAULT_SCHEDULE, Schedule
 from partita.errors import InvalidInputError
 
 __all__ = ["DEFAULT_MICROBATCHES", "Metric", "Mode", "Objective", "Problem", "Schedule"]
@@ -99,10 +99,15 @@ class Objective:
             state = self.optimizer_bytes_per_element * after / before
         return replace(self, precision=precision, optimizer_bytes_per_element=state)
 
+    def usable_bytes(self, cluster: Cluster) -> Floats:
+        """Return the memory of each device of a cluster that a plan may use."""
+        usable: Floats = cluster.memory_bytes * self.memory_factor
+        return usable
+
     @property
     def pipeline_schedule(self) -> Schedule:
         """The schedule of stages in a row: what was asked for, else 1F1B or plain inference."""
-        return self._schedule_or(Schedule.ONE_F_ONE_B)
+        return self._schedule_or(DEFAULT_SCHEDULE)
 
     @property
     def placement_schedule(self) -> Schedule:
@@ -142,6 +147,11 @@ class Problem(Columns):
     def allowed(self) -> tuple[Ints, NDArray[np.bool_]]:
         """``(row_of_op, matrix)``: op i may run on device d iff ``matrix[row_of_op[i], d]``."""
         return allowed_places(self.graph, self.cluster, self.rules)
+
+    @cached_property
+    def limit_bytes(self) -> Floats:
+        """Memory of each device of the cluster that a plan may use."""
+        return frozen_array(self.objective.usable_bytes(self.cluster), np.float64)
 
     @property
     def microbatches(self) -> int:

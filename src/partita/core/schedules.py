@@ -102,6 +102,10 @@ SCHEDULES: Mapping[Schedule, ScheduleRow] = {
 }
 
 
+DEFAULT_SCHEDULE = Schedule.ONE_F_ONE_B
+"""The schedule of a pipeline in training where nobody says one."""
+
+
 def schedule_names() -> list[str]:
     """Return the names of the schedules of this package."""
     return [schedule.value for schedule in SCHEDULES]

@@ -545,7 +545,7 @@ def _tables_of(problem: Problem, unit_of: Array, num_units: int) -> _Tables:
         class_of=alike.of.astype(np.int64),
         first=alike.first,
         rate=np.array(rates),
-        limit=cluster.memory_bytes * objective.memory_factor,
+        limit=problem.limit_bytes,
     )
 
 
@@ -633,7 +633,7 @@ def _unit_figures(problem: Problem, tables: _Tables, size: int) -> UnitFigures:
     graph, ops = problem.graph, problem.graph.ops
     count, unit_of = tables.num_units, tables.unit_of
     scale = size / graph.batch_size
-    factor = ops.fixed_share + (1 - ops.fixed_share) * scale
+    factor = ops.time_factor(scale)
     times: list[list[Array]] = [[], [], []]
     trains = problem.objective.mode is Mode.TRAINING
     for device in tables.first:
@@ -643,13 +643,11 @@ def _unit_figures(problem: Problem, tables: _Tables, size: int) -> UnitFigures:
             times, (forward, backward, backward * seconds.input_share), strict=True
         ):
             part.append(np.bincount(unit_of, weights=values * factor, minlength=count))
-    saved = ops.saved_fixed_bytes + (ops.saved_bytes - ops.saved_fixed_bytes) * scale
-    saved = saved if trains else np.zeros_like(saved)
+    saved = ops.saved_at(scale) if trains else np.zeros(len(ops))
     held = held_bytes(graph.parameters, problem.objective)
     reduced, gathered = _exchanged(problem)
     table, tensor = graph.tensors, tables.net_tensor
-    fixed = table.fixed_bytes[tensor]
-    net_bytes = fixed + (table.bytes[tensor] - fixed) * size / graph.batch_size
+    net_bytes = table.bytes_at(size, graph.batch_size, tensor)
     given = table.transfer_s[tensor] * size / graph.batch_size
     free = np.isnan(given)
     order = graph.topological_order if bool((ops.workspace_bytes > 0).any()) else np.zeros(0, int)

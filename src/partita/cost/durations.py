@@ -164,12 +164,13 @@ def _class_seconds(problem: Problem, plan: Plan, device: Device) -> list[tuple[A
             values[divided] = table[row] / device.speed
         # Ops that recompute by themselves, and not as one of the sets, run forward again.
         recompute = np.where(plan.recompute & (recompute == 0), forward, recompute)
-    fixed = graph.ops.fixed_share
     count = len(plan.stages)
 
     def by_stage(values: Array) -> tuple[Array, Array]:
-        constant = np.bincount(plan.stage_of, weights=values * fixed, minlength=count)
-        linear = np.bincount(plan.stage_of, weights=values * (1 - fixed), minlength=count)
+        constant, linear = (
+            np.bincount(plan.stage_of, weights=part, minlength=count)
+            for part in graph.ops.time_parts(values)
+        )
         return constant, linear / graph.batch_size
 
     return [

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from partita.cost.memory import (
     MemoryBreakdown,
     memory_breakdown,
     memory_events,
+    memory_limits,
     peak_memory,
     static_memory,
 )
@@ -188,9 +190,10 @@ def judge(problem: Problem, plan: Plan, *, bottleneck: bool = True) -> Judgement
         limit = memory_limits(problem, plan)
         if bool(np.isinf(limit).all()):
             return Judgement(value=value, headroom_bytes=limit)
-        left = limit - peak_memory(problem, plan, lower(problem, plan))
+        found = peaks(problem, plan)
     else:
-        left = timeline.limit_bytes - timeline.peak_bytes
+        found = Peaks(timeline.peak_bytes, timeline.limit_bytes)
+    left = -found.over_bytes
     over = max(0.0, -float(left.min()))
     if not over:
         return Judgement(value=value, headroom_bytes=left)
@@ -232,25 +235,69 @@ def check_memory(problem: Problem, plan: Plan) -> None:
         check_peaks(problem, plan, lower(problem, plan))
 
 
-def memory_limits(problem: Problem, plan: Plan) -> Array:
-    """Return the bytes that a plan may use on each of its devices."""
-    memory: Array = problem.cluster.memory_bytes[cluster_devices(problem, plan.devices)]
-    return memory * problem.objective.memory_factor
+class Peaks(NamedTuple):
+    """Memory of each device of a plan.
+
+    Attributes:
+        peak_bytes: The most that it holds in a step.
+        limit_bytes: What it may use.
+    """
+
+    peak_bytes: Array
+    limit_bytes: Array
+
+    @property
+    def over_bytes(self) -> Array:
+        """Bytes that each device needs beyond its limit; below 0 where it has room."""
+        return self.peak_bytes - self.limit_bytes
+
+    @property
+    def fit(self) -> bool:
+        """Whether every device has the memory."""
+        return bool((self.peak_bytes <= self.limit_bytes).all())
+
+    @property
+    def fullest(self) -> int:
+        """The device that needs the largest share of what it may use."""
+        shares = self.peak_bytes / self.limit_bytes
+        return int(np.argmax(shares if shares.any() else self.peak_bytes))
+
+    @property
+    def worst(self) -> tuple[float, float]:
+        """Peak and limit of the fullest device."""
+        return float(self.peak_bytes[self.fullest]), float(self.limit_bytes[self.fullest])
+
+    @property
+    def fullness(self) -> float:
+        """Peak over limit of the fullest device; above 1 it does not fit."""
+        peak, limit = self.worst
+        return peak / limit
 
 
-def check_peaks(problem: Problem, plan: Plan, program: Program) -> tuple[Array, Array]:
+def peaks(problem: Problem, plan: Plan, program: Program | None = None) -> Peaks:
+    """Return the memory that a plan needs and may use, of each of its devices.
+
+    Args:
+        problem: The problem.
+        plan: A plan for it.
+        program: Its Program, if it was lowered before.
+    """
+    peak = peak_memory(problem, plan, program or lower(problem, plan))
+    return Peaks(peak, memory_limits(problem, plan))
+
+
+def check_peaks(problem: Problem, plan: Plan, program: Program) -> Peaks:
     """Check the peak of every device against its limit, and return both.
 
     Raises:
         InfeasibleError: A device needs more than it may use; says how much, what for, when, and
             what would do.
     """
-    limit = memory_limits(problem, plan)
-    peak = peak_memory(problem, plan, program)
-    over = peak - limit
+    found = peaks(problem, plan, program)
+    peak, limit, over = *found, found.over_bytes
     device = int(np.argmax(over))
     if not over[device] > 0:
-        return peak, limit
+        return found
     raise InfeasibleError(
         f"device {plan.devices[device]!r} needs {format_bytes(peak[device])} for "
         f"{_held_words(problem, plan, device)} {_peak_place(problem, plan, program, device)}, "

@@ -26,8 +26,9 @@ from partita.core.problem import Mode, Problem
 from partita.core.program import Kind, Program
 from partita.core.timeline import Timeline
 from partita.cost.degrees import degree_rows
+from partita.cost.durations import cluster_devices
 from partita.cost.tables import SHARD_LEVEL, held_bytes
-from partita.program.layout import crossings, divisions, owners, tensor_bytes
+from partita.program.layout import crossings, divisions, owners
 from partita.program.matching import Matching, forward_rows, match
 
 _LAST_OF_BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
@@ -201,8 +202,7 @@ def _largest_share(problem: Problem, plan: Plan) -> float:
 def _saved_after(problem: Problem, plan: Plan) -> Array:
     """Return for each op what the ops after it in its stage save of the largest microbatch."""
     graph = problem.graph
-    fixed = graph.ops.saved_fixed_bytes
-    saved = fixed + (graph.ops.saved_bytes - fixed) * _largest_share(problem, plan)
+    saved = graph.ops.saved_at(_largest_share(problem, plan))
     order = graph.topological_order
     order = order[np.argsort(plan.stage_of[order], kind="stable")]
     until = np.cumsum(saved[order])
@@ -278,7 +278,7 @@ def saved_by_stage(problem: Problem, plan: Plan, samples: Array) -> tuple[Array,
     if len(graph.variants):
         return kept + brought, np.zeros_like(brought)
     crossing = crossings(graph, plan)
-    inputs = tensor_bytes(graph, samples[None, :], crossing.tensor[:, None])
+    inputs = graph.tensors.bytes_at(samples, graph.batch_size, crossing.tensor[:, None])
     np.add.at(kept, crossing.reader, inputs * recomputes[crossing.reader][:, None])
     return kept, brought
 
@@ -449,6 +449,12 @@ def _running(
     return base, events, device, running - np.repeat(before, lengths) + base[device]
 
 
+def memory_limits(problem: Problem, plan: Plan) -> Array:
+    """Return the bytes that a plan may use on each of its devices."""
+    limits: Array = problem.limit_bytes[cluster_devices(problem, plan.devices)]
+    return limits
+
+
 def peak_memory(problem: Problem, plan: Plan, program: Program) -> Array:
     """Return the largest use of memory of each device, whatever the times.
 
@@ -476,9 +482,8 @@ def memory_breakdown(problem: Problem, plan: Plan, program: Program) -> MemoryBr
         peak[index] = used[at]
         buffers[index] = passing[at] - (passing[first - 1] if first else 0.0)
         kept[index] = used[at] - base[index] - buffers[index]
-    where = [problem.cluster.index_of[name] for name in plan.devices]
-    memory = problem.cluster.memory_bytes[where]
-    limit = memory * problem.objective.memory_factor
+    memory = problem.cluster.memory_bytes[cluster_devices(problem, plan.devices)]
+    limit = memory_limits(problem, plan)
     with np.errstate(invalid="ignore"):
         fixed = np.where(np.isfinite(memory), memory - limit, 0.0)
     return MemoryBreakdown(

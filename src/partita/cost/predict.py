@@ -10,8 +10,8 @@ from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.program import Program, TransferMode
 from partita.core.timeline import Timeline
-from partita.cost.durations import cluster_devices, instruction_seconds
-from partita.cost.memory import memory_curve
+from partita.cost.durations import instruction_seconds
+from partita.cost.memory import memory_curve, memory_limits
 from partita.errors import InvalidInputError
 from partita.program.lower import lower
 from partita.program.simulate import play, repeat_program
@@ -68,13 +68,12 @@ def simulate(
         seconds = _disturbed(program, seconds, disturbance)
     timeline = play(program, problem.cluster, seconds, transfers)
     device, time_s, used = memory_curve(problem, plan, program, timeline)
-    limit = problem.cluster.memory_bytes[cluster_devices(problem, program.devices)]
     return dataclasses.replace(
         timeline,
         memory_device=device,
         memory_s=time_s,
         memory_bytes=used,
-        limit_bytes=limit * problem.objective.memory_factor,
+        limit_bytes=memory_limits(problem, plan),
         period_s=steady_period_s(problem, plan, transfers, program) if period else float("nan"),
     )
 

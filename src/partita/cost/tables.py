@@ -299,7 +299,7 @@ def _device_classes(problem: Problem) -> DeviceClasses:
         of=of,
         first=first,
         sizes=np.bincount(of).astype(np.float64),
-        limit_bytes=problem.cluster.memory_bytes[list(first)] * problem.objective.memory_factor,
+        limit_bytes=problem.limit_bytes[list(first)],
         allowed=matrix[:, first].T[:, row_of],
     )
 

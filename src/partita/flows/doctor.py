@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.flows.results import Result
+from partita.processes import machine_cores
 
 PACKAGES = (
     ("torch", "run plans (the interpreter)", "partita[torch]"),
@@ -97,10 +98,9 @@ def doctor() -> Examination:
         for name, purpose, install in PACKAGES
     }
     gpus = _gpus()
-    has_affinity = hasattr(os, "sched_getaffinity")
     return Examination(
         python=platform.python_version(),
-        cores=len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
+        cores=machine_cores(),
         memory_bytes=_memory_bytes(),
         gpus=tuple(gpus),
         rapl=_has_rapl(),

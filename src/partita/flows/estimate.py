@@ -117,8 +117,8 @@ class Estimate(Result):
     def verdict(self) -> str:
         """The answer in one line."""
         best = self.report.best
-        worst = best.worst
-        peak, limit = float(best.peak_bytes[worst]), float(best.limit_bytes[worst])
+        worst = best.peaks.fullest
+        peak, limit = best.peaks.worst
         if not self.fits:
             return (
                 f"does not fit: of the plans tried the nearest ({best.shape.title}) needs "
@@ -154,8 +154,8 @@ def _row(trial: Trial) -> Mapping[str, object]:
     return {
         "plan": trial.shape.title,
         "fits": trial.fits,
-        "peak bytes": float(trial.peak_bytes[trial.worst]),
-        "limit bytes": float(trial.limit_bytes[trial.worst]),
+        "peak bytes": trial.peaks.worst[0],
+        "limit bytes": trial.peaks.worst[1],
         "step s": trial.step_s,
         "samples/s": trial.samples_per_s,
     }

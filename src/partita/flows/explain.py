@@ -21,7 +21,7 @@ from partita.flows.results import Result
 from partita.flows.solutions import SolutionRequest, read_solution
 from partita.flows.summary import Summary, summarise
 from partita.planners.table import get_planner
-from partita.program.layout import crossings, owners, tensor_bytes
+from partita.program.layout import crossings, owners
 from partita.requests import OnProgress, declare, make, silent
 from partita.units import format_seconds
 
@@ -191,7 +191,7 @@ def _stage_rows(solution: Solution) -> list[dict[str, Any]]:
     seconds = stage_seconds(problem, plan)
     samples = float(plan.microbatch_sizes.max())
     crossing = crossings(graph, plan)
-    moved = tensor_bytes(graph, np.array(samples), crossing.tensor)
+    moved = graph.tensors.bytes_at(np.array(samples), graph.batch_size, crossing.tensor)
     sent = np.zeros(len(plan.stages))
     _, first = np.unique(crossing.tensor, return_index=True)
     np.add.at(sent, crossing.producer[first], moved[first])

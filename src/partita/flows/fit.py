@@ -212,7 +212,7 @@ def timed(trial: Trial) -> Trial:
 
 
 def _rank(trial: Trial) -> tuple[bool, float]:
-    return (False, trial.step_s) if trial.fits else (True, trial.fullness)
+    return (False, trial.step_s) if trial.fits else (True, trial.peaks.fullness)
 
 
 class _TrialChanges:
@@ -273,7 +273,7 @@ class _TrialChanges:
         assert cluster is not None  # it was asked for before
         table, objective = self.problem.graph.parameters, self.question.objective
         held = float(held_bytes(table, objective).total.sum())
-        memory = cluster.memory_bytes[main_devices_of(cluster)] * objective.memory_factor
+        memory = objective.usable_bytes(cluster)[main_devices_of(cluster)]
         return held <= float(memory.sum())
 
     def seems_fit(self, setting: Setting) -> bool:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from partita.core.columns import Array, Floats
+from partita.core.columns import Floats
 from partita.core.json_values import number_or_none
 from partita.core.plan import Plan, Shard, Stage, equal_microbatches
 from partita.core.problem import Mode, Problem, Schedule
-from partita.cost.durations import cluster_devices
-from partita.cost.memory import MemoryBreakdown, memory_breakdown
+from partita.cost.judge import Peaks
+from partita.cost.memory import MemoryBreakdown, memory_breakdown, memory_limits
 from partita.cost.tables import SHARD_LEVEL, held_bytes
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.objectives.placed import placement_errors
@@ -67,8 +67,7 @@ class Trial:
         shape: How it uses the devices.
         problem: What it is a plan for.
         plan: The plan.
-        peak_bytes: Most memory of each device of the plan.
-        limit_bytes: What each may use.
+        peaks: The memory that each device of the plan needs and may use.
         memory: Where the memory of each device goes at its peak.
         step_s: Seconds of a step; NaN where it was not simulated.
     """
@@ -76,26 +75,14 @@ class Trial:
     shape: Shape
     problem: Problem
     plan: Plan
-    peak_bytes: Array
-    limit_bytes: Array
+    peaks: Peaks
     memory: MemoryBreakdown
     step_s: float = float("nan")
 
     @property
-    def worst(self) -> int:
-        """The device that is fullest."""
-        shares = self.peak_bytes / self.limit_bytes
-        return int(np.argmax(shares if shares.any() else self.peak_bytes))
-
-    @property
-    def fullness(self) -> float:
-        """Peak over limit of the fullest device; above 1 it does not fit."""
-        return float(self.peak_bytes[self.worst] / self.limit_bytes[self.worst])
-
-    @property
     def fits(self) -> bool:
         """Whether every device has the memory."""
-        return bool((self.peak_bytes <= self.limit_bytes).all())
+        return self.peaks.fit
 
     @property
     def samples_per_s(self) -> float:
@@ -117,8 +104,8 @@ class Trial:
             "devices": [
                 {
                     "device": name,
-                    "peak_bytes": float(self.peak_bytes[index]),
-                    "limit_bytes": number_or_none(float(self.limit_bytes[index])),
+                    "peak_bytes": float(self.peaks.peak_bytes[index]),
+                    "limit_bytes": number_or_none(float(self.peaks.limit_bytes[index])),
                     "parameters_bytes": float(self.memory.weights[index]),
                     "optimizer_bytes": float(self.memory.optimizer[index]),
                     **self.memory.to_json(index),
@@ -175,17 +162,15 @@ def is_hopeless(problem: Problem, shape: Shape) -> bool:
     used = np.unique(np.stack([table.use_parameter, stage_of[table.use_op]]), axis=1)
     held: Floats = np.zeros(count) + np.bincount(used[1], weights=each[used[0]], minlength=count)
     if trains:
-        fixed = graph.ops.saved_fixed_bytes
-        share = problem.microbatch_size / graph.batch_size
-        saved = fixed + (graph.ops.saved_bytes - fixed) * share
+        saved = graph.ops.saved_at(problem.microbatch_size / graph.batch_size)
         in_flight: Floats = np.ones(count)
         if problem.objective.pipeline_schedule is Schedule.ONE_F_ONE_B:
             rounds = problem.microbatches // shape.replicas
             in_flight = np.clip(count - np.arange(count, dtype=np.float64), 1, max(1, rounds))
         held = held + in_flight * np.bincount(stage_of, weights=saved, minlength=count)
     devices = main_devices(problem)[: count * shape.replicas]
-    limit = problem.cluster.memory_bytes[devices].reshape(count, shape.replicas).min(axis=1)
-    return bool((held > limit * objective.memory_factor).any())
+    limit = problem.limit_bytes[devices].reshape(count, shape.replicas).min(axis=1)
+    return bool((held > limit).any())
 
 
 def try_shape(problem: Problem, shape: Shape) -> Trial:
@@ -210,7 +195,7 @@ def try_shape(problem: Problem, shape: Shape) -> Trial:
             finer = {*coarse, *uniform_boundaries(problem.graph, min(count, layers))}
             cuts.add(tuple(legal_boundaries(problem.graph, sorted(finer))))
     trials = [_trial(problem, shape, coarse, list(cut)) for cut in sorted(cuts)]
-    return min(trials, key=lambda trial: trial.fullness)
+    return min(trials, key=lambda trial: trial.peaks.fullness)
 
 
 def _trial(problem: Problem, shape: Shape, coarse: list[int], boundaries: list[int]) -> Trial:
@@ -221,13 +206,11 @@ def _trial(problem: Problem, shape: Shape, coarse: list[int], boundaries: list[i
             raise InfeasibleError(errors[0])
     program = lower(problem, plan)
     memory = memory_breakdown(problem, plan, program)
-    limit = problem.cluster.memory_bytes[cluster_devices(problem, plan.devices)]
     return Trial(
         shape=shape,
         problem=problem,
         plan=plan,
-        peak_bytes=memory.peak,
-        limit_bytes=limit * problem.objective.memory_factor,
+        peaks=Peaks(memory.peak, memory_limits(problem, plan)),
         memory=memory,
     )
 

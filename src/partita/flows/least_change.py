@@ -18,8 +18,6 @@ from functools import cached_property
 from itertools import count
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from partita.catalogue.catalogue import Catalogue, load_catalogue
 from partita.catalogue.what_if import scale_memory, what_if
 from partita.core.cluster import Cluster
@@ -29,13 +27,10 @@ from partita.core.plan import Plan, Shard
 from partita.core.problem import Metric, Mode, Problem
 from partita.core.rules import Rule
 from partita.core.solution import Solution
-from partita.cost.durations import cluster_devices
-from partita.cost.judge import measure
-from partita.cost.memory import peak_memory
+from partita.cost.judge import measure, peaks
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.planners.pipeline import main_devices_of
 from partita.profiler.estimate.recompute import is_recomputed, with_recomputation
-from partita.program.lower import lower
 from partita.units import format_bytes
 
 ONE_BY_ONE = 12
@@ -455,9 +450,7 @@ def needed_memory(problem: Problem, plan: Plan, enough: float) -> float:
         enough: A factor with which it fits.
     """
     if problem.objective.metric.row.memory is not MemoryRule.METRIC:
-        peak = peak_memory(problem, plan, lower(problem, plan))
-        limit = problem.cluster.memory_bytes[cluster_devices(problem, plan.devices)]
-        need = float(np.max(peak / (limit * problem.objective.memory_factor)))
+        need = peaks(problem, plan).fullness
         return min(max(need, 1.0 + EXACT), enough)
     low, high = 1.0, enough
     while high > low * (1 + EXACT):

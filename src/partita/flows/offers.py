@@ -27,6 +27,7 @@ from partita.units import parse_money
 from partita.yaml_nodes import (
     Items,
     Node,
+    check_present,
     parse_yaml,
     read_count,
     read_flag,
@@ -189,9 +190,9 @@ def read_offers(text: str, catalogue: Catalogue) -> Offers:
     root = parse_yaml(text)
     mix = False
     if not isinstance(root, Items):
-        entries = read_table(root, "offer", ("machines", "mix")).entries
-        if "machines" not in entries:
-            raise FormatError("offer: key 'machines' is missing", line=root.line)
+        table = read_table(root, "offer", ("machines", "mix"))
+        check_present(table, "offer", ("machines",))
+        entries = table.entries
         mix = read_flag(entries["mix"], "mix") if "mix" in entries else False
         root = entries["machines"]
     offers = tuple(_read(node, catalogue) for node in read_items(root, "machines"))

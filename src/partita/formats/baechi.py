@@ -35,7 +35,7 @@ from partita.core.columns import MAX_BYTES, MAX_FLOPS, MAX_SECONDS, Floats, Ints
 from partita.core.graph import Graph, OpCosts, OpTable, SampleUnit
 from partita.core.placement import placement_plan
 from partita.core.plan import Plan
-from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
+from partita.core.problem import Metric, Mode, Objective, Problem
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.annotations import kept_notes
 from partita.formats.dnn_partitioning import op_ids
@@ -328,13 +328,12 @@ def read_placement(text: str, problem: Problem) -> Plan:
 
 
 def _plan(problem: Problem, devices: tuple[str, ...], device_of: Ints, order: Ints | None) -> Plan:
-    inference = problem.objective.mode is Mode.INFERENCE
     return placement_plan(
         problem.graph,
         devices,
         device_of,
         order=order,
-        schedule=Schedule.INFERENCE if inference else Schedule.GPIPE,
+        schedule=problem.objective.placement_schedule,
     )
 
 

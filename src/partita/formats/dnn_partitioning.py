@@ -47,7 +47,7 @@ from partita.core.graph import (
 )
 from partita.core.placement import placement_plan
 from partita.core.plan import Plan
-from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
+from partita.core.problem import Metric, Mode, Objective, Problem
 from partita.cost.tables import held_bytes
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.annotations import kept_notes
@@ -376,12 +376,11 @@ def read_split(text: str, problem: Problem) -> Plan:
         raise FormatError(
             f"{len(missing)} nodes are not placed, such as {', '.join(missing[:MAX_NAMED])}"
         )
-    inference = problem.objective.mode is Mode.INFERENCE
     return placement_plan(
         problem.graph,
         problem.cluster.device_names,
         frozen_array(device_of, np.int32),
-        schedule=Schedule.INFERENCE if inference else Schedule.GPIPE,
+        schedule=problem.objective.placement_schedule,
     )
 
 

@@ -30,7 +30,7 @@ from partita.core.columns import MAX_SECONDS, frozen_array
 from partita.core.graph import Graph, OpCosts, OpTable, SampleUnit
 from partita.core.placement import placement_plan
 from partita.core.plan import Plan
-from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
+from partita.core.problem import Metric, Mode, Objective, Problem
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.edge_list import wire
 from partita.formats.json_fields import (
@@ -205,12 +205,11 @@ def read_assignment(text: str, problem: Problem) -> Plan:
     missing = [name for name, row in row_of.items() if device_of[row] < 0]
     if missing:
         raise FormatError(f"{len(missing)} nodes are not placed, such as {missing[0]}")
-    inference = problem.objective.mode is Mode.INFERENCE
     return placement_plan(
         problem.graph,
         problem.cluster.device_names,
         frozen_array(device_of, np.int32),
-        schedule=Schedule.INFERENCE if inference else Schedule.GPIPE,
+        schedule=problem.objective.placement_schedule,
     )
 
 

@@ -40,6 +40,7 @@ from partita.core.plan import Plan
 from partita.core.problem import Metric, Mode, Problem
 from partita.cost.durations import cluster_devices
 from partita.cost.links import transfer_s
+from partita.cost.memory import memory_limits
 from partita.objectives.placed import (
     placement_errors,
     plan_devices,
@@ -298,7 +299,7 @@ def footprint(problem: Problem, plan: Plan, order: Longs, copied_bytes: Floats) 
     """
     graph = problem.graph
     permanent, temporary, held = baechi_needs(graph, problem.objective.mode)
-    limit = [d.memory_bytes * problem.objective.memory_factor for d in plan_devices(problem, plan)]
+    limit = memory_limits(problem, plan).tolist()
     device_of = plan.device_of.tolist()
     rows = [values.tolist() for values in (permanent, temporary, held, copied_bytes)]
     used = [0.0] * len(limit)

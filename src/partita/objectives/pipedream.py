@@ -29,6 +29,7 @@ import numpy as np
 from partita.core.columns import Floats, Ints
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
+from partita.cost.memory import memory_limits
 from partita.cost.tables import at_first_user
 from partita.errors import InvalidInputError
 from partita.objectives.cuts import (
@@ -302,8 +303,7 @@ def _memory_errors(
     runs: Sequence[tuple[list[int], int]],
 ) -> list[str]:
     """Return stages above the released limit: ceil(units after / units) times all they keep."""
-    devices = plan_devices(problem, plan)
-    limit = min(device.memory_bytes for device in devices) * problem.objective.memory_factor
+    limit = float(memory_limits(problem, plan).min())
     levels = [[parts[row] for row in rows] for rows, _ in runs] + [list(outer)]
     errors = []
     for level in levels:

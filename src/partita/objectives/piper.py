@@ -27,7 +27,6 @@ from partita.objectives.placed import (
     MAX_NAMED,
     memory_errors,
     placement_errors,
-    plan_devices,
     why_not_implicit_training,
     why_not_one_stage_each,
 )
@@ -87,8 +86,7 @@ def piper_time(problem: Problem, plan: Plan) -> Value:
         for group in stage.devices
         for device in group
     }
-    devices = plan_devices(problem, plan)
-    errors += memory_errors(devices, by_device, problem.objective.memory_factor)
+    errors += memory_errors(problem, plan, by_device)
     return Value(
         metric=Metric.PIPER,
         value=float(stage_s[worst]),

@@ -13,6 +13,7 @@ from partita.core.plan import Plan
 from partita.core.problem import Mode, Problem
 from partita.core.rules import broken_rules
 from partita.cost.durations import op_seconds
+from partita.cost.memory import memory_limits
 from partita.cost.tables import alike_in_time
 
 MAX_NAMED = 5
@@ -127,24 +128,20 @@ def _colour_errors(graph: Graph, group_of: NDArray[Any]) -> list[str]:
     return [f"colocation class {index} is split over several devices" for index in named] + more
 
 
-def memory_errors(
-    devices: Sequence[Device], need_bytes: Mapping[int, float], memory_factor: float
-) -> list[str]:
+def memory_errors(problem: Problem, plan: Plan, need_bytes: Mapping[int, float]) -> list[str]:
     """Return an error for each device that needs more than it may use.
 
     Args:
-        devices: The devices.
-        need_bytes: Bytes needed, by index of the device.
-        memory_factor: Share of its memory that a plan may use.
+        problem: The problem.
+        plan: The plan.
+        need_bytes: Bytes needed, by index of the device in the plan.
     """
-    errors = []
-    for index, need in sorted(need_bytes.items()):
-        limit = devices[index].memory_bytes * memory_factor
-        if need > limit:
-            errors.append(
-                f"device {devices[index].name!r} needs {need:.0f} bytes, limit {limit:.0f}"
-            )
-    return errors
+    limits = memory_limits(problem, plan).tolist()
+    return [
+        f"device {plan.devices[index]!r} needs {need:.0f} bytes, limit {limits[index]:.0f}"
+        for index, need in sorted(need_bytes.items())
+        if need > limits[index]
+    ]
 
 
 def seconds_on(graph: Graph, devices: Sequence[Device], mode: Mode) -> tuple[Ints, Floats]:

@@ -31,7 +31,7 @@ from partita.cost.tables import at_first_user, held_bytes
 from partita.errors import InvalidInputError
 from partita.objectives.cuts import counted_ops, live_cut_bytes
 from partita.objectives.pipedream import Servers, servers, stage_seconds, why_not_pipeline
-from partita.objectives.placed import memory_errors, placement_errors, plan_devices
+from partita.objectives.placed import memory_errors, placement_errors
 from partita.objectives.sums import sum_by
 from partita.objectives.value import Value, check_applies
 
@@ -195,7 +195,6 @@ def _cut_terms(
 
 
 def _memory_errors(problem: Problem, plan: Plan, sizes: _Sizes) -> list[str]:
-    devices = plan_devices(problem, plan)
     need: dict[int, float] = {}
     after = 0
     for index in reversed(range(len(plan.stages))):
@@ -206,7 +205,7 @@ def _memory_errors(problem: Problem, plan: Plan, sizes: _Sizes) -> list[str]:
         total += versions * (sizes.saved[index] + entering)
         need |= {group[0]: float(total) for group in stage.devices}
         after += stage.num_replicas
-    return memory_errors(devices, need, problem.objective.memory_factor)
+    return memory_errors(problem, plan, need)
 
 
 def held_bytes_repaired(problem: Problem) -> Floats:

@@ -196,7 +196,7 @@ def _errors(
     need = {device: float(size[device]) for device in np.flatnonzero(placed.accelerator).tolist()}
     return (
         *placement_errors(problem, plan, cpus_are_one=cpus_are_one),
-        *memory_errors(plan_devices(problem, plan), need, problem.objective.memory_factor),
+        *memory_errors(problem, plan, need),
     )
 
 

@@ -138,13 +138,6 @@ def divisions(plan: Plan) -> Divisions:
     return Divisions(np.array(parts)[of], np.array(group)[of])
 
 
-def tensor_bytes(graph: Graph, samples: Array, tensor: Array) -> Array:
-    """Return the bytes of tensors for numbers of samples (broadcast together)."""
-    table = graph.tensors
-    fixed = table.fixed_bytes[tensor]
-    return fixed + (table.bytes[tensor] - fixed) * samples / graph.batch_size
-
-
 Members = tuple[tuple[int, ...], tuple[int, ...]]
 """Devices, and for each of them the lowest stage there that owns the parameters."""
 

@@ -25,7 +25,6 @@ from partita.program.layout import (
     crossings,
     input_readers,
     reductions,
-    tensor_bytes,
 )
 from partita.program.levels import longest_levels
 from partita.program.listing import Listing
@@ -402,7 +401,7 @@ class _Lowering:
         samples = self.plan.microbatch_sizes[turn]
         # A rank receives what it holds of the tensor.
         parts = self.layout.tensor_parts[stages[1]]
-        size = np.ceil(tensor_bytes(self.graph, samples, tensor) / parts).astype(np.int64)
+        size = self.graph.tensors.bytes_at(samples, self.graph.batch_size, tensor) / parts
         self.listing.messages(
             tensor=tensor,
             microbatch=turn,
@@ -410,7 +409,7 @@ class _Lowering:
             target=target,
             level=level,
             stages=stages,
-            size_bytes=size,
+            size_bytes=np.ceil(size).astype(np.int64),
             gradient=gradient,
         )
 

@@ -8,7 +8,7 @@ ranks leave after the k-th restart is in folders named ``attempt<k>`` below ``lo
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,7 @@ from partita.core.graph import DeviceKind
 from partita.core.problem import Problem
 from partita.core.program import Program, TransferMode
 from partita.core.solution import Solution
-from partita.errors import FormatError, InvalidInputError, PartitaError
+from partita.errors import FormatError, InvalidInputError, PartitaError, reading
 from partita.program.lower import lower
 from partita.program.order import ListOrder
 from partita.ranks.failures import read_error, write_error
@@ -234,7 +234,9 @@ class JobDirectory:
         Raises:
             FormatError: The file is missing or wrong.
         """
-        return _read(self.path / "job.json", read_job)
+        path = self.path / "job.json"
+        with reading(path):
+            return read_job(path.read_text(encoding="utf-8"))
 
     def read_solution(self) -> Solution:
         """Return the plan with its problem.
@@ -243,7 +245,8 @@ class JobDirectory:
             FormatError: The file is missing, wrong, or holds something else.
         """
         path = self.path / "plan.json"
-        solution = _read(path, read_json)
+        with reading(path):
+            solution = read_json(path.read_text(encoding="utf-8"))
         if not isinstance(solution, Solution):
             raise FormatError(
                 "expected a partita.solution: a plan with its problem", path=str(path)
@@ -301,16 +304,6 @@ def _write_whole(path: Path, data: bytes) -> None:
     part = path.with_suffix(f"{path.suffix}.part{os.getpid()}")
     part.write_bytes(data)
     part.replace(path)
-
-
-def _read(path: Path, read: Callable[[str], _T]) -> _T:
-    try:
-        return read(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
-        raise FormatError(f"cannot be read: {reason}", path=str(path)) from exc
-    except FormatError as exc:
-        raise exc.at(str(path)) from exc
 
 
 @dataclass(frozen=True, slots=True)

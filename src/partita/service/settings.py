@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from partita.core.problem import Schedule
+from partita.core.schedules import DEFAULT_SCHEDULE, Schedule
 from partita.energy.policies.table import check_scheduler
 from partita.errors import InvalidInputError
 from partita.http import is_loopback
@@ -40,7 +40,7 @@ class EnergySettings:
     options: Mapping[str, Any] = field(default_factory=dict)
     profile_steps: int = 5
     microbatches: int | None = None
-    schedule: Schedule = Schedule.ONE_F_ONE_B
+    schedule: Schedule = DEFAULT_SCHEDULE
     dump: Path | None = None
     poll_limit_s: float = DEFAULT_POLL_LIMIT_S
     max_idle_s: float = DEFAULT_MAX_IDLE_S

@@ -397,3 +397,17 @@ def test_equal_graphs_have_equal_fingerprints_also_with_negative_zeros():
 def test_names_of_any_script_have_a_fingerprint():
     names = ("größe", "层", "\ud800")
     assert len(graph(ops=OpTable(names=names)).fingerprint) == 32
+
+
+def test_figures_at_a_microbatch_size_grow_but_for_their_fixed_part() -> None:
+    graph = chain(2, Figures(saved_bytes=30.0, tensor_bytes=49.0))
+    ops = dataclasses.replace(graph.ops, fixed_share=[0.0, 0.5], saved_fixed_bytes=[0.0, 10.0])
+    assert ops.saved_at(0.5).tolist() == [15.0, 20.0]
+    assert ops.time_factor(0.5).tolist() == [0.5, 0.75]
+    assert ops.time_factor(4.0, microbatches=8).tolist() == [4.0, 6.0]
+    fixed, growing = ops.time_parts(graph.forward_s)
+    assert (fixed + growing).tolist() == graph.forward_s.tolist()
+    table = dataclasses.replace(graph.tensors, fixed_bytes=0.0)
+    assert table.bytes_at(np.array([1, 2, 49]), 49, np.ones(3, dtype=int)).tolist() == [1, 2, 49]
+    same = dataclasses.replace(table, fixed_bytes=table.bytes)
+    assert same.bytes_at(0.25).tolist() == table.bytes.tolist()

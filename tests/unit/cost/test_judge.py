@@ -7,7 +7,7 @@ import pytest
 
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.rules import Rule
-from partita.cost.judge import Limit, check_memory, judge, measure
+from partita.cost.judge import Limit, check_memory, judge, measure, peaks
 from partita.cost.memory import peak_memory
 from partita.errors import InfeasibleError, InvalidInputError, UnsupportedError
 from partita.program.lower import lower
@@ -84,3 +84,13 @@ def test_money_is_the_price_of_the_devices_in_use():
     ).value.value
     found = judge(problem, plan).value
     assert (found.value, found.unit) == (pytest.approx(2 * 3.0 * seconds / 3600), "$")
+
+
+def test_the_fullest_device_is_the_one_that_needs_the_largest_share():
+    problem, plan = case(memory_bytes=1000.0)
+    small = replace(problem, objective=replace(problem.objective, memory_factor=0.5))
+    roomy, tight = peaks(problem, plan), peaks(small, plan)
+    assert small.limit_bytes.tolist() == tight.limit_bytes.tolist() == [500.0, 500.0]
+    assert tight.worst == (float(roomy.peak_bytes.max()), 500.0)
+    assert tight.fullness == 2 * roomy.fullness
+    assert (roomy.fit, tight.fit) == (True, bool((tight.over_bytes <= 0).all()))

@@ -81,10 +81,10 @@ def test_every_plan_is_tried_and_the_parts_sum_to_the_peak() -> None:
     assert report.best.step_s == min(trial.step_s for trial in report.trials)
     for trial in report.trials:
         memory = trial.memory
-        assert sum(memory[:7]) == pytest.approx(trial.peak_bytes)
+        assert sum(memory[:7]) == pytest.approx(trial.peaks.peak_bytes)
         assert sum(memory[7:]) == pytest.approx(trial.problem.cluster.memory_bytes[0])
         timeline = simulate(trial.problem, trial.plan)
-        assert trial.peak_bytes == pytest.approx(timeline.peak_bytes)
+        assert trial.peaks.peak_bytes == pytest.approx(timeline.peak_bytes)
         assert trial.step_s == timeline.makespan_s
         check(trial.problem, trial.plan)
 
@@ -96,7 +96,7 @@ def test_sharded_data_parallelism_fits_where_copies_do_not() -> None:
     }
     assert fitting == {Shard.GRADIENTS, Shard.PARAMETERS, Shard.OPTIMIZER}
     (copies,) = [t for t in report.trials if t.shape == Shape(stages=1, replicas=4)]
-    assert copies.peak_bytes.tolist() == [4000] * 4
+    assert copies.peaks.peak_bytes.tolist() == [4000] * 4
 
 
 def test_smaller_microbatches_and_recomputation_are_found_one_by_one() -> None:

@@ -18,6 +18,7 @@ from partita.yaml_nodes import (
     Scalar,
     Table,
     at_line,
+    check_present,
     read_flag,
     read_items,
     read_number,
@@ -328,8 +329,7 @@ def read_matrix(node: Node, parts: Parts) -> LinkMatrix:
     """
     table = read_table(node, "matrix", ("bandwidth", "latency"))
     found = table.entries
-    if "bandwidth" not in found:
-        raise FormatError("matrix: key 'bandwidth' is missing", line=table.line)
+    check_present(table, "matrix", ("bandwidth",))
     names = [device.name for device in parts.devices]
     with at_line(table.line):
         return LinkMatrix(

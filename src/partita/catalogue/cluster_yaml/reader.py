@@ -4,7 +4,7 @@
 from the catalogue where the device type is in it. ``read_cluster_yaml`` is the way in.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -30,6 +30,7 @@ from partita.yaml_nodes import (
     Scalar,
     Table,
     at_line,
+    check_present,
     parse_yaml,
     read_count,
     read_items,
@@ -146,17 +147,11 @@ def _read_types(node: Node | None, catalogue: Catalogue) -> _Types:
     for name, entry in read_table(node, "types").entries.items() if node else ():
         what = f"type {short(name)}"
         table = read_table(entry, what, _TYPE_KEYS)
-        _check_given(table, what, ("kind", "memory"))
+        check_present(table, what, ("kind", "memory"))
         base = _Type(device=Device(name="new", type=name))
         own[name] = _with_figures(base, table, what, catalogue)
     by_lower = {name.lower(): own[name] for name in reversed(own)}
     return _Types(own=own, own_by_lower=by_lower, catalogue=catalogue)
-
-
-def _check_given(table: Table, what: str, keys: Collection[str]) -> None:
-    for key in keys:
-        if key not in table.entries:
-            raise FormatError(f"{what}: key {key!r} is missing", line=table.line)
 
 
 def _with_figures(base: _Type, table: Table, what: str, catalogue: Catalogue) -> _Type:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from partita.core.energy import EnergyOrigin
-from partita.errors import FormatError, UnsupportedError
+from partita.errors import UnsupportedError, reading
 from partita.formats.perseus import (
     Logged,
     is_modelled_log,
@@ -50,12 +50,17 @@ class ReplayDevice:
         """
         file = path / f"time-energy-{index}.csv" if path.is_dir() else path
         self.name = f"replay:{file.name}"
-        self._times, self._joules = _read(file, read_energy_log)
-        modelled = _read(file, is_modelled_log)
+        with reading(file):
+            text = file.read_text(encoding="utf-8")
+            self._times, self._joules = read_energy_log(text)
+        modelled = is_modelled_log(text)
         self.origin = EnergyOrigin.MODELLED if modelled else EnergyOrigin.MEASURED
         beside = file.with_name(file.name.replace("time-energy", "instructions"))
         known = beside != file and beside.exists()
-        self._logged: list[Logged] = _read(beside, read_instruction_log) if known else []
+        self._logged: list[Logged] = []
+        if known:
+            with reading(beside):
+                self._logged = read_instruction_log(beside.read_text(encoding="utf-8"))
         self._begins = [one.start_s for one in self._logged]
         self._clock = clock
         self._start_s: float | None = None
@@ -87,13 +92,3 @@ class ReplayDevice:
         if now > self._times[-1]:
             return None
         return float(np.interp(now, self._times, self._joules) - self._joules[0])
-
-
-def _read(path: Path, read: Callable[[str], _T]) -> _T:
-    try:
-        return read(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
-        raise FormatError(f"cannot be read: {reason}", path=str(path)) from exc
-    except FormatError as exc:
-        raise exc.at(str(path)) from exc

@@ -10,8 +10,9 @@ from partita.core.columns import Array
 from partita.core.energy import EnergyProfile
 from partita.core.graph import CostOrigin, EdgeTable, Graph, OpCosts, OpTable, TensorTable
 from partita.core.plan import Plan, Stage, equal_microbatches
-from partita.core.problem import Mode, Objective, Problem, Schedule
+from partita.core.problem import Mode, Objective, Problem
 from partita.core.program import Kind
+from partita.core.schedules import DEFAULT_SCHEDULE, Schedule
 from partita.cost.durations import instruction_seconds
 from partita.errors import InvalidInputError
 from partita.program.lower import lower
@@ -35,7 +36,7 @@ class Pipeline:
         chunks: Stages that each device takes in turn, for interleaved schedules.
     """
 
-    schedule: Schedule = Schedule.ONE_F_ONE_B
+    schedule: Schedule = DEFAULT_SCHEDULE
     microbatches: int = 8
     replicas: int = 1
     tensor_parallel: int = 1

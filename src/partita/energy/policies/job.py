@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from partita.core.energy import EnergyOrigin, EnergyProfile
-from partita.core.problem import Schedule
+from partita.core.schedules import DEFAULT_SCHEDULE, Schedule
 from partita.core.solution import Solution
 from partita.energy.frontier.choose import PointLimits
 
@@ -30,7 +30,7 @@ class Job:
     pp: int = 1
     dp: int = 1
     tp: int = 1
-    schedule: Schedule = Schedule.ONE_F_ONE_B
+    schedule: Schedule = DEFAULT_SCHEDULE
     microbatches: int | None = None
     solution: Solution | None = None
     wish: PointLimits = field(default_factory=PointLimits)

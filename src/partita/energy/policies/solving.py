@@ -14,8 +14,9 @@ from partita.core.cluster import Cluster
 from partita.core.codec import read_json, write_json
 from partita.core.energy import EnergyProfile, Frontier
 from partita.core.plan import Plan
-from partita.core.problem import Problem, Schedule
+from partita.core.problem import Problem
 from partita.core.program import Kind, Program
+from partita.core.schedules import DEFAULT_SCHEDULE, Schedule
 from partita.core.solution import Solution
 from partita.cost.durations import instruction_seconds
 from partita.energy.frontier.pipeline import Pipeline, bare_pipeline
@@ -38,7 +39,7 @@ class Shape:
     stages: int = 1
     tensor_parallel: int = 1
     microbatches: int = 1
-    schedule: Schedule = Schedule.ONE_F_ONE_B
+    schedule: Schedule = DEFAULT_SCHEDULE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

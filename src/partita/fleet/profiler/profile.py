@@ -23,6 +23,7 @@ from partita.fleet.profiler.request import ProfileRequest, ScriptOptions, script
 from partita.fleet.profiler.results import Measured, machine_memory_bytes, make_sensitivity
 from partita.fleet.profiler.runner import Outcome, Speed, Workplace, run_script, speed_of_two
 from partita.fleet.profiler.sweep import CurvePoint, cpu_grid, fill, halvings, sweep, usual_step
+from partita.processes import machine_cores
 from partita.units import format_bytes
 
 _WARM_LIMIT_S = 120.0
@@ -153,7 +154,7 @@ class _Profiler:
 
     def _cpu_counts(self) -> tuple[float, ...]:
         """Return the CPU counts of the sweep, within what this machine has."""
-        there = len(os.sched_getaffinity(0))
+        there = machine_cores()
         top = self._request.max_cpus or float(there)
         if top > there:
             self._notes.append(f"--cpu {top:g}: this machine has {there}, so the sweep ends there")
@@ -260,7 +261,7 @@ class _Profiler:
 
     def _note_other_load(self) -> None:
         """Say so where other programs keep the CPUs busy, whose share the job does not get."""
-        load, there = os.getloadavg()[0], len(os.sched_getaffinity(0))
+        load, there = os.getloadavg()[0], machine_cores()
         if load > _BUSY * there and not self._file.record.is_done:
             self._notes.append(
                 f"other programs keep this machine busy (load {load:.1f} on {there} CPUs), so that "

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from partita.core.energy import EnergyOrigin, EnergyProfile, Frontier
 from partita.core.plan import Plan
-from partita.core.schedules import Schedule, schedule_names
+from partita.core.schedules import DEFAULT_SCHEDULE, Schedule, schedule_names
 from partita.core.solution import Solution
 from partita.documents import OpenedFile, load, open_file
 from partita.energy.frontier.fit import split_backward, without_energy
@@ -307,7 +307,7 @@ def _pipeline(profile: EnergyProfile, request: PipelineFields) -> Pipeline:
             "stages"
         )
     return Pipeline(
-        schedule=Schedule(request.schedule or Schedule.ONE_F_ONE_B),
+        schedule=Schedule(request.schedule or DEFAULT_SCHEDULE),
         microbatches=request.microbatches or 8,
         replicas=request.replicas,
         tensor_parallel=request.tensor_parallel,

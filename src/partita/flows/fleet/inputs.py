@@ -33,6 +33,7 @@ from partita.formats.synergy import (
     read_synergy_profile,
     read_trace,
 )
+from partita.processes import machine_cores
 from partita.requests import Request, declare
 from partita.units import parse_bytes
 
@@ -366,7 +367,7 @@ def declared_servers(
             names=("local",),
             gpu_type=np.zeros(1, dtype=np.int32),
             gpus=np.array([gpus], dtype=np.int32),
-            cpus=np.array([float(len(os.sched_getaffinity(0)))]),
+            cpus=np.array([float(machine_cores())]),
             memory_gb=np.array([math.floor(there / 1e8) / 10]),
             storage_mb_per_s=np.zeros(1),
         )

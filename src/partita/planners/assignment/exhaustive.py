@@ -21,15 +21,12 @@ from partita.core.order import topological_order
 from partita.core.placement import is_pipeline, placement_plan
 from partita.core.plan import Plan, equal_microbatches
 from partita.core.problem import Mode, Problem
-from partita.cost.durations import cluster_devices
-from partita.cost.judge import measure
-from partita.cost.memory import peak_memory
+from partita.cost.judge import measure, peaks
 from partita.errors import InvalidInputError
 from partita.objectives.placed import seconds_on
 from partita.planners.assignment.instance import joined, places
 from partita.planners.effort import Effort
 from partita.planners.pipeline import main_devices, pipeline_plan
-from partita.program.lower import lower
 
 _MAX_TWINS = 64
 """Devices up to which those that can stand for each other are looked for."""
@@ -176,9 +173,7 @@ def plan_of(problem: Problem, device_of: Array) -> Plan:
 
 def _bytes_over(problem: Problem, plan: Plan) -> float:
     """Return the bytes above the memory that the devices have."""
-    peak = peak_memory(problem, plan, lower(problem, plan))
-    limit = problem.cluster.memory_bytes[cluster_devices(problem, plan.devices)]
-    return float(np.maximum(peak - limit * problem.objective.memory_factor, 0.0).sum())
+    return float(np.maximum(peaks(problem, plan).over_bytes, 0.0).sum())
 
 
 def _contiguous_starts(search: MeasuredSearch) -> list[Array]:

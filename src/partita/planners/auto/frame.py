@@ -143,10 +143,7 @@ class Frame:
     def net_bytes(self, size: int) -> Array:
         """Return the bytes of each forward tensor between units for a microbatch."""
         tensors, (tensor, _, _) = self.problem.graph.tensors, self.nets
-        fixed = tensors.fixed_bytes[tensor]
-        share = size / self.problem.graph.batch_size
-        result: Array = fixed + (tensors.bytes[tensor] - fixed) * share
-        return result
+        return tensors.bytes_at(size / self.problem.graph.batch_size, rows=tensor)
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
@@ -196,7 +193,7 @@ def frame_of(problem: Problem) -> Frame:
     units = units_of(problem)
     class_of, representatives = device_classes(problem)[:2]
     row_of, matrix = problem.allowed
-    forward, backward, allowed, limits = [], [], [], []
+    forward, backward, allowed = [], [], []
     for device in representatives:
         ahead, back = _unit_seconds(problem, units, device)
         forward.append(ahead)
@@ -205,9 +202,6 @@ def frame_of(problem: Problem) -> Frame:
             units.node_of, weights=~matrix[row_of, device], minlength=units.num_nodes
         )
         allowed.append(barred == 0)
-        limits.append(
-            problem.cluster.devices[device].memory_bytes * problem.objective.memory_factor
-        )
     weight, static, reduced = _parameter_bytes(problem, units)
     return Frame(
         problem=problem,
@@ -221,7 +215,7 @@ def frame_of(problem: Problem) -> Frame:
         weight_bytes=weight,
         reduced_bytes=reduced,
         allowed=np.stack(allowed),
-        limit_bytes=np.array(limits),
+        limit_bytes=problem.limit_bytes[list(representatives)],
     )
 
 
@@ -252,10 +246,10 @@ def _input_share(problem: Problem, units: Quotient, device: int) -> Array:
 
 def _parts(problem: Problem, units: Quotient, values: Array) -> tuple[Array, Array]:
     """Return the fixed part, and the part for each sample, of a column by unit."""
-    share = problem.graph.ops.fixed_share
-    count = units.num_nodes
-    fixed = np.bincount(units.node_of, weights=values * share, minlength=count)
-    linear = np.bincount(units.node_of, weights=values * (1 - share), minlength=count)
+    fixed, linear = (
+        np.bincount(units.node_of, weights=part, minlength=units.num_nodes)
+        for part in problem.graph.ops.time_parts(values)
+    )
     return fixed, linear / problem.graph.batch_size
 
 
@@ -263,8 +257,10 @@ def _saved(problem: Problem, units: Quotient) -> tuple[Array, Array]:
     ops, count = problem.graph.ops, units.num_nodes
     if problem.objective.mode is Mode.INFERENCE:
         return np.zeros(count), np.zeros(count)
-    fixed = np.bincount(units.node_of, weights=ops.saved_fixed_bytes, minlength=count)
-    whole = np.bincount(units.node_of, weights=ops.saved_bytes, minlength=count)
+    fixed, whole = (
+        np.bincount(units.node_of, weights=ops.saved_at(share), minlength=count)
+        for share in (0.0, 1.0)
+    )
     return fixed, (whole - fixed) / problem.graph.batch_size
 
 

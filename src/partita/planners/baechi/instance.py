@@ -179,7 +179,7 @@ def _instance(problem: Problem, channels: Channels, memory: MemoryRule) -> Insta
         kept=kept,
         scratch=scratch,
         held=held,
-        limit=cluster.memory_bytes * problem.objective.memory_factor,
+        limit=problem.limit_bytes.copy(),  # some searches shrink it: kernels know one kind of array
         may=_may(problem, ops),
         group=group,
         group_kept=sum_by(group, kept, int(group.max()) + 1),
@@ -205,8 +205,7 @@ def _needs(problem: Problem, memory: MemoryRule) -> tuple[Array, Array, Array]:
         return baechi_needs(graph, objective.mode)
     held = at_each_user(graph, held_bytes(graph.parameters, objective).total)
     share = problem.microbatch_size / graph.batch_size
-    fixed = graph.ops.saved_fixed_bytes
-    saved = fixed + (graph.ops.saved_bytes - fixed) * share
+    saved = graph.ops.saved_at(share)
     return (
         held + saved * problem.microbatches * trains,
         graph.ops.workspace_bytes * share,

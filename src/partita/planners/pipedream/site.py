@@ -72,12 +72,12 @@ def site_of(problem: Problem) -> Site:
     group, rate, outer = _servers(cluster)
     devices = devices[np.argsort(group[devices], kind="stable")]
     found, server = np.unique(group[devices], return_inverse=True)
-    limit = cluster.memory_bytes[devices] * problem.objective.memory_factor
     inside = np.asarray(rate[found], dtype=np.float64)
     if len(found) == len(devices) and len(found) > 1:
         # Servers of one device: their ports are the links.
-        server, inside, outer = np.zeros_like(server), np.array([outer]), math.inf
-    return Site(devices, server, inside, outer if len(inside) > 1 else math.inf, limit)
+        server, inside = np.zeros_like(server), np.array([outer])
+    between = outer if len(inside) > 1 else math.inf
+    return Site(devices, server, inside, between, problem.limit_bytes[devices])
 
 
 def _servers(cluster: Cluster) -> tuple[Longs, Array, float]:

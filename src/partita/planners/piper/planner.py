@@ -124,7 +124,7 @@ def piper_bound(problem: Problem) -> tuple[float, str]:
     except InfeasibleError:
         return math.inf, "no plan fits"
     everything = np.arange(len(problem.cluster))
-    size = float(problem.cluster.memory_bytes.max()) * problem.objective.memory_factor
+    size = float(problem.limit_bytes.max())
     pool = Pool(devices=everything, size=size * ROUNDED[0])
     space = space_of(problem.graph, choices, pool.size, THOROUGH)
     search = search_in(problem, Allowed(), choices, space, pool)

@@ -40,7 +40,7 @@ def pools(problem: Problem) -> list[Pool]:
     usable = np.array(main_devices(problem))
     if not problem.allowed[1][:, usable].any(axis=1).all():
         usable = np.arange(len(problem.cluster))
-    memory = problem.cluster.memory_bytes[usable] * problem.objective.memory_factor
+    memory = problem.limit_bytes[usable]
     sizes = np.unique(memory)
     step = -(-len(sizes) // MAX_POOLS)
     return [Pool(devices=usable[memory >= m], size=float(m)) for m in sizes[::step].tolist()]

@@ -96,13 +96,14 @@ def split_model(
     node_bytes, shared, shared_bytes = _memory(problem, q, mode)
     accelerator = np.array([device.kind is not DeviceKind.CPU for device in firsts])
     accelerator |= not cpus_are_hosts
-    memory = np.array([device.memory_bytes for device in firsts])
     return SplitModel(
         q=q,
         devices=classes,
         seconds=np.where(barred, np.inf, seconds),
         pays=accelerator,
-        limit_bytes=np.where(accelerator, memory * problem.objective.memory_factor, np.inf),
+        limit_bytes=np.where(
+            accelerator, problem.limit_bytes[[members[0] for members in classes]], np.inf
+        ),
         nets=nets,
         net_s=(transfer_seconds(problem) * both_ways)[nets.key],
         node_bytes=node_bytes,

@@ -15,7 +15,6 @@ from partita.core.columns import Array
 from partita.core.program import Kind
 from partita.program.check.case import Case, first_repeat
 from partita.program.check.grid import Grid, refuse_order
-from partita.program.layout import tensor_bytes
 
 
 class _Flows(NamedTuple):
@@ -218,7 +217,7 @@ def _check_sizes(case: Case, sends: Array, recvs: Array) -> None:
             f"{program.describe(int(recvs[at]))} expects {program.bytes[recvs[at]]}",
         )
     samples = program.microbatch_sizes[program.microbatch[sends]]
-    size = tensor_bytes(graph, samples, program.tensor[sends])
+    size = graph.tensors.bytes_at(samples, graph.batch_size, program.tensor[sends])
     # The stage of a RECV is the one that holds it there: its ranks may hold a part each.
     parts = case.layout.tensor_parts[program.stage[recvs]]
     wrong = np.abs(program.bytes[sends] - size / parts) > 1
