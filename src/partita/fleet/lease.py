@@ -4,10 +4,11 @@
     for batch in lease.over(loader):
         train(batch)
 
-The scheduler and the job speak through two files in the job's directory: the scheduler writes
-``lease.json``, the job ``progress.json``. Neither has to be alive for the other to go on, nothing
-listens on a port, and no token has to be handed to a job. A SIGTERM means the same as the file,
-sooner. Without a scheduler (``PARTITA_LEASE`` is not set) the loop runs to its last step.
+On the scheduler's machine they speak through two files in the job's directory: the scheduler
+writes ``lease.json``, the job ``progress.json``; elsewhere over the fleet's HTTP API
+(`partita.fleet.live.news`). Neither has to be alive for the other to go on. A SIGTERM means the
+same as the end of the lease, sooner. Without a scheduler (neither ``PARTITA_LEASE`` nor
+``PARTITA_NEWS`` is set) the loop runs to its last step.
 
 Imports the standard library alone; the loader may be torch's, or any iterable.
 """
@@ -19,17 +20,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
-from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 from partita.errors import InvalidInputError
-from partita.fleet.live.files import LEASE, PROGRESS, read_json, write_json
+from partita.fleet.live.news import News
 
-DIRECTORY_VARIABLE = "PARTITA_LEASE"
 STEPS_VARIABLE = "PARTITA_STEPS"
 ATTEMPT_VARIABLE = "PARTITA_ATTEMPT"
 _WAIT_S = 0.01
+_FAR_S = 1.0
+"""Seconds between two looks at least where each is a call over the network."""
+_LAST_WORD_S = 30.0
+"""How long the last word of a job is tried again where nobody hears it."""
 _T = TypeVar("_T")
 
 
@@ -202,18 +205,18 @@ class _Pace:
 
 
 class _Scheduler:
-    """The other end, seen through its file; silent where there is none."""
+    """The other end; silent where there is none."""
 
     def __init__(self, *, poll_s: float, report_s: float) -> None:
-        name = os.environ.get(DIRECTORY_VARIABLE)
-        self._directory = Path(name) if name else None
+        self._news = News.of_environment()
         self._attempt = int(os.environ.get(ATTEMPT_VARIABLE, "0"))
-        self._speaks = os.environ.get("RANK", "0") == "0"
-        self._poll_s, self._report_s = poll_s, report_s
+        self._speaks = os.environ.get("RANK", os.environ.get("NODE_RANK", "0")) == "0"
+        least_s = _FAR_S if self._news.is_far else 0.0
+        self._poll_s, self._report_s = max(poll_s, least_s), max(report_s, least_s)
         self._looked_s = self._reported_s = -1e9
         self._lease: dict[str, Any] = {}
         self._stop = False
-        if self._directory is None:
+        if not self._news.is_there:
             return
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._end)
@@ -224,9 +227,8 @@ class _Scheduler:
         self._stop = True
 
     def _look(self) -> None:
-        assert self._directory is not None
         self._looked_s = time.monotonic()
-        found = read_json(self._directory / LEASE)
+        found = self._news.lease(self._attempt)
         if found:
             self._lease = found
 
@@ -242,16 +244,16 @@ class _Scheduler:
     def wait_beyond(self, end_s: float, limit_s: float) -> bool:
         """Wait until the lease is renewed or over."""
         last_s = time.monotonic() + limit_s
-        while self._directory is not None and not self.is_over() and self.term()[1] <= end_s:
+        while self._news.is_there and not self.is_over() and self.term()[1] <= end_s:
             if time.monotonic() > last_s:
                 return False
-            time.sleep(_WAIT_S)
+            time.sleep(10 * _WAIT_S if self._news.is_far else _WAIT_S)
             self._look()
         return True
 
     def is_over(self) -> bool:
         """Return whether the lease has ended: by word, for another attempt, or for lack of word."""
-        if self._directory is None:
+        if not self._news.is_there:
             return False
         if not self._stop and time.monotonic() - self._looked_s >= self._poll_s:
             self._look()
@@ -265,13 +267,13 @@ class _Scheduler:
 
     def wants_word(self, *, force: bool) -> bool:
         """Return whether it is time to report progress; rank 0 alone does."""
-        if self._directory is None or not self._speaks:
+        if not self._news.is_there or not self._speaks:
             return False
         return force or time.monotonic() - self._reported_s >= self._report_s
 
     def report(self, words: dict[str, Any]) -> None:
-        """Write how far the job is."""
-        assert self._directory is not None
+        """Report how far the job is; the last word is not given up soon."""
         self._reported_s = time.monotonic()
         values = {**words, "attempt": self._attempt, "pid": os.getpid(), "at_s": time.time()}
-        write_json(self._directory / PROGRESS, values)
+        is_last = words["state"] != LoopState.RUNNING and self._news.is_far
+        self._news.report(self._attempt, values, patience_s=_LAST_WORD_S if is_last else 0.0)

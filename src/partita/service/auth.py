@@ -21,11 +21,19 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from partita.fleet.live.news import NEWS_PATH
 from partita.http import is_loopback
 from partita.service.errors import printable
 
 OPEN_PATHS = ("/healthz",)
 """Paths that need no token."""
+
+
+def is_open(path: str) -> bool:
+    """Return whether a path needs not the server's token: none, or a job's own one."""
+    return path in OPEN_PATHS or path.startswith(NEWS_PATH)
+
+
 _SHOWN = 100
 
 
@@ -43,7 +51,7 @@ class RequireToken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 401."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._shown(scope):
+        if scope["type"] != "http" or is_open(scope["path"]) or self._shown(scope):
             await self.app(scope, receive, send)
             return
         refusal = JSONResponse(

@@ -40,8 +40,9 @@ from partita.fleet.engines.protocol import (
     Traits,
     name_of,
 )
-from partita.fleet.lease import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE
+from partita.fleet.lease import ATTEMPT_VARIABLE
 from partita.fleet.live.files import PROGRESS, figure, read_json, write_json
+from partita.fleet.live.news import DIRECTORY_VARIABLE
 from partita.fleet.policies.resources import Servers
 from partita.fleet.profiler.cgroups import Hierarchy, limit_lines
 from partita.fleet.profiler.isolation import IsolationRequest, Way, choose_isolation

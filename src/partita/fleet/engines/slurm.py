@@ -36,8 +36,9 @@ from partita.fleet.engines.protocol import (
     Traits,
     attempt_of,
 )
-from partita.fleet.lease import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE
+from partita.fleet.lease import ATTEMPT_VARIABLE
 from partita.fleet.live.files import read_json
+from partita.fleet.live.news import DIRECTORY_VARIABLE
 from partita.fleet.policies.resources import GB, Servers
 from partita.processes import job_environment
 from partita.slurm.commands import SlurmCommands, SlurmError

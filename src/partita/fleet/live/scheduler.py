@@ -10,10 +10,12 @@ Everything that matters is in the store before it is done, so that `recover` fin
 any instant: what was to be started and was, what was not, and what has ended meanwhile.
 """
 
+import hmac
 import json
 import logging
 import math
 import os
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,6 +53,7 @@ from partita.fleet.live.decision import (
 )
 from partita.fleet.live.files import LEASE, PROGRESS, figure, read_json, write_json
 from partita.fleet.live.jobspec import JobSpec, core_job, read_spec
+from partita.fleet.live.news import NEWS_PATH, TOKEN_VARIABLE, URL_VARIABLE, news_token
 from partita.fleet.live.store import AttemptRow, FleetStore, JobRow, JobState
 from partita.fleet.live.verdict import End, Verdict, backoff_s, judge
 from partita.processes import last_lines
@@ -124,6 +127,9 @@ class Scheduler:
         self.epoch_s = float(store.fact("epoch_s", repr(time.time())))
         self.rounds = Rounds(epoch_s=self.epoch_s, round_s=settings.round_s)
         self._last_round = -1
+        self.news_url = ""
+        """Address at which jobs elsewhere reach this scheduler; empty = they do not."""
+        self._news_secret = store.fact("news_secret", secrets.token_hex(32))
         self._is_recovered = False
         self.seen = Look(statuses={})
         """How jobs and servers were when they were last looked at."""
@@ -435,7 +441,7 @@ class Scheduler:
             command=spec.command,
             folder=spec.folder,
             directory=self.settings.directory(row.id),
-            environment=_environment(spec),
+            environment={**_environment(spec), **self._news_variables(attempt)},
             places=places,
         )
         try:
@@ -451,6 +457,32 @@ class Scheduler:
             self._fault(row, str(exc), row.step, now_s)
         else:
             self.store.update_attempt(attempt, handle=json.dumps(dict(handle)))
+
+    def _news_variables(self, attempt: Attempt) -> dict[str, str]:
+        """Return the variables by which a job elsewhere finds this scheduler's HTTP API."""
+        if not self.news_url or not self.engine.traits.is_remote:
+            return {}
+        return {
+            URL_VARIABLE: f"{self.news_url}{NEWS_PATH}{attempt.job}",
+            TOKEN_VARIABLE: news_token(self._news_secret, *attempt),
+        }
+
+    def hear(
+        self, job: int, attempt: int, token: str, progress: Mapping[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """Take the word of a job that speaks over HTTP, and return its lease.
+
+        Returns:
+            The lease, which may be for another attempt; None = the token is not this attempt's.
+        """
+        if not hmac.compare_digest(token, news_token(self._news_secret, job, attempt)):
+            return None
+        directory = self.settings.directory(job)
+        lease = read_json(directory / LEASE)
+        # An attempt that was replaced has nothing to say any more.
+        if progress is not None and lease.get("attempt") == attempt:
+            write_json(directory / PROGRESS, {**progress, "attempt": attempt})
+        return lease
 
     # Ends
 

@@ -5,12 +5,13 @@ Whoever may submit a job runs a program as the user of the server: a token is al
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from partita.core.codec import encode
 from partita.core.fleet import MAX_ITERATIONS, MAX_JOB_GPUS
 from partita.errors import InfeasibleError, InvalidInputError
+from partita.fleet.lease import LoopState
 from partita.fleet.live.fleet import Fleet, NoSuchJobError
 from partita.fleet.live.jobspec import (
     DEFAULT_GRACE_S,
@@ -19,6 +20,7 @@ from partita.fleet.live.jobspec import (
     Progress,
     read_spec,
 )
+from partita.fleet.live.news import NEWS_PATH
 from partita.service.errors import Refusal, WrongFieldError, answers
 from partita.service.metrics import Sample
 
@@ -164,6 +166,31 @@ class FleetReply(BaseModel):
     running: int
 
 
+class ProgressBody(BaseModel):
+    """How far a job is, as `partita.fleet.lease` reports it."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    state: LoopState
+    step: Annotated[int, Field(ge=0, le=2**53)]
+    saved_step: Annotated[int, Field(ge=0, le=2**53)]
+    steps: Annotated[int, Field(ge=0, le=2**53)]
+    ends_s: float | None = None
+    done_s: float | None = None
+    attempt: int
+    pid: int
+    at_s: float
+
+
+class NewsBody(BaseModel):
+    """The word of a job, or a question for its lease."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    attempt: Annotated[int, Field(ge=1, le=2**53)]
+    progress: ProgressBody | None = None
+
+
 class LogReply(BaseModel):
     """A part of what a job printed."""
 
@@ -195,6 +222,16 @@ def fleet_router(fleet: Fleet) -> APIRouter:
     def history() -> dict[str, Any]:
         """Return who ran where and when."""
         return encode(fleet.history())
+
+    @router.post(f"{NEWS_PATH.removeprefix('/fleet')}{{job}}", responses=answers(400, *COMMON))
+    def news(job: JobNumber, body: NewsBody, request: Request) -> dict[str, Any]:
+        """Take the word of a job, which shows its own token, and return its lease."""
+        shown = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        words = None if body.progress is None else body.progress.model_dump(mode="json")
+        lease = fleet.scheduler.hear(job, body.attempt, shown, words)
+        if lease is None:
+            raise Refusal(401, "the token of this attempt of the job is needed")
+        return lease
 
     _add_jobs(router, fleet)
     return router

@@ -62,6 +62,11 @@ class ServeFleetRequest(ListenFields):
         "partita-fleet.sqlite", path="file", help="SQLite file; jobs' directories are beside it."
     )
     groups: bool = declare(True, help="Use control groups where they are permitted.")
+    news_url: str | None = declare(
+        None,
+        usual="this server's address",
+        help="Address at which jobs on other machines reach this server.",
+    )
     token_file: str | None = token_field("PARTITA_TOKEN, else one is made beside --state")
 
 
@@ -126,6 +131,7 @@ def serve_fleet_request(
     """Serve as a request asks for; see :func:`serve_fleet`."""
     with server_needed():
         from partita.service.app import make_app  # noqa: PLC0415 (an extra)
+        from partita.service.auth import own_hosts  # noqa: PLC0415 (likewise)
         from partita.service.serve import bound_socket, serve  # noqa: PLC0415 (likewise)
     settings = Settings(
         host=request.host, allow_hosts=request.allow_host, token=read_token(request.token_file)
@@ -142,6 +148,9 @@ def serve_fleet_request(
         raise
     if made is not None:
         note_fleet(bound.getsockname()[1], made)
+    names, any_address = own_hosts(request.host)
+    reached = names[-1] if any_address else request.host
+    fleet.scheduler.news_url = (request.news_url or url_of(reached, bound)).rstrip("/")
     on_listening(
         FleetServer(
             url=url_of(request.host, bound), fleet=fleet, notes=engine.notes(), token_file=made

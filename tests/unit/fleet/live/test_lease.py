@@ -1,9 +1,12 @@
 """The loop's end of a lease."""
 
+import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -189,3 +192,76 @@ def test_a_broken_lease_file_changes_nothing(home: Path) -> None:
     for _ in lease.over(range(6)):
         (home / "lease.json").write_text("{")
     assert lease.done
+
+
+class FarScheduler(HTTPServer):
+    """Answers news with a lease; ``lease`` = None: it is out of order."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), FarHandler)
+        self.lease: dict | None = {"attempt": 2, "end_s": time.time() + 1000, "grant": {"gpus": 3}}
+        self.heard: list[dict] = []
+        self.tokens: set[str] = set()
+
+
+class FarHandler(BaseHTTPRequestHandler):
+    server: FarScheduler
+
+    def do_POST(self) -> None:
+        text = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.tokens.add(self.headers["Authorization"])
+        if self.server.lease is None:
+            self.send_error(503)
+            return
+        self.server.heard.append(json.loads(text))
+        answer = json.dumps(self.server.lease).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *words: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> Iterator[FarScheduler]:
+    with FarScheduler() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        port = server.server_address[1]
+        monkeypatch.setenv("PARTITA_NEWS", f"http://127.0.0.1:{port}/fleet/news/7")
+        monkeypatch.setenv("PARTITA_NEWS_TOKEN", "mine")
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_loop_elsewhere_holds_its_lease_over_http(
+    home: Path, far: FarScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PARTITA_LEASE")
+    lease = make([])
+    assert lease.grant == {"gpus": 3}
+    assert len(list(lease.over("abcdef"))) == 6
+    assert far.heard[-1]["progress"]["state"] == "done"
+    assert far.heard[-1]["attempt"] == 2
+    assert far.tokens == {"Bearer mine"}
+    assert not (home / "progress.json").exists()
+
+
+def test_a_stop_over_http_ends_the_loop(home: Path, far: FarScheduler) -> None:
+    assert far.lease is not None
+    far.lease["stop"] = True
+    lease = make([])
+    assert list(lease.over("abcdef")) == []
+    assert lease.state is LoopState.STOPPED
+
+
+def test_files_serve_where_the_fleet_does_not_answer(home: Path, far: FarScheduler) -> None:
+    far.lease = None
+    lease = make([])
+    assert lease.grant == {"gpus": 1, "cpus": 3.0}
+    assert len(list(lease.over("abcdef"))) == 6
+    assert read_json(home / "progress.json")["state"] == "done"

@@ -148,5 +148,7 @@ def test_every_route_keeps_to_its_description(fleet: Fleet, tmp_path: Path) -> N
     asgi.shutdown_lifespans()
     assert not wrong, "\n\n".join(wrong[:5])
     assert {label for label, _ in seen} == known
+    # Jobs show tokens of their own there, which nobody can guess.
+    known.remove("POST /fleet/news/{job}")
     assert {label for label, status in seen if status == 200} == known
     assert not fleet.failure

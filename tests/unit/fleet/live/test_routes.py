@@ -14,6 +14,7 @@ from live_builders import FakeEngine, curve, servers, spec
 from partita.core.codec import decode_as
 from partita.core.fleet import FleetHistory, HistoryOrigin
 from partita.errors import InvalidInputError
+from partita.fleet.engines.protocol import Traits
 from partita.fleet.live.fleet import Fleet
 from partita.fleet.live.scheduler import FleetSettings
 from partita.service.app import make_app
@@ -39,6 +40,7 @@ def serving(tmp_path: Path) -> Open:
                 transport=transport, base_url="http://127.0.0.1", headers=shown
             ) as client,
         ):
+            client.fleet = fleet
             yield client, engine
 
     return opened
@@ -202,5 +204,40 @@ def test_a_sensitivity_travels_whole(serving: Open, tmp_path: Path) -> None:
             assert said["places"][0]["cpus"] == pytest.approx(6.0)
             engine.work(10)
             await until(client, 1, "finished")
+
+    asyncio.run(talk())
+
+
+def test_a_job_elsewhere_reports_and_gets_its_lease_by_its_own_token(
+    serving: Open, tmp_path: Path
+) -> None:
+    async def talk() -> None:
+        async with serving() as (client, engine):
+            engine.traits = Traits(is_remote=True)
+            client.fleet.scheduler.news_url = "http://head:7788"
+            await client.post("/fleet/jobs", json=body(tmp_path))
+            await until_started(client, engine)
+            (order,) = engine.alive.values()
+            assert order.environment["PARTITA_NEWS"] == "http://head:7788/fleet/news/1"
+            own = {"Authorization": f"Bearer {order.environment['PARTITA_NEWS_TOKEN']}"}
+            asked = {"attempt": 1}
+            answer = await client.post("/fleet/news/1", json=asked, headers=own)
+            assert answer.json()["attempt"] == 1
+            assert answer.json()["grant"]["gpus"] == 1
+            words = {"state": "running", "step": 4, "saved_step": 3, "steps": 10}
+            words |= {"attempt": 1, "pid": 5, "at_s": 1.5}
+            told = await client.post(
+                "/fleet/news/1", json={**asked, "progress": words}, headers=own
+            )
+            assert told.status_code == 200
+            assert (await client.get("/fleet/jobs/1")).json()["step"] == 4
+            for number, attempt, token in ((1, 2, own), (2, 1, own), (1, 1, {})):
+                refused = await client.post(
+                    f"/fleet/news/{number}", json={"attempt": attempt}, headers=token
+                )
+                assert refused.status_code == 401
+            wrong = {**asked, "progress": {**words, "step": -1}}
+            assert (await client.post("/fleet/news/1", json=wrong, headers=own)).status_code == 422
+            assert (await client.get("/fleet/jobs", headers=own)).status_code == 401
 
     asyncio.run(talk())
