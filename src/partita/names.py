@@ -1,7 +1,9 @@
-"""Near names, for the error messages about unknown ones."""
+"""Names: near ones for the messages about unknown ones, and texts of others on a terminal."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+from partita.errors import InvalidInputError
 
 _LONGEST = 60
 _COMPARED = 1000
@@ -50,3 +52,47 @@ def suggest(name: str, known: Iterable[str]) -> str:
 def _listing(choices: list[str]) -> str:
     shown = [choice[:_LONGEST] for choice in choices[:_SHOWN]]
     return ", ".join([*shown, *(["..."] if len(choices) > _SHOWN else [])]) or "none"
+
+
+def escaped(text: str) -> str:
+    r"""Return a text of somebody else in one line that a terminal shows as it is.
+
+    Control characters, among them those that move the cursor or clear the screen, and those that
+    turn the direction of writing or show nothing, are written out.
+
+    >>> escaped("a\x1b[2Jb\n\u202e")
+    'a\\x1b[2Jb\\n\\u202e'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _written_out(c) for c in text)
+
+
+def escaped_lines(text: str) -> str:
+    r"""Return the lines of a text of somebody else as a terminal may show them.
+
+    Line ends and tabs stay; a carriage return, which would write over a line, ends it.
+
+    >>> escaped_lines("10 %\r20 %\r\nred \x1b[31m")
+    '10 %\n20 %\nred \\x1b[31m'
+    """
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(c if c.isprintable() or c in "\n\t" else _written_out(c) for c in lines)
+
+
+def _written_out(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def check_plain(text: str, what: str) -> None:
+    """Refuse a name that a terminal could not show as it is.
+
+    Raises:
+        InvalidInputError: It has a control character, or one that turns the direction of writing.
+    """
+    if not text.isprintable():
+        bad = next(c for c in text if not c.isprintable())
+        raise InvalidInputError(
+            f"{what} {short(escaped(text))} has the character {_written_out(bad)}, which terminals "
+            "do not show; use others"
+        )

@@ -20,6 +20,7 @@ from partita.core.problem import Mode, Problem
 from partita.core.solution import Proof
 from partita.flows.answer import Answer
 from partita.flows.summary import Summary, estimate_basis
+from partita.names import escaped, escaped_lines
 from partita.units import format_bytes, format_count, format_rate, format_seconds, format_share
 
 if TYPE_CHECKING:
@@ -34,8 +35,18 @@ def terminal_width() -> int:
 
 
 def stdout_console() -> Console:
-    """Return a console for results; plain where stdout is not a terminal."""
-    return Console(file=sys.stdout, width=terminal_width(), highlight=False, soft_wrap=False)
+    """Return a console for results; plain where stdout is not a terminal.
+
+    It takes texts as they are: a name with brackets is no markup.
+    """
+    return Console(
+        file=sys.stdout,
+        width=terminal_width(),
+        highlight=False,
+        soft_wrap=False,
+        markup=False,
+        emoji=False,
+    )
 
 
 def print_json(value: object) -> None:
@@ -63,11 +74,14 @@ def progress(what: str, *, quiet: bool) -> Iterator[Any]:
 def print_remarks(remarks: Sequence[str]) -> None:
     """Print what was done other than asked, a line each, beside the result."""
     for remark in remarks:
-        click.echo(remark, err=True)
+        click.echo(escaped(remark), err=True)
 
 
 def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text]]) -> Table:
-    """Return a table; a column is a title and how it is justified. Empty columns are left out."""
+    """Return a table; a column is a title and how it is justified. Empty columns are left out.
+
+    Cells are shown as they are, without what a terminal would take for a command.
+    """
     kept = [
         index
         for index in range(len(columns))
@@ -86,7 +100,10 @@ def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text
             min_width=None if fixed else len(title),
         )
     for row in rows:
-        result.add_row(*(row[index] for index in kept))
+        cells = (row[index] for index in kept)
+        result.add_row(
+            *(Text(escaped_lines(cell)) if isinstance(cell, str) else cell for cell in cells)
+        )
     return result
 
 

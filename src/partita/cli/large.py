@@ -2,6 +2,8 @@
 
 import math
 
+from rich.text import Text
+
 from partita.cli.console import (
     percent,
     print_json,
@@ -55,7 +57,7 @@ def show_large(result: LargePlanResult, written: str | None = None) -> None:
         f"{task.sequence_length:,} tokens per sequence, {task.batch:,} sequences "
         f"({format_count(task.tokens)} tokens) per step; nothing was measured"
     )
-    console.print(f"layout: [bold]{best.title}[/bold]")
+    console.print(Text.assemble("layout: ", (best.title, "bold")))
     console.print(_rate_line(result))
     for line in (_money_line(result), _free_line(result)):
         if line:

@@ -12,6 +12,7 @@ import click
 from partita import __version__
 from partita.cli.lazy import LazyGroup
 from partita.errors import PartitaError, UnsupportedError, WorkerError
+from partita.names import escaped, escaped_lines
 
 COMMANDS: Mapping[str, str] = {
     "demo": "Measure a small GPT here, plan it here and over a mixed cluster.",
@@ -155,7 +156,8 @@ def _drop_output() -> None:
 
 def _fail(message: str, code: int, *, lines: bool = False) -> None:
     """Print what is wrong, in one line; of a run that failed also a line for each rank."""
-    print(f"partita: {message if lines else ' '.join(message.split())}", file=sys.stderr)
+    text = escaped_lines(message) if lines else escaped(" ".join(message.split()))
+    print(f"partita: {text}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -218,7 +218,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 def test_one_failure_does_not_undo_the_others(run: Any, tmp_path: Path) -> None:
     async def work() -> None:
-        database = Database(tmp_path / "a.sqlite", ["CREATE TABLE t (x INTEGER PRIMARY KEY)"])
+        database = Database(tmp_path / "a.sqlite", [["CREATE TABLE t (x INTEGER PRIMARY KEY)"]])
         values = [1, 2, 2, 3]
         asked = [
             database.run(lambda c, x=x: c.execute("INSERT INTO t VALUES (?)", (x,)) and None)

@@ -12,6 +12,7 @@ import numpy as np
 from partita.core.codec import decode_as, encode
 from partita.core.fleet import MAX_JOB_GPUS, Job, Sensitivity, SensitivityOrigin
 from partita.errors import InvalidInputError
+from partita.names import check_plain
 
 DEFAULT_RETRIES = 3
 DEFAULT_GRACE_S = 30.0
@@ -43,6 +44,7 @@ class GpuChoice:
             raise InvalidInputError(
                 f"GPUs are {self.least} to {self.most}; expected 1 or more, the fewest first"
             )
+        check_plain(self.type, "type of GPU")
 
     def __str__(self) -> str:
         count = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
@@ -86,6 +88,8 @@ class JobSpec:
     grace_s: float = DEFAULT_GRACE_S
 
     def __post_init__(self) -> None:
+        check_plain(self.name, "name")
+        check_plain(self.tenant, "tenant")
         if not self.command or not self.command[0]:
             raise InvalidInputError(f"job {self.name!r} has no command")
         if not self.gpus:

@@ -16,10 +16,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from partita.errors import InfeasibleError
 from partita.fleet.engines.protocol import Attempt, Place
-from partita.store import SqliteFile
+from partita.names import escaped
+from partita.store import Schema, SqliteFile
 
-_SCHEMA = (
+_FIRST_TABLES = (
     "CREATE TABLE IF NOT EXISTS fleet_facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     """CREATE TABLE IF NOT EXISTS fleet_jobs (
         id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE NOT NULL, spec TEXT NOT NULL,
@@ -37,6 +39,25 @@ _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS fleet_events (
         id INTEGER PRIMARY KEY, job INTEGER NOT NULL, at_s REAL NOT NULL, what TEXT NOT NULL)""",
 )
+
+
+def _escape_names(connection: sqlite3.Connection) -> None:
+    """Rewrite names that were taken before they were checked, so that their jobs can be read."""
+    for job, text in connection.execute("SELECT id, spec FROM fleet_jobs").fetchall():
+        spec = json.loads(text)
+        plain = {**spec, "name": escaped(spec["name"]), "tenant": escaped(spec["tenant"])}
+        plain["gpus"] = [[least, most, escaped(kind)] for least, most, kind in spec["gpus"]]
+        if plain != spec:
+            connection.execute(
+                "UPDATE fleet_jobs SET spec = ? WHERE id = ?", (json.dumps(plain), job)
+            )
+
+
+SCHEMA: Schema = (
+    _FIRST_TABLES,
+    ("ALTER TABLE fleet_jobs ADD COLUMN owner TEXT NOT NULL DEFAULT ''", _escape_names),
+)
+"""Versions of the tables: as they were released first; who submitted a job, and names checked."""
 
 
 class JobState(StrEnum):
@@ -76,6 +97,7 @@ class JobRow:
         fault_step: Its step at the last fault.
         retry_s: It is not started before then.
         cancelled: Whether its user has cancelled it.
+        owner: Name of the user whose token submitted it; empty = the server's own token.
     """
 
     id: int
@@ -95,6 +117,7 @@ class JobRow:
     fault_step: int
     retry_s: float
     cancelled: bool
+    owner: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +165,7 @@ class FleetStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Its mode is this user's alone: jobs may have secrets in their environment.
-        self._file = SqliteFile(path, _SCHEMA, holder="scheduler", mode=0o600)
+        self._file = SqliteFile(path, SCHEMA, part="fleet", holder="scheduler")
         self._connection = self._file.connection
         self._connection.row_factory = sqlite3.Row
         self._guard = self._file.guard
@@ -172,18 +194,31 @@ class FleetStore:
         with self.change() as connection:
             connection.execute("INSERT OR REPLACE INTO fleet_facts VALUES (?, ?)", (name, value))
 
-    def add_job(self, spec: Mapping[str, Any], key: str, now_s: float) -> tuple[int, bool]:
+    def add_job(
+        self, spec: Mapping[str, Any], key: str, now_s: float, *, owner: str = ""
+    ) -> tuple[int, bool]:
         """Keep a new job; return its number, and whether it is new.
 
         The same key again, as after an answer that was lost, is the same job.
+
+        Raises:
+            InfeasibleError: The key was that of another job.
         """
+        text = json.dumps(spec)
         with self.change() as connection:
-            found = connection.execute("SELECT id FROM fleet_jobs WHERE key = ?", (key,)).fetchone()
+            found = connection.execute(
+                "SELECT id, spec, owner FROM fleet_jobs WHERE key = ?", (key,)
+            ).fetchone()
             if found is not None:
+                if (json.loads(found[1]), found[2]) != (json.loads(text), owner):
+                    raise InfeasibleError(
+                        f"key {key!r} was sent with another job; a new job needs a new key"
+                    )
                 return int(found[0]), False
             done = connection.execute(
-                "INSERT INTO fleet_jobs (key, spec, submitted_s, state) VALUES (?, ?, ?, ?)",
-                (key, json.dumps(spec), now_s, JobState.WAITING),
+                "INSERT INTO fleet_jobs (key, spec, submitted_s, state, owner) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (key, text, now_s, JobState.WAITING, owner),
             )
             number = int(done.lastrowid or 0)
             self.add_event(number, now_s, "submitted")

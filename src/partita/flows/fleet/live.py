@@ -19,6 +19,7 @@ from partita.fleet.live.jobfile import JobFile, read_job
 from partita.fleet.live.jobspec import JobSpec
 from partita.fleet.live.token import fleet_token
 from partita.flows.results import Result
+from partita.names import escaped
 from partita.requests import OnProgress, Request, declare, make, silent
 from partita.units import format_seconds
 
@@ -412,11 +413,11 @@ def server_line(info: Mapping[str, Any]) -> str:
         parts.append("draining")
     if info["failure"]:
         parts.append(f"the scheduler fails: {info['failure']}")
-    return " · ".join(parts)
+    return escaped(" · ".join(parts))
 
 
 def status_lines(status: Mapping[str, Any]) -> list[str]:
-    """Return the lines about a job."""
+    """Return the lines about a job, as a terminal may show them."""
     note = f": {status['note']}" if status["note"] else ""
     lines = [
         f"job {status['id']} {status['name']} · {status['state']}{note}",
@@ -433,7 +434,7 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
         lines.append(f"read back from its process: {status['read_back']}")
     lines.append(f"command {' '.join(status['command'])}")
     lines += [f"{_clock(event['at_s'])}  {event['what']}" for event in status["events"]]
-    return lines
+    return [escaped(line) for line in lines]
 
 
 def gpu_list(place: Mapping[str, Any]) -> str:

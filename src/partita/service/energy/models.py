@@ -7,6 +7,7 @@ import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -20,6 +21,8 @@ from partita.core.energy import EnergyOrigin
 from partita.core.problem import Schedule
 from partita.energy.frontier.choose import PointLimits
 from partita.energy.policies.job import Rank, Result, Straggler
+from partita.errors import InvalidInputError
+from partita.names import check_plain
 
 MAX_RANKS = 2**16
 MAX_MICROBATCHES = 2**16
@@ -32,6 +35,15 @@ def _figure(value: object) -> object:
     return value
 
 
+def _plain(text: str) -> str:
+    """Refuse what a terminal could not show as it is."""
+    try:
+        check_plain(text, "name")
+    except InvalidInputError as exc:
+        raise ValueError(str(exc)) from exc
+    return text
+
+
 Whole = Annotated[int, BeforeValidator(_figure)]
 Figure = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Place = Annotated[Whole, Field(ge=0, lt=MAX_RANKS)]
@@ -39,7 +51,7 @@ Degree = Annotated[Whole, Field(ge=1, le=MAX_RANKS)]
 Clock = Annotated[Whole, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[Figure, Field(ge=0, le=1e9)]
 Joules = Annotated[Figure, Field(ge=0, le=1e15)]
-Name = Annotated[str, Field(max_length=256)]
+Name = Annotated[str, Field(max_length=256), AfterValidator(_plain)]
 Names = Annotated[list[Name], Field(max_length=2**20)]
 
 

@@ -16,12 +16,12 @@ import queue
 import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from partita.store import SqliteFile
+from partita.store import Schema, SqliteFile
 
 _T = TypeVar("_T")
 _Work = tuple[Callable[[sqlite3.Connection], Any], "Future[Any]"]
@@ -34,16 +34,16 @@ class Database:
 
     Args:
         path: The file; made where it is not there.
-        schema: Statements that make its tables where they are not there.
+        schema: Versions of its tables.
 
     Raises:
         InvalidInputError: The file cannot be opened, or is none.
         UnsupportedError: Another process has it.
     """
 
-    def __init__(self, path: Path, schema: Sequence[str]) -> None:
+    def __init__(self, path: Path, schema: Schema) -> None:
         self.path = path
-        self._file = SqliteFile(path, schema, holder="server")
+        self._file = SqliteFile(path, schema, part="energy", holder="server")
         self._connection = self._file.connection
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._open_or_not = threading.Lock()  # nothing enters the queue after its end
@@ -123,7 +123,7 @@ class Database:
         return batch
 
 
-SCHEMA = (
+_FIRST_TABLES = (
     """CREATE TABLE IF NOT EXISTS energy_jobs (
         id TEXT PRIMARY KEY, body TEXT NOT NULL, configuration TEXT NOT NULL,
         created REAL NOT NULL, closed REAL, reason TEXT NOT NULL DEFAULT '')""",
@@ -135,6 +135,8 @@ SCHEMA = (
         job TEXT NOT NULL, key TEXT NOT NULL, failure TEXT NOT NULL, ours INTEGER NOT NULL,
         PRIMARY KEY (job, key)) WITHOUT ROWID""",
 )
+SCHEMA: Schema = (_FIRST_TABLES,)
+"""Versions of the tables: as they were released first."""
 
 
 class StoredEvent(NamedTuple):
