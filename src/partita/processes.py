@@ -28,11 +28,16 @@ _SIOCGIFADDR = 0x8915
 _LOG_BYTES = 8192
 TOKEN_VARIABLE = "PARTITA_TOKEN"
 """Variable with the token that a server asks for and its clients show."""
+SERVER_VARIABLE = "PARTITA_FLEET_SERVER"
+"""Variable with the address of a fleet, which may have a token in it."""
 
 
 def job_environment() -> dict[str, str]:
     """Return the environment that a job's command inherits: this process's without its token."""
-    return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    kept = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    if "@" in kept.get(SERVER_VARIABLE, ""):
+        del kept[SERVER_VARIABLE]
+    return kept
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -29,6 +29,7 @@ asgi = importlib.import_module("schemathesis.python.asgi")
 make_app = importlib.import_module("partita.service.app").make_app
 models = importlib.import_module("partita.service.energy.models")
 settings = importlib.import_module("partita.service.settings")
+users = importlib.import_module("partita.service.users")
 
 pytestmark = pytest.mark.slow
 
@@ -196,7 +197,9 @@ def test_every_route_keeps_to_its_description(client: asgi.ASGIClient) -> None:
 @pytest.mark.parametrize("header", [None, "Bearer wrong", f"Basic {TOKEN}", TOKEN])
 def test_nothing_is_said_without_the_token(tmp_path: Path, header: str | None) -> None:
     app = make_app(
-        settings.Settings(allow_hosts=(asgi.HOST,), token=TOKEN, energy=energy(tmp_path))
+        settings.Settings(
+            allow_hosts=(asgi.HOST,), users=users.Users(TOKEN), energy=energy(tmp_path)
+        )
     )
     headers = {} if header is None else {"Authorization": header}
     with asgi.ASGIClient(app) as client:

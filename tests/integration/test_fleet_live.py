@@ -111,6 +111,18 @@ def test_a_command_gets_its_devices_and_its_log(
     assert second.split()[1] == str(CPUS[0])
 
 
+def test_the_token_reaches_neither_the_environment_nor_the_log_of_a_job(
+    start, engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PARTITA_TOKEN", "token-of-the-server")
+    monkeypatch.setenv("PARTITA_FLEET_SERVER", "http://any:token-of-the-server@127.0.0.1:7788")
+    handle = start("env; tr '\\0' '\\n' < /proc/$PPID/environ; echo done")
+    assert ended(engine, handle).exit_code == 0
+    files = [path for path in (tmp_path / "job-1").rglob("*") if path.is_file()]
+    assert "done" in (tmp_path / "job-1" / "log.txt").read_text()
+    assert not [path for path in files if b"token-of-the-server" in path.read_bytes()]
+
+
 def test_handles_are_data_that_another_engine_understands(start, engine) -> None:
     handle = json.loads(json.dumps(start("sleep 60")))
     other = LocalEngine(engine.machine)

@@ -1,4 +1,4 @@
-"""The one app: routers of the parts, what they have in common, how large a request may be."""
+"""The one app: routers of the parts, and what every request passes through."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -6,9 +6,6 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
-from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from partita.errors import InvalidInputError
 from partita.fleet.live.fleet import Fleet
@@ -18,67 +15,10 @@ from partita.service.energy.router import energy_router, energy_samples
 from partita.service.energy.store import EnergyStore
 from partita.service.errors import add_error_bodies, answers
 from partita.service.fleet.router import fleet_router, fleet_samples
+from partita.service.limits import LimitBody
+from partita.service.logs import LogRequests
 from partita.service.metrics import CountRequests, Sample, exposition
 from partita.service.settings import Settings
-
-
-class LimitBody:
-    """Middleware that answers 413 to bodies above a limit, before anybody reads them.
-
-    The body is gathered here and handed on whole, so that one without a length is limited as well.
-
-    Args:
-        app: What it guards.
-        max_bytes: The limit.
-    """
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self.app = app
-        self.max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer 413."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        declared = Headers(scope=scope).get("content-length", "0")
-        body = None
-        if not declared.isdigit() or int(declared) <= self.max_bytes:
-            body = await self._gather(receive)
-        if body is None:
-            refusal = JSONResponse(
-                {"detail": f"the body is larger than {self.max_bytes} bytes"}, status_code=413
-            )
-            await refusal(scope, receive, send)
-            return
-        await self.app(scope, _replay(body, receive), send)
-
-    async def _gather(self, receive: Receive) -> bytes | None:
-        parts, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return b""
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self.max_bytes:
-                return None
-            if not message.get("more_body", False):
-                return b"".join(parts)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a ``receive`` that gives the body first and then what else there is."""
-    given = False
-
-    async def replayed() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replayed
 
 
 def make_app(settings: Settings, fleet: Fleet | None = None) -> FastAPI:
@@ -94,7 +34,7 @@ def make_app(settings: Settings, fleet: Fleet | None = None) -> FastAPI:
         InvalidInputError: The state cannot be opened, or a fleet has no token.
         UnsupportedError: Another server has it.
     """
-    if fleet is not None and not settings.token:
+    if fleet is not None and not settings.users:
         raise InvalidInputError("a fleet runs the commands that it is sent: it needs a token")
     counts: Counter[tuple[str, str, int]] = Counter()
     jobs = None
@@ -122,7 +62,7 @@ def make_app(settings: Settings, fleet: Fleet | None = None) -> FastAPI:
     if fleet is not None:
         app.include_router(fleet_router(fleet))
 
-    @app.get("/healthz", tags=["service"], responses=answers(413))
+    @app.get("/healthz", tags=["service"], responses=answers())
     async def healthz() -> dict[str, str]:
         """Say that the server is there; needs no token."""
         return {"status": "ok"}
@@ -131,7 +71,7 @@ def make_app(settings: Settings, fleet: Fleet | None = None) -> FastAPI:
         "/metrics",
         tags=["service"],
         response_class=PlainTextResponse,
-        responses=answers(401, 413),
+        responses=answers(401),
     )
     async def metrics() -> str:
         """Return counts in Prometheus's text format."""
@@ -145,11 +85,11 @@ def make_app(settings: Settings, fleet: Fleet | None = None) -> FastAPI:
 
 def _guard(app: FastAPI, settings: Settings, counts: Counter[tuple[str, str, int]]) -> None:
     """Add what every request passes through; the last that is added is the first that it meets."""
-    app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
-    if settings.token:
-        app.add_middleware(RequireToken, token=settings.token)
+    app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes, limit_s=settings.body_limit_s)
+    app.add_middleware(RequireToken, users=settings.users)
     hosts, any_address = own_hosts(settings.host)
     app.add_middleware(
         RequireOwnHost, hosts=(*hosts, *settings.allow_hosts), any_address=any_address
     )
     app.add_middleware(CountRequests, counts=counts)
+    app.add_middleware(LogRequests)

@@ -1,20 +1,24 @@
-"""Who may speak to the app: a token, compared in constant time, and no web page of another site.
+"""Who may speak to the app: users by their tokens, and no web page of another site.
 
 ``Authorization: Bearer TOKEN``, or the password of ``Basic``: clients that only take a URL, as
-Zeus's does, then reach the server as ``http://any:TOKEN@host:port``.
+Zeus's does, then reach the server as ``http://any:TOKEN@host:port``. Each user has a role
+(`partita.service.users`). Whoever shows wrong tokens again and again has to wait. A job that sends
+its news shows a token of its own, which counts on that one route (`partita.fleet.live.news`).
 
 A browser on this machine reaches what listens on loopback, and so does the script of any page that
-it shows. Such a request has an ``Origin`` that is not ours; or, if the page's name was made to
-point here after it was loaded (DNS rebinding), a ``Host`` that is not ours. Both are refused before
-anything else is looked at. Clients that are no browsers send no ``Origin``.
+it shows. Such a request has an ``Origin`` or a ``Sec-Fetch-Site`` that is not ours; or, if the
+page's name was made to point here after it was loaded (DNS rebinding), a ``Host`` that is not ours.
+All are refused before anything else is looked at. Clients that are no browsers send neither.
 """
 
 import base64
 import binascii
-import hmac
 import ipaddress
+import math
 import socket
-from collections.abc import Sequence
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -24,54 +28,110 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from partita.fleet.live.news import NEWS_PATH
 from partita.http import is_loopback
 from partita.service.errors import printable
+from partita.service.users import ANYBODY, Users, needed_role
 
 OPEN_PATHS = ("/healthz",)
 """Paths that need no token."""
-
-
-def is_open(path: str) -> bool:
-    """Return whether a path needs not the server's token: none, or a job's own one."""
-    return path in OPEN_PATHS or path.startswith(NEWS_PATH)
-
-
+OWN_PAGES = ("same-origin", "none")
+"""What browsers send as ``Sec-Fetch-Site`` for pages of ours and for addresses that are typed."""
+MOST_WRONG = 30
+"""Wrong tokens of one client within a minute; more are not looked at."""
+_WINDOW_S = 60.0
+_MOST_CLIENTS = 4096
 _SHOWN = 100
 
 
 class RequireToken:
-    """Middleware that refuses requests without the token.
+    """Middleware that finds out who asks, and refuses those who may not.
 
     Args:
         app: What it guards.
-        token: The token.
+        users: Who may ask; none = everybody.
+        clock: Tells the time, in seconds.
     """
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(
+        self, app: ASGIApp, users: Users, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.app = app
-        self._token = token.encode()
+        self._users = users
+        self._wrong = _Attempts(clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer 401."""
-        if scope["type"] != "http" or is_open(scope["path"]) or self._shown(scope):
+        """Pass a request on, or answer 401 (no token), 403 (not this role) or 429 (guesses)."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self.app(scope, receive, send)
             return
-        refusal = JSONResponse(
+        shown = _shown(scope)
+        if shown and scope["path"].startswith(NEWS_PATH):
+            await self.app(scope, receive, send)  # the token of a job, which its route knows
+            return
+        user = self._users.find(shown) if self._users and shown else None
+        user = user if self._users else ANYBODY
+        if user is None:
+            await self._refuse(scope, shown)(scope, receive, send)
+            return
+        needed = needed_role(scope["method"], scope["path"])
+        if not user.role.includes(needed):
+            detail = f"user {user.name} has the role {user.role}; this needs {needed}"
+            await JSONResponse({"detail": detail}, status_code=403)(scope, receive, send)
+            return
+        scope["user"] = user
+        await self.app(scope, receive, send)
+
+    def _refuse(self, scope: Scope, shown: bytes) -> JSONResponse:
+        wait_s = self._wrong.note(client_of(scope)) if shown else 0.0
+        if wait_s:
+            return JSONResponse(
+                {"detail": f"too many wrong tokens; ask again in {wait_s:.0f} s"},
+                status_code=429,
+                headers={"Retry-After": str(math.ceil(wait_s))},
+            )
+        return JSONResponse(
             {"detail": "a token is needed: Authorization: Bearer TOKEN"},
             status_code=401,
             headers={"WWW-Authenticate": "Bearer"},
         )
-        await refusal(scope, receive, send)
 
-    def _shown(self, scope: Scope) -> bool:
-        scheme, _, value = Headers(scope=scope).get("authorization", "").partition(" ")
-        shown = value.strip().encode("utf-8", "surrogateescape")
-        if scheme.lower() == "basic":
-            try:
-                shown = base64.b64decode(shown, validate=True).partition(b":")[2]
-            except (binascii.Error, ValueError):
-                return False
-        elif scheme.lower() != "bearer":
-            return False
-        return hmac.compare_digest(shown, self._token)
+
+class _Attempts:
+    """When clients showed wrong tokens; those of the last minute, of the latest clients."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._times: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def note(self, client: str) -> float:
+        """Note a wrong token; return how long its client has to wait, 0 = it may try again."""
+        now = self._clock()
+        times = self._times.setdefault(client, deque(maxlen=MOST_WRONG))
+        self._times.move_to_end(client)
+        while len(self._times) > _MOST_CLIENTS:
+            self._times.popitem(last=False)
+        while times and times[0] <= now - _WINDOW_S:
+            times.popleft()
+        if len(times) == MOST_WRONG:
+            return times[0] + _WINDOW_S - now
+        times.append(now)
+        return 0.0
+
+
+def client_of(scope: Scope) -> str:
+    """Return the address of whoever sent a request; empty where there is no network."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+def _shown(scope: Scope) -> bytes:
+    """Return the token that a request shows; empty = none."""
+    scheme, _, value = Headers(scope=scope).get("authorization", "").partition(" ")
+    shown = value.strip().encode("utf-8", "surrogateescape")
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(shown, validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return shown if scheme.lower() == "bearer" else b""
 
 
 class RequireOwnHost:
@@ -105,6 +165,9 @@ class RequireOwnHost:
         elif any(_authority(origin) != hosts[0].lower() for origin in origins):
             said = printable(", ".join(origins))[:_SHOWN]
             detail = f"origin {said!r} is another site; only pages of this server may ask it"
+            await JSONResponse({"detail": detail}, status_code=403)(scope, receive, send)
+        elif any(site.lower() not in OWN_PAGES for site in headers.getlist("sec-fetch-site")):
+            detail = "a page of another site asks; only pages of this server may"
             await JSONResponse({"detail": detail}, status_code=403)(scope, receive, send)
         else:
             await self.app(scope, receive, send)

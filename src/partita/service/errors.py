@@ -52,21 +52,28 @@ class WrongFieldError(Exception):
 _MEANINGS: Mapping[int, str] = {
     400: "The body cannot be read.",
     401: "The token is missing or wrong.",
-    403: "A web page of another site asks.",
+    403: "A web page of another site asks, or the user's role or tenants do not include this.",
     404: "There is no such job.",
     409: "It conflicts with what was sent before.",
+    408: "The body takes too long to arrive.",
     413: "The body is too large.",
+    415: "The body is not application/json.",
     421: "The host that was asked for is not this server.",
+    429: "Too many wrong tokens or large bodies; ask again later.",
     503: "The server is stopping, or cannot write its state; ask again.",
     504: "The wait is over; ask again.",
 }
+
+
+ANY_ROUTE = (403, 408, 413, 415, 421, 429)
+"""Statuses that any route may answer with, whatever it does."""
 
 
 def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the documentation of the errors of a route, with those that any may answer."""
     return {
         status: {"model": Problem, "description": _MEANINGS[status]}
-        for status in sorted({*statuses, 403, 421})
+        for status in sorted({*statuses, *ANY_ROUTE})
     }
 
 

@@ -4,12 +4,13 @@ Imports nothing of that extra, so that options are known where it is not install
 """
 
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from partita.errors import UnsupportedError
+from partita.errors import InvalidInputError, UnsupportedError
 from partita.requests import Request, declare
 
 _EXTRA = ("fastapi", "uvicorn", "pydantic", "starlette")
@@ -23,6 +24,48 @@ class ListenFields(Request):
     allow_host: tuple[str, ...] = declare(
         (), help="Further name that clients call this server by, such as that of a proxy."
     )
+    users: str | None = declare(
+        None,
+        path="existing file",
+        help="File of users with their tokens, roles and tenants; see docs/security.md.",
+    )
+    tls_cert: str | None = declare(
+        None, path="existing file", help="File with the TLS certificate (PEM, with its chain)."
+    )
+    tls_key: str | None = declare(
+        None, path="existing file", usual="--tls-cert", help="File with its private key."
+    )
+    log: str = declare(
+        "text",
+        choices=("text", "json"),
+        help="Log on stderr: warnings as text, or all requests and events as lines of JSON.",
+    )
+
+    def tls(self) -> tuple[str, str] | None:
+        """Return the files of certificate and key; None = no TLS.
+
+        Raises:
+            InvalidInputError: They are no certificate and its key.
+        """
+        if self.tls_cert is None:
+            if self.tls_key is not None:
+                raise InvalidInputError("--tls-key needs --tls-cert")
+            return None
+        key = self.tls_key or self.tls_cert
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                self.tls_cert, key, password=_no_password
+            )
+        except (OSError, ValueError) as exc:
+            raise InvalidInputError(
+                f"--tls-cert {self.tls_cert} with key {key} cannot be used: {exc}"
+            ) from exc
+        return self.tls_cert, key
+
+
+def _no_password() -> str:
+    """Refuse a key that would ask for a password on the terminal."""
+    raise ValueError("the key has a password, which a server cannot type")
 
 
 def port_field(default: int) -> Any:  # noqa: ANN401 (a dataclass field)
@@ -37,9 +80,10 @@ def token_field(usual: str) -> Any:  # noqa: ANN401 (a dataclass field)
     )
 
 
-def url_of(host: str, bound: socket.socket) -> str:
+def url_of(host: str, bound: socket.socket, *, is_tls: bool = False) -> str:
     """Return the address of a server whose socket is bound to a host."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
+    scheme, name = "https" if is_tls else "http", f"[{host}]" if ":" in host else host
+    return f"{scheme}://{name}:{bound.getsockname()[1]}"
 
 
 @contextmanager

@@ -9,8 +9,12 @@ Sample = tuple[str, str, str, float]
 """Name, type, help and value of a metric; the name may have labels."""
 
 
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+"""Methods that are counted apart; clients may make up others without end."""
+
+
 class CountRequests:
-    """Middleware that counts answers by method, route and status.
+    """Middleware that counts answers by method, route and status, each one of a few.
 
     Args:
         app: What it counts for.
@@ -30,11 +34,22 @@ class CountRequests:
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 route = getattr(scope.get("route"), "path", "other")
-                method = scope["method"] if route != "other" else "other"
+                known = route != "other" and scope["method"] in METHODS
+                method = scope["method"] if known else "other"
                 self.counts[method, route, message["status"]] += 1
             await send(message)
 
         await self.app(scope, receive, counting)
+
+
+def label(text: str) -> str:
+    r"""Return a text as the value of a label.
+
+    >>> label('a "b"\\')
+    '"a \\"b\\"\\\\"'
+    """
+    plain = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return f'"{plain}"'
 
 
 def exposition(counts: Counter[tuple[str, str, int]], samples: Iterable[Sample]) -> str:

@@ -9,10 +9,12 @@ from partita.core.schedules import DEFAULT_SCHEDULE, Schedule
 from partita.energy.policies.table import check_scheduler
 from partita.errors import InvalidInputError
 from partita.http import is_loopback
+from partita.service.users import Users
 
 DEFAULT_PORT = 7787
 DEFAULT_POLL_LIMIT_S = 1800.0
 DEFAULT_MAX_BODY_BYTES = 2**26
+DEFAULT_BODY_LIMIT_S = 60.0
 DEFAULT_MAX_IDLE_S = 7 * 24 * 3600.0
 DEFAULT_SOLVE_LIMIT_S = 300.0
 
@@ -58,22 +60,24 @@ class Settings:
     Attributes:
         host: Address that it is bound to.
         allow_hosts: Names that clients call it by, besides its address and those of loopback.
-        token: What clients have to show; empty = nothing, on loopback and without a fleet alone.
+        users: Who may ask, by token; none = everybody, on loopback and without a fleet alone.
         max_body_bytes: Largest body of a request.
+        body_limit_s: How long a body may take to arrive.
         version: Version of the package, as it is sent to clients.
         energy: The energy server; ``None`` = its routes are not there.
     """
 
     host: str = "127.0.0.1"
     allow_hosts: tuple[str, ...] = ()
-    token: str = field(default="", repr=False)
+    users: Users = field(default_factory=Users, repr=False)
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    body_limit_s: float = DEFAULT_BODY_LIMIT_S
     version: str = "0"
     energy: EnergySettings | None = None
 
     def __post_init__(self) -> None:
-        if not self.token and not is_loopback(self.host):
+        if not self.users and not is_loopback(self.host):
             raise InvalidInputError(
                 f"{self.host!r} can be reached from other machines: a token is needed; give "
-                "--token-file or PARTITA_TOKEN, or bind to 127.0.0.1"
+                "--token-file, --users or PARTITA_TOKEN, or bind to 127.0.0.1"
             )

@@ -106,7 +106,9 @@ def test_no_command_of_a_job_reaches_the_terminal(
 
 
 @pytest.mark.usefixtures("_fleet")
-def test_logs_reach_a_file_without_colours_and_otherwise_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_reach_a_file_without_colours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pipe = io.StringIO()
     monkeypatch.setattr(sys, "stdout", pipe)
     logs.command.main(["1"], standalone_mode=False)

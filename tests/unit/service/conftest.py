@@ -12,6 +12,7 @@ import pytest
 
 from partita.service.app import make_app
 from partita.service.settings import EnergySettings, Settings
+from partita.service.users import Users
 
 Open = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
@@ -26,7 +27,7 @@ def serving(tmp_path: Path) -> Open:
     ) -> AsyncIterator[httpx.AsyncClient]:
         defaults = {"state": tmp_path / "jobs.sqlite", "scheduler": "all-max", "microbatches": 2}
         settings = EnergySettings(**{**defaults, **energy})
-        app = make_app(Settings(token=token, max_body_bytes=max_body, energy=settings))
+        app = make_app(Settings(users=Users(token), max_body_bytes=max_body, energy=settings))
         transport = httpx.ASGITransport(app=app)
         async with (
             app.router.lifespan_context(app),

@@ -16,6 +16,7 @@ from partita.service.energy.plans import read_plans
 from partita.service.errors import printable
 from partita.service.serve import bound_socket
 from partita.service.settings import EnergySettings, Settings
+from partita.service.users import Users
 
 
 def basic(password: str) -> str:
@@ -51,17 +52,17 @@ def test_a_token_is_asked_for(run: Any, serving: Any, header: str | None, status
 def test_large_bodies_are_413(run: Any, serving: Any) -> None:
     async def work() -> None:
         async with serving(max_body=100) as client:
-            large = b"x" * 101
-            declared = await client.post("/register_job", content=large)
+            large, headers = b"x" * 101, {"content-type": "application/json"}
+            declared = await client.post("/register_job", content=large, headers=headers)
             assert declared.status_code == 413
 
             async def parts() -> Any:
                 for _ in range(20):
                     yield b"x" * 10
 
-            streamed = await client.post("/register_job", content=parts())
+            streamed = await client.post("/register_job", content=parts(), headers=headers)
             assert streamed.status_code == 413
-            small = await client.post("/register_job", content=b"{}")
+            small = await client.post("/register_job", json={})
             assert small.status_code == 422
 
     run(work())
@@ -91,7 +92,7 @@ def test_bodies_that_are_no_json_are_4xx(run: Any, serving: Any) -> None:
 )
 def test_other_machines_need_a_token(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
-    Settings(host=host, token="secret")
+    Settings(host=host, users=Users("secret"))
     if loopback:
         Settings(host=host)
     else:
@@ -100,7 +101,7 @@ def test_other_machines_need_a_token(host: str, loopback: bool) -> None:
 
 
 def test_the_token_is_not_shown() -> None:
-    assert "secret" not in repr(Settings(token="secret"))
+    assert "secret" not in repr(Settings(users=Users("secret")))
 
 
 def test_settings_know_the_schedulers(tmp_path: Path) -> None:
@@ -174,9 +175,9 @@ FOREIGN += ["evil@127.0.0.1", "127.0.0.1/", "localhost:x", "[::2]", "0.0.0.0", "
     [
         (Settings(), LOCAL, FOREIGN),
         (Settings(allow_hosts=("Proxy.example",)), ["proxy.example:443"], ["a.proxy.example"]),
-        (Settings(host="10.0.0.1", token="t"), ["10.0.0.1:7787", *LOCAL], FOREIGN),
-        (Settings(host="node7", token="t"), ["node7:7787", socket.gethostname()], FOREIGN),
-        (Settings(host="0.0.0.0", token="t"), ["10.0.0.9:7787", "[fd00::2]"], FOREIGN[:3]),
+        (Settings(host="10.0.0.1", users=Users("t")), ["10.0.0.1:7787", *LOCAL], FOREIGN),
+        (Settings(host="node7", users=Users("t")), ["node7:7787", socket.gethostname()], FOREIGN),
+        (Settings(host="0.0.0.0", users=Users("t")), ["10.0.0.9:7787", "[fd00::2]"], FOREIGN[:3]),
     ],
 )
 def test_only_its_own_names_reach_it(

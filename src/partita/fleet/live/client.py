@@ -118,7 +118,7 @@ def _refusal(exc: ServerError, *, submits: bool) -> PartitaError:
             f"the server refuses: {detail}; give --token-file or PARTITA_TOKEN (a fleet that was "
             "given none keeps its own in token, in the folder beside its --state)"
         )
-    if exc.status in (403, 421, 503):
+    if exc.status in (403, 408, 421, 429, 503):
         return UnsupportedError(f"the server refuses: {detail}")
     if exc.status == 409 and submits:
         return InfeasibleError(str(detail))

@@ -94,11 +94,16 @@ class Fleet:
                 self.failure = str(exc) or type(exc).__name__
             self._stop.wait(pause_s)
 
-    def submit(self, spec: JobSpec, key: str = "") -> int:
+    def submit(self, spec: JobSpec, key: str = "", *, owner: str = "") -> int:
         """Keep a new job and return its number; the same key again is the same job.
 
+        Args:
+            spec: The job.
+            key: What tells it from others, so that it can be sent again; empty = it is not.
+            owner: Name of the user who submits it; empty = the server's own.
+
         Raises:
-            InfeasibleError: It can never run here.
+            InfeasibleError: It can never run here, or the key was that of another job.
             InvalidInputError: It wants a type of GPU that is not there.
         """
         try:
@@ -106,11 +111,29 @@ class Fleet:
         except InfeasibleError as exc:
             why = str(exc).removeprefix("job 0 ")
             raise InfeasibleError(f"job {spec.name!r} can never run here: {why}") from exc
-        number, _ = self.store.add_job(spec.to_json(), key or uuid.uuid4().hex, time.time())
+        number, _ = self.store.add_job(
+            spec.to_json(), key or uuid.uuid4().hex, time.time(), owner=owner
+        )
         return number
 
-    def cancel(self, job: int) -> None:
+    def tenant(self, job: int) -> str:
+        """Return the tenant of a job; may be empty.
+
+        Raises:
+            NoSuchJobError: There is no such job.
+        """
+        return str(self.scheduler.submitted(self._row(job))["tenant"])
+
+    def job_counts(self) -> dict[str, int]:
+        """Return how many jobs there are in each state."""
+        return self.store.job_counts()
+
+    def cancel(self, job: int, *, by: str = "") -> None:
         """Let a job end; it may checkpoint.
+
+        Args:
+            job: Its number.
+            by: Name of the user who cancels it; empty = the server's own.
 
         Raises:
             NoSuchJobError: There is no such job.
@@ -121,7 +144,7 @@ class Fleet:
             raise InfeasibleError(f"job {job} has ended already: {row.state}")
         with self.store.change():
             self.store.update_job(job, cancelled=1)
-            self.store.add_event(job, time.time(), "its user cancels it")
+            self.store.add_event(job, time.time(), f"{by or 'its user'} cancels it")
 
     def drain(self, *, on: bool) -> None:
         """Stop all jobs with their checkpoints and start none, or go on."""
@@ -228,6 +251,7 @@ class Fleet:
             "preemptions": row.preemptions,
             "migrations": row.migrations,
             "faults": row.faults,
+            "owner": row.owner,
             "places": [place.to_json() for place in attempt.places] if attempt else [],
         }
 

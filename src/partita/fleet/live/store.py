@@ -271,6 +271,14 @@ class FleetStore:
         """Return all jobs, in the order in which they came."""
         return self._jobs("ORDER BY id", ())
 
+    def job_counts(self) -> dict[str, int]:
+        """Return how many jobs there are in each state, those without any included."""
+        with self._guard:
+            rows = self._connection.execute(
+                "SELECT state, COUNT(*) FROM fleet_jobs GROUP BY state"
+            ).fetchall()
+        return {str(state): 0 for state in JobState} | {str(row[0]): int(row[1]) for row in rows}
+
     def open_jobs(self) -> list[JobRow]:
         """Return the jobs that are not done, in the order in which they came."""
         return self._jobs(f"WHERE state IN ({', '.join('?' * len(OPEN))}) ORDER BY id", OPEN)

@@ -20,6 +20,7 @@ from partita.fleet.live.jobspec import JobSpec
 from partita.fleet.live.token import fleet_token
 from partita.flows.results import Result
 from partita.names import escaped
+from partita.processes import SERVER_VARIABLE
 from partita.requests import OnProgress, Request, declare, make, silent
 from partita.units import format_seconds
 
@@ -33,9 +34,7 @@ _LOG_PAUSE_S = 0.5
 class FleetFields(Request):
     """Where a live fleet is."""
 
-    server: str = declare(
-        DEFAULT_URL, environment=("PARTITA_FLEET_SERVER",), help="Address of the fleet."
-    )
+    server: str = declare(DEFAULT_URL, environment=(SERVER_VARIABLE,), help="Address of the fleet.")
     token_file: str | None = declare(
         None,
         path="existing file",
@@ -419,8 +418,9 @@ def server_line(info: Mapping[str, Any]) -> str:
 def status_lines(status: Mapping[str, Any]) -> list[str]:
     """Return the lines about a job, as a terminal may show them."""
     note = f": {status['note']}" if status["note"] else ""
+    owner = f" of {status['owner']}" if status.get("owner") else ""
     lines = [
-        f"job {status['id']} {status['name']} · {status['state']}{note}",
+        f"job {status['id']} {status['name']}{owner} · {status['state']}{note}",
         f"steps {status['step']} of {status['steps']} · asks for {gpus_words(status['gpus'])} "
         f"GPUs · {status['attempts']} starts, {status['preemptions']} preemptions, "
         f"{status['migrations']} moves, {status['faults']} faults in a row",

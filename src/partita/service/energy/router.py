@@ -26,7 +26,7 @@ from partita.service.errors import Refusal, answers
 from partita.service.metrics import Sample
 
 JobId = Annotated[str, Path(max_length=512)]
-COMMON = (401, 413, 503)
+COMMON = (401, 503)
 
 
 def energy_router(jobs: EnergyJobs) -> APIRouter:

@@ -22,6 +22,7 @@ from partita.service.settings import (
     EnergySettings,
     Settings,
 )
+from partita.service.users import Users, load_users
 
 ANCESTORS: Mapping[str, str] = {
     "PointSolution": "point-solution",
@@ -141,19 +142,22 @@ def serve_energy_request(
     """Serve as a request asks for; see :func:`serve_energy`."""
     with server_needed():
         from partita.service.app import make_app  # noqa: PLC0415 (an extra)
+        from partita.service.logs import log_to_stderr  # noqa: PLC0415 (likewise)
         from partita.service.serve import bound_socket, serve  # noqa: PLC0415 (likewise)
     settings = settings_of(request)
     assert settings.energy is not None
+    tls = request.tls()
+    log_to_stderr(request.log)
     app = make_app(settings)
     bound = bound_socket(request.host, request.port)
     on_listening(
         EnergyServer(
-            url=url_of(request.host, bound),
+            url=url_of(request.host, bound, is_tls=tls is not None),
             scheduler=settings.energy.scheduler,
             state=request.state,
         )
     )
-    serve(app, bound)
+    serve(app, bound, tls=tls)
 
 
 def settings_of(request: ServeEnergyRequest) -> Settings:
@@ -165,7 +169,7 @@ def settings_of(request: ServeEnergyRequest) -> Settings:
     return Settings(
         host=request.host,
         allow_hosts=request.allow_host,
-        token=read_token(request.token_file),
+        users=Users(read_token(request.token_file), load_users(request.users)),
         max_body_bytes=request.max_body,
         version=import_module("partita").__version__,
         energy=EnergySettings(

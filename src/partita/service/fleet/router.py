@@ -1,11 +1,13 @@
 """Routes of the live fleet, and the bodies of their requests: submit, look, cancel, drain.
 
-Whoever may submit a job runs a program as the user of the server: a token is always needed.
+Whoever may submit a job runs a program as the user of the server: a token is always needed. Users
+who are bound to tenants know the jobs of these alone.
 """
 
+from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from partita.core.codec import encode
@@ -22,7 +24,8 @@ from partita.fleet.live.jobspec import (
 )
 from partita.fleet.live.news import NEWS_PATH
 from partita.service.errors import Refusal, WrongFieldError, answers
-from partita.service.metrics import Sample
+from partita.service.metrics import Sample, label
+from partita.service.users import User
 
 _Text = Annotated[str, Field(max_length=65536, pattern=r"^[^\x00]*$")]
 _Path = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^/[^\x00]*$")]
@@ -108,6 +111,7 @@ class JobReply(BaseModel):
     preemptions: int
     migrations: int
     faults: int
+    owner: str
     places: list[PlaceReply]
 
 
@@ -199,8 +203,15 @@ class LogReply(BaseModel):
     ended: bool
 
 
+def _asking(request: Request) -> User:
+    """Return who asks, as the check of tokens has found out."""
+    user: User = request.scope["user"]
+    return user
+
+
+Asking = Annotated[User, Depends(_asking)]
 JobNumber = Annotated[int, Path(ge=1, le=2**53)]
-COMMON = (401, 413, 503)
+COMMON = (401, 503)
 _LOG_BYTES = 2**16
 
 
@@ -219,8 +230,10 @@ def fleet_router(fleet: Fleet) -> APIRouter:
         fleet.drain(on=body.on)
 
     @router.get("/history", responses=answers(409, *COMMON))
-    def history() -> dict[str, Any]:
-        """Return who ran where and when."""
+    def history(user: Asking) -> dict[str, Any]:
+        """Return who ran where and when; not for users who are bound to tenants."""
+        if user.tenants:
+            raise Refusal(403, f"user {user.name} is bound to tenants; this shows all jobs")
         return encode(fleet.history())
 
     @router.post(f"{NEWS_PATH.removeprefix('/fleet')}{{job}}", responses=answers(400, *COMMON))
@@ -234,15 +247,17 @@ def fleet_router(fleet: Fleet) -> APIRouter:
         return lease
 
     _add_jobs(router, fleet)
+    _add_job(router, fleet)
     return router
 
 
 def _add_jobs(router: APIRouter, fleet: Fleet) -> None:
     @router.post("/jobs", responses=answers(400, 409, *COMMON))
-    def submit(body: SubmitBody) -> SubmitReply:
+    def submit(body: SubmitBody, user: Asking) -> SubmitReply:
         """Submit a job; once this has answered, it is never lost."""
         try:
-            return SubmitReply(id=fleet.submit(body.spec(), body.key))
+            spec = _of_tenant(body.spec(), user)
+            return SubmitReply(id=fleet.submit(spec, body.key, owner=user.name))
         except InfeasibleError as exc:
             raise Refusal(409, str(exc)) from exc
         except InvalidInputError as exc:
@@ -250,31 +265,58 @@ def _add_jobs(router: APIRouter, fleet: Fleet) -> None:
 
     @router.get("/jobs", responses=answers(*COMMON))
     def list_jobs(
-        all_jobs: Annotated[bool, Query(alias="all")] = False,
+        user: Asking, all_jobs: Annotated[bool, Query(alias="all")] = False
     ) -> list[JobReply]:
-        """Return the jobs that are not done, or all."""
-        return [JobReply(**job) for job in fleet.jobs(all_jobs=all_jobs)]
+        """Return the jobs that are not done, or all; those of the user's tenants."""
+        jobs = fleet.jobs(all_jobs=all_jobs)
+        return [JobReply(**job) for job in jobs if user.knows(job["tenant"])]
+
+
+def _of_tenant(spec: JobSpec, user: User) -> JobSpec:
+    """Return a job that a user submits, of the user's own tenant where it names none.
+
+    Raises:
+        Refusal: 403: it is of a tenant that the user is not bound to.
+    """
+    if not spec.tenant and user.tenants:
+        return replace(spec, tenant=user.tenants[0])
+    if not user.knows(spec.tenant):
+        bound = ", ".join(user.tenants)
+        raise Refusal(403, f"user {user.name} submits for {bound}, not for {spec.tenant!r}")
+    return spec
+
+
+def _add_job(router: APIRouter, fleet: Fleet) -> None:
+    def known(job: int, user: User) -> None:
+        """Refuse jobs of other tenants as if there were none."""
+        if not user.knows(fleet.tenant(job)):
+            raise NoSuchJobError(f"there is no job {job}")
 
     @router.get("/jobs/{job}", responses=answers(404, *COMMON))
-    def status(job: JobNumber) -> StatusReply:
+    def status(job: JobNumber, user: Asking) -> StatusReply:
         """Return everything about a job."""
         try:
+            known(job, user)
             return StatusReply(**fleet.status(job))
         except NoSuchJobError as exc:
             raise Refusal(404, str(exc)) from exc
 
     @router.delete("/jobs/{job}", responses=answers(404, 409, *COMMON))
-    def cancel(job: JobNumber) -> None:
+    def cancel(job: JobNumber, user: Asking) -> None:
         """Let a job end; it may checkpoint."""
         try:
-            fleet.cancel(job)
+            known(job, user)
+            fleet.cancel(job, by=user.name)
         except NoSuchJobError as exc:
             raise Refusal(404, str(exc)) from exc
 
     @router.get("/jobs/{job}/log", responses=answers(404, *COMMON))
-    def log(job: JobNumber, offset: Annotated[int, Query(ge=0, le=2**53)] = 0) -> LogReply:
+    def log(
+        job: JobNumber, user: Asking, offset: Annotated[int, Query(ge=0, le=2**53)] = 0
+    ) -> LogReply:
         """Return what a job printed, from an offset on, and where to go on."""
         try:
+            known(job, user)
             text, end, ended = fleet.read_log(job, offset, _LOG_BYTES)
         except NoSuchJobError as exc:
             raise Refusal(404, str(exc)) from exc
@@ -284,18 +326,23 @@ def _add_jobs(router: APIRouter, fleet: Fleet) -> None:
 def fleet_samples(fleet: Fleet) -> list[Sample]:
     """Return the metrics of the fleet."""
     info = fleet.info()
-    gpus = sum(server["gpus"] for server in info["servers"])
-    used = sum(server["gpus_in_use"] for server in info["servers"])
-    name = "partita_fleet_jobs"
-    return [
-        (f'{name}{{state="running"}}', "gauge", "Jobs that are not done.", float(info["running"])),
-        (f'{name}{{state="waiting"}}', "gauge", "Jobs that are not done.", float(info["waiting"])),
-        ("partita_fleet_gpus", "gauge", "GPUs of the fleet.", float(gpus)),
-        ("partita_fleet_gpus_in_use", "gauge", "GPUs that jobs hold.", float(used)),
-        (
-            "partita_fleet_failing",
-            "gauge",
-            "1 = the scheduler fails.",
-            float(bool(info["failure"])),
-        ),
+    samples: list[Sample] = [
+        (f"partita_fleet_jobs{{state={label(state)}}}", "gauge", "Jobs by state.", float(count))
+        for state, count in sorted(fleet.job_counts().items())
     ]
+    for name, text, key in (
+        ("partita_fleet_gpus", "GPUs of a server.", "gpus"),
+        ("partita_fleet_gpus_in_use", "GPUs of a server that jobs hold.", "gpus_in_use"),
+        ("partita_fleet_cpus", "CPUs of a server.", "cpus"),
+        ("partita_fleet_cpus_granted", "CPUs of a server that jobs were granted.", "cpus_granted"),
+    ):
+        samples += [
+            (f"{name}{{server={label(server['name'])}}}", "gauge", text, float(server[key]))
+            for server in info["servers"]
+        ]
+    for name, text, value in (
+        ("partita_fleet_draining", "1 = no job is started.", info["draining"]),
+        ("partita_fleet_failing", "1 = the scheduler fails.", info["failure"]),
+    ):
+        samples.append((name, "gauge", text, float(bool(value))))
+    return samples

@@ -15,10 +15,11 @@ from partita.fleet.live.scheduler import FleetSettings
 from partita.fleet.live.token import TOKEN_FILE, make_token, note_fleet
 from partita.flows.fleet.inputs import declared_servers, parse_pairs, parse_quotas
 from partita.flows.slurm_cluster import SLURM
-from partita.http import read_token
+from partita.http import is_loopback, read_token
 from partita.requests import declare, make
 from partita.service.listen import ListenFields, port_field, server_needed, token_field, url_of
 from partita.service.settings import Settings
+from partita.service.users import Users, load_users
 from partita.units import parse_seconds
 
 
@@ -132,15 +133,19 @@ def serve_fleet_request(
     with server_needed():
         from partita.service.app import make_app  # noqa: PLC0415 (an extra)
         from partita.service.auth import own_hosts  # noqa: PLC0415 (likewise)
+        from partita.service.logs import log_to_stderr  # noqa: PLC0415 (likewise)
         from partita.service.serve import bound_socket, serve  # noqa: PLC0415 (likewise)
+    token, known, tls = read_token(request.token_file), load_users(request.users), request.tls()
+    # An address beyond loopback has to be given a token: who is to be shown the one made here?
     settings = Settings(
-        host=request.host, allow_hosts=request.allow_host, token=read_token(request.token_file)
+        host=request.host, allow_hosts=request.allow_host, users=Users(token, known)
     )
+    log_to_stderr(request.log)
     fleet, engine = open_fleet(request)
     made = None
     try:
-        if not settings.token:
-            settings = replace(settings, token=make_token(fleet.settings.home))
+        if not token:
+            settings = replace(settings, users=Users(make_token(fleet.settings.home), known))
             made = fleet.settings.home / TOKEN_FILE
         bound = bound_socket(request.host, request.port)
     except InvalidInputError:
@@ -150,13 +155,21 @@ def serve_fleet_request(
         note_fleet(bound.getsockname()[1], made)
     names, any_address = own_hosts(request.host)
     reached = names[-1] if any_address else request.host
-    fleet.scheduler.news_url = (request.news_url or url_of(reached, bound)).rstrip("/")
+    fleet.scheduler.news_url = (
+        request.news_url or url_of(reached, bound, is_tls=tls is not None)
+    ).rstrip("/")
+    notes = engine.notes()
+    if tls is None and not is_loopback(request.host):
+        notes += ("without --tls-cert tokens travel in clear text: only over networks you trust",)
     on_listening(
         FleetServer(
-            url=url_of(request.host, bound), fleet=fleet, notes=engine.notes(), token_file=made
+            url=url_of(request.host, bound, is_tls=tls is not None),
+            fleet=fleet,
+            notes=notes,
+            token_file=made,
         )
     )
-    serve(make_app(settings, fleet), bound)
+    serve(make_app(settings, fleet), bound, tls=tls)
 
 
 def open_fleet(request: ServeFleetRequest) -> tuple[Fleet, Engine]:

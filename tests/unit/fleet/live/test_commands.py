@@ -81,6 +81,7 @@ def test_lines_for_people() -> None:
     assert lines[2] == "holds host0: GPUs 0,2, 6 CPUs, 20 GB"
     assert lines[3] == "read back from its process: CPUs 0-5 by affinity"
     assert lines[-1].endswith("  submitted")
+    assert status_lines({**said, "owner": "ana"})[0] == "job 3 bert of ana · running"
     assert gpus_words([[2, 2, ""]]) == "2"
 
 

@@ -19,6 +19,7 @@ from partita.fleet.live.fleet import Fleet
 from partita.fleet.live.scheduler import FleetSettings
 from partita.service.app import make_app
 from partita.service.settings import Settings
+from partita.service.users import Users
 
 TOKEN = "secret"
 Open = Callable[..., AbstractAsyncContextManager[tuple[httpx.AsyncClient, FakeEngine]]]
@@ -31,7 +32,7 @@ def serving(tmp_path: Path) -> Open:
         settings = FleetSettings(state=tmp_path / "fleet.sqlite", round_s=0.05, poll_s=0.005)
         engine = FakeEngine()
         fleet = Fleet(settings, servers(), "fifo:tune", engine)
-        app = make_app(Settings(token=TOKEN), fleet)
+        app = make_app(Settings(users=Users(TOKEN)), fleet)
         shown = {"Authorization": f"Bearer {TOKEN}", **more}
         transport = httpx.ASGITransport(app=app)
         async with (
@@ -86,7 +87,9 @@ def test_a_job_from_submission_to_history(serving: Open, tmp_path: Path) -> None
             assert len((await client.get("/fleet/jobs?all=true")).json()) == 1
             history = decode_as((await client.get("/fleet/history")).json(), FleetHistory)
             assert (history.origin, history.unfinished) == (HistoryOrigin.LIVE, 0)
-            assert "partita_fleet_gpus 4" in (await client.get("/metrics")).text
+            metrics = (await client.get("/metrics")).text
+            assert 'partita_fleet_gpus{server="host0"} 4' in metrics
+            assert 'partita_fleet_jobs{state="finished"} 1' in metrics
 
     asyncio.run(talk())
 
