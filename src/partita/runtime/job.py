@@ -22,6 +22,7 @@ from partita.core.problem import Problem
 from partita.core.program import Program, TransferMode
 from partita.core.solution import Solution
 from partita.errors import FormatError, InvalidInputError, PartitaError, reading
+from partita.http import split_address
 from partita.program.lower import lower
 from partita.program.order import ListOrder
 from partita.ranks.failures import read_error, write_error
@@ -221,7 +222,11 @@ class JobDirectory:
         """Write a plan and how it is run; the directory is made if it is not there."""
         self.path.mkdir(parents=True, exist_ok=True)
         _write_whole(self.path / "plan.json", write_json(solution).encode())
-        _write_whole(self.path / "job.json", write_job(job).encode())
+        # The address of the energy server may have its token in it.
+        secret = job.power is not None and split_address(job.power.server)[1]
+        _write_whole(
+            self.path / "job.json", write_job(job).encode(), mode=0o600 if secret else 0o666
+        )
 
     def prepare(self) -> None:
         """Make the folders that ranks write to."""
@@ -300,8 +305,10 @@ class JobDirectory:
         return [StepNews(*json.loads(line)) for line in lines], end
 
 
-def _write_whole(path: Path, data: bytes) -> None:
+def _write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     part = path.with_suffix(f"{path.suffix}.part{os.getpid()}")
+    part.unlink(missing_ok=True)
+    part.touch(mode=mode)
     part.write_bytes(data)
     part.replace(path)
 

@@ -1,5 +1,6 @@
 """Jobs as files, and where their ranks run."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from partita.runtime.device_parts import DeviceStatistics
 from partita.runtime.emulation import Emulation
 from partita.runtime.job import Job, JobDirectory, Placement, place_ranks, read_job, write_job
 from partita.runtime.launch import Host as LaunchHost
+from partita.runtime.power import Power
 from partita.runtime.rank import RankReport, StepNews
 from partita.runtime.recipe import GroupRule, Recipe, Schedule
 from partita.testing.builders import chain, paired_cluster, pipeline
@@ -114,6 +116,18 @@ def test_a_directory_holds_plan_and_job(tmp_path: Path) -> None:
     assert files.read_job().steps == 3
     assert files.read_solution().plan == solution.plan
     assert sorted(path.name for path in files.path.iterdir()) == ["job.json", "plan.json"]
+
+
+@pytest.mark.parametrize(("server", "others"), [("http://a:TOKEN@h:1", 0), ("http://h:1", 0o044)])
+def test_a_job_with_a_token_is_private(tmp_path: Path, server: str, others: int) -> None:
+    files = JobDirectory(tmp_path)
+    before = os.umask(0o022)
+    try:
+        files.create(solution_over([0, 0], [0, 1]), Job(model=MODEL, power=Power(server=server)))
+    finally:
+        os.umask(before)
+    assert (files.path / "job.json").stat().st_mode & 0o077 == others
+    assert files.read_job().power == Power(server=server)
 
 
 def test_a_directory_without_a_job_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The app in this process: requests without a network."""
 
 import asyncio
+import importlib.util
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -13,6 +15,12 @@ import pytest
 from partita.service.app import make_app
 from partita.service.settings import EnergySettings, Settings
 from partita.service.users import Users
+
+_spec = importlib.util.spec_from_file_location(
+    "whole_app", Path(__file__).with_name("whole_app.py")
+)
+sys.modules["whole_app"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(sys.modules["whole_app"])
 
 Open = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
