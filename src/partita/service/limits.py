@@ -86,6 +86,7 @@ class LimitBody:
             return _refusal(408, f"the body is not whole after {self.limit_s:g} s")
         return None
 
+
 def is_json(content_type: str) -> bool:
     """Return whether a content type is that of JSON."""
     return content_type.partition(";")[0].strip().lower() == "application/json"

@@ -208,6 +208,9 @@ def test_a_client_has_a_share_of_the_memory_for_bodies(tmp_path: Path, run: Any)
                 await held.wait()
                 yield b" " * rest
 
+            news = await whole.ask("POST", "/fleet/news/1", content=b" " * 2000, headers=JSON)
+            assert news.status_code == 413
+
             def send(body: AsyncIterator[bytes]) -> asyncio.Task[httpx.Response]:
                 sending = whole.ask("POST", "/fleet/drain", content=body, headers=JSON)
                 return asyncio.create_task(sending)
