@@ -14,7 +14,8 @@ from partita.core.problem import Problem
 from partita.core.solution import Proof
 from partita.errors import InfeasibleError
 from partita.formats.piper import read_piper
-from partita.planners.piper.planner import piper_bound, plan_piper
+from partita.planners.piper.planner import plan_piper
+from partita.testing.piper_bound import piper_bound
 
 GIB = 2**30
 OPTIONS = {

@@ -90,12 +90,6 @@ class CapturedModel:
         """Whether it was captured in training mode."""
         return self.mode is CaptureMode.TRAINING
 
-    @property
-    def data_dependent(self) -> tuple[str, ...]:
-        """Names of the tensors whose shape depends on data; they may not leave a stage."""
-        names = self.graph.tensors.names
-        return tuple(n for n, i in zip(names, self.values, strict=False) if i.flexible)
-
     @cached_property
     def digest(self) -> str:
         """A hash of everything the ops compute: functions, literals, shapes, types.

@@ -33,7 +33,6 @@ from partita.capture.tree import Param, Ref
 Layout: TypeAlias = Split | None
 """How a tensor is held by the ranks of a group; None = each has all of it."""
 MakeFunction: TypeAlias = Callable[[TensorGroup], Callable[..., Any]]
-LocalShape: TypeAlias = tuple[tuple[int, ...], Layout]
 
 
 class CannotSplitError(Exception):

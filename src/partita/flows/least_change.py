@@ -268,13 +268,6 @@ class Ways:
     stop: Callable[[], bool] = lambda: False
 
 
-def least_change(
-    problem: Problem, planner: Callable[[Problem], Solution], ways: Ways | None = None
-) -> Relaxation | None:
-    """Return the first of ``relaxations``; None where nothing that is tried helps."""
-    return next(relaxations(problem, planner, ways), None)
-
-
 def relaxations(
     problem: Problem, planner: Callable[[Problem], Solution], ways: Ways | None = None
 ) -> Iterator[Relaxation]:

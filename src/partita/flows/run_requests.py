@@ -14,6 +14,7 @@ from partita.hosts.table import PlaceFields, check_place
 from partita.http import check_address
 from partita.requests import Request, declare
 from partita.runtime.baseline_names import BASELINES, TORCH_WAYS
+from partita.runtime.metric_rows import SINKS
 from partita.runtime.recipe import SCHEDULES as LEARNING_RATE_SCHEDULES
 from partita.units import parse_tokens
 
@@ -115,7 +116,7 @@ class RunFields(SurvivalFields, PlaceFields):
     )
     metrics: tuple[str, ...] = declare(
         (),
-        choices=("jsonl", "tensorboard", "wandb"),
+        choices=SINKS,
         help="Metrics to write besides metrics.jsonl in the run directory: tensorboard, wandb "
         "(offline).",
     )

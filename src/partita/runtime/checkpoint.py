@@ -14,7 +14,7 @@ import logging
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -533,13 +533,3 @@ def _expect_one_process() -> None:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN))
-
-
-def optimizer_names(there: Iterable[str], parameter: str) -> dict[str, str]:
-    """Return the entries of the optimizer's state of a parameter: entry -> name of the tensor."""
-    begin = f"optim.{parameter}."
-    return {
-        name.removeprefix(begin): name
-        for name in there
-        if name.startswith(begin) and "." not in name.removeprefix(begin)
-    }

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 METRICS = "metrics.jsonl"
+SINKS = ("jsonl", "tensorboard", "wandb")
+"""Where rows can be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

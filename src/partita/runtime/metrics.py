@@ -19,9 +19,6 @@ from partita.runtime.metric_rows import METRICS, StepRow
 from partita.runtime.rank import StepNews
 from partita.runtime.recipe import Recipe
 
-SINKS = ("jsonl", "tensorboard", "wandb")
-
-
 OnRow = Callable[[StepRow], None]
 
 

@@ -22,7 +22,6 @@ from partita.flows.least_change import (
     PRECISION,
     Relaxation,
     Ways,
-    least_change,
     least_number,
     needed_memory,
     relaxations,
@@ -31,7 +30,7 @@ from partita.flows.least_change import (
 )
 from partita.objectives.placed import placement_errors
 from partita.planners.single import plan_single
-from partita.planners.table import get_planner
+from partita.planners.table import Planner, get_planner
 from partita.planners.uniform import plan_uniform
 from partita.profiler.estimate.recompute import with_recomputation
 from partita.testing.builders import Figures, chain, flat_cluster, random_dag
@@ -52,6 +51,11 @@ LARGE = Figures(
     tensor_bytes=5.0,
     batch_size=8,
 )
+
+
+def least_change(problem: Problem, planner: Planner, ways: Ways | None = None) -> Relaxation | None:
+    """Return the first change that helps; None where nothing that is tried does."""
+    return next(relaxations(problem, planner, ways), None)
 
 
 def applied(problem: Problem, change: Relaxation) -> Problem:

@@ -24,7 +24,7 @@ from partita.planners.baechi.favourites import (
     overwriting_favourites,
 )
 from partita.planners.baechi.fit import find_fit, why_nothing_fits
-from partita.planners.baechi.improve import improve_placement
+from partita.planners.baechi.improve import anneal_placements
 from partita.planners.baechi.instance import Channels, MemoryRule, instance_of
 from partita.planners.baechi.list_schedule import event_schedule
 from partita.planners.baechi.m_etf import plan_m_etf
@@ -32,7 +32,7 @@ from partita.planners.baechi.m_sct import plan_m_sct
 from partita.planners.baechi.m_topo import plan_m_topo
 from partita.planners.baechi.placement import Placed, plan_of
 from partita.planners.baechi.replay import makespan_of, upward_rank
-from partita.planners.effort import SearchTrace
+from partita.planners.effort import Effort, SearchTrace
 from partita.released.baechi import (
     plan_m_etf_released,
     plan_m_sct_released,
@@ -377,6 +377,14 @@ def test_options_have_few_values(options, message):
         plan_m_sct(problem_of(2, [(0, 1)], Figures()), **options)
 
 
+def improved(problem, device_of, **effort):
+    """Return the devices and the order that annealing finds from a placement."""
+    g = instance(problem)
+    start = Placed(device_of, g.topological, makespan_of(g, device_of, g.topological)[0])
+    found = anneal_placements(problem, g, [start], Effort(**effort))
+    return found.device_of, found.order
+
+
 def test_improving_is_repeatable_never_worse_and_traced():
     rng = random.Random(3)
     count = 14
@@ -389,22 +397,22 @@ def test_improving_is_repeatable_never_worse_and_traced():
     start = np.array([rng.randrange(3) for _ in range(count)])
     g = instance(problem)
     trace = SearchTrace()
-    device_of, order = improve_placement(problem, start, iterations=600, trace=trace)
-    again = improve_placement(problem, start, iterations=600)
+    device_of, order = improved(problem, start, iterations=600, trace=trace)
+    again = improved(problem, start, iterations=600)
     assert np.array_equal(device_of, again[0])
     assert np.array_equal(order, again[1])
     value, excess = makespan_of(g, device_of, order)
     assert excess == 0
     assert value < makespan_of(g, start, g.topological)[0]
     assert trace.points[-1][1] == value
-    timed = improve_placement(problem, start, time_limit=0.05, seed=1)
+    timed = improved(problem, start, time_limit=0.05, seed=1)
     assert makespan_of(g, *timed)[0] <= trace.points[0][1]
 
 
 def test_a_search_needs_an_effort_that_makes_sense():
     problem = problem_of(2, [(0, 1)], Figures())
     with pytest.raises(InvalidInputError, match="iterations or a time limit"):
-        improve_placement(problem, np.zeros(2, dtype=int))
+        improved(problem, np.zeros(2, dtype=int))
     with pytest.raises(InvalidInputError, match="iterations is -1; expected 0 or more"):
         best_placement(problem, iterations=-1)
 

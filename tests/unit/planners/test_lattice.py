@@ -15,7 +15,6 @@ from partita.planners.lattice.ideals import (
     count_ideals,
     enumerate_ideals,
     prefixes,
-    union_of_orders,
     window,
 )
 from partita.planners.lattice.nets import nets_by_node
@@ -178,26 +177,6 @@ class TestIdeals:
             chain_of = check_structure(q, prefixes(q, order))
             assert len(chain_of) == q.num_nodes + 1
             assert chain_of <= all_ideals(q)
-
-    @given(st.integers(0, 10_000))
-    def test_orders_span_the_lattice_that_their_prefixes_make(self, seed):
-        q = random_quotient(seed, size=7)
-        orders = linear_orders(q, count=3, seed=seed)
-        spanned = {held for order in orders for held in rows_of(prefixes(q, order))}
-        while True:
-            more = {a | b for a in spanned for b in spanned} | {
-                a & b for a in spanned for b in spanned
-            }
-            if more <= spanned:
-                break
-            spanned |= more
-        assert check_structure(q, union_of_orders(q, orders, 10_000)) == spanned
-
-    def test_orders_that_span_too_much_are_left_out(self):
-        q = quotient(diamond(8))
-        orders = linear_orders(q, count=5)
-        assert len(union_of_orders(q, orders, 0)) == q.num_nodes + 1
-        assert len(union_of_orders(q, orders, 60)) <= 60
 
     def test_a_window_holds_as_many_ideals_as_fit(self):
         q = quotient(diamond(8))

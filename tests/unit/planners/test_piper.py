@@ -20,7 +20,7 @@ from partita.errors import InfeasibleError, InvalidInputError
 from partita.planners.effort import SearchTrace
 from partita.planners.piper import kernels
 from partita.planners.piper.choices import Allowed, choices_of
-from partita.planners.piper.planner import piper_bound, plan_piper
+from partita.planners.piper.planner import plan_piper
 from partita.planners.piper.pools import assign_devices, pools, search_in
 from partita.planners.piper.space import THOROUGH, Room, space_of
 from partita.testing.builders import (
@@ -30,6 +30,7 @@ from partita.testing.builders import (
     flat_cluster,
     random_dag,
 )
+from partita.testing.piper_bound import piper_bound
 
 
 @dataclass(frozen=True)
@@ -278,7 +279,8 @@ def test_more_ideals_than_fit_leave_a_window_without_a_proof(monkeypatch):
     problem = make(Made(graph=random_dag(9, random.Random(8)), devices=4, memory_bytes=80.0))
     whole = plan_piper(problem)
     tiny = Room(ideals=6, cells=1000, window=12, nodes=6)
-    monkeypatch.setattr("partita.planners.piper.planner.THOROUGH", tiny)
+    for user in ("planners.piper.planner", "testing.piper_bound"):
+        monkeypatch.setattr(f"partita.{user}.THOROUGH", tiny)
     found = plan_piper(problem)
     assert found.proof is Proof.FEASIBLE
     assert not found.stats["all_ideals"]

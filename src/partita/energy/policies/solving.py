@@ -12,7 +12,7 @@ import numpy as np
 
 from partita.core.cluster import Cluster
 from partita.core.codec import read_json, write_json
-from partita.core.energy import EnergyProfile, Frontier
+from partita.core.energy import EnergyProfile
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.program import Kind, Program
@@ -121,9 +121,3 @@ def warm_up() -> None:
     )
     shape = Shape(stages=2, microbatches=3)
     solve_task(SolveTask(shape=shape, profile=write_json(profile), device_types=("", ""), points=3))
-
-
-def solve_here(task: SolveTask) -> Frontier:
-    """Return the frontier of a task, solved in this process."""
-    frontier: Frontier = read_json(solve_task(task))
-    return frontier

@@ -25,14 +25,11 @@ from partita.planners.annealing import anneal_rounds
 from partita.planners.baechi.annealing import Annealer
 from partita.planners.baechi.instance import (
     Instance,
-    MemoryRule,
-    default_channels,
     forward_ops,
-    instance_of,
 )
 from partita.planners.baechi.placement import Placed, plan_of
 from partita.planners.baechi.replay import makespan_of
-from partita.planners.effort import Effort, SearchTrace
+from partita.planners.effort import Effort
 
 _STEPS = 24
 """Temperatures of a round."""
@@ -45,42 +42,6 @@ _PRICE = 20.0
 """Makespans that a placement costs which needs all of a device's memory twice."""
 _ROUND = 40_000
 """Moves of a round, at the most."""
-_SLICE_S = 0.02
-"""Seconds between looks at the clock."""
-
-
-def improve_placement(
-    problem: Problem,
-    device_of: Array,
-    *,
-    order: Array | None = None,
-    iterations: int | None = None,
-    time_limit: float | None = None,
-    seed: int = 0,
-    trace: SearchTrace | None = None,
-) -> tuple[Array, Array]:
-    """Return a placement with a shorter makespan, as devices and order of all forward ops.
-
-    Args:
-        problem: The problem; makespan counts, whatever its metric, by Baechi's memory rule.
-        device_of: Device of every op of the graph.
-        order: The forward ops along the data; ``None`` = the graph's order.
-        iterations: Moves to try, for the same result every time.
-        time_limit: Seconds to search.
-        seed: Of the random numbers.
-        trace: Where the best values are recorded.
-
-    Returns:
-        The device of every forward op and their order, numbered along the graph's forward ops; see
-        ``placement.plan_of``.
-    """
-    g = instance_of(problem, default_channels(problem), MemoryRule.BAECHI)
-    forward = np.asarray(device_of)[forward_ops(problem.graph)]
-    along = g.topological if order is None else np.asarray(order)
-    makespan, _ = makespan_of(g, forward, along)
-    effort = Effort(iterations=iterations, time_limit=time_limit, seed=seed, trace=trace)
-    found = anneal_placements(problem, g, [Placed(forward, along, makespan)], effort)
-    return found.device_of, found.order
 
 
 def anneal_placements(

@@ -2,10 +2,9 @@
 
 Ideals are held as rows of bits, by ascending size, with the steps that add one node. There are at
 most 2^width times nodes of them, often far fewer, sometimes far more than can be held: counting
-stops at a limit, and ``window`` and ``union_of_orders`` give sub-lattices that fit.
+stops at a limit, and ``window`` gives a sub-lattice that fits.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from partita.core.columns import Array, Longs, group_rows
 from partita.kernels import ROWS, Threshold, run
-from partita.planners.lattice.kernels import COUNT, OVER, STEPS, count_sets, fill_sets, find_covers
+from partita.planners.lattice.kernels import COUNT, OVER, STEPS, count_sets, fill_sets
 from partita.planners.lattice.quotient import Quotient
 
 INTERPRETED = 3_000
@@ -118,22 +117,6 @@ def prefixes(q: Quotient, order: Array) -> Ideals:
     )
 
 
-def union_of_orders(q: Quotient, orders: Sequence[Array], limit: int) -> Ideals:
-    """Return the sub-lattice that linear orders span: all prefixes, their unions and intersections.
-
-    A set is in it if it holds, with a node, all that come before it in every order. Where the
-    orders span more than ``limit`` ideals, only as many of the first ones count as fit, at least
-    one.
-    """
-    held = prefixes(q, orders[0])
-    for count in range(2, len(orders) + 1):
-        found = _enumerate(_spanned(q, orders[:count]), limit)
-        if found is None:
-            break
-        held = found
-    return held
-
-
 def window(q: Quotient, order: Array, limit: int) -> Ideals:
     """Return all ideals where ``limit`` allows, else those in the widest window that it allows.
 
@@ -156,25 +139,6 @@ def window(q: Quotient, order: Array, limit: int) -> Ideals:
 def _own(q: Quotient) -> _Precedence:
     rank = np.arange(q.num_nodes, dtype=np.int64)
     return _Precedence(q.pred_ptr, q.pred, q.succ_ptr, q.succ, rank)
-
-
-def _spanned(q: Quotient, orders: Sequence[Array]) -> _Precedence:
-    """Return the intersection of linear orders, by its covers."""
-    count = q.num_nodes
-    word_of, bit_of, words = _bits(count)
-    first = np.asarray(orders[0], dtype=np.int64)
-    position = np.concatenate([_places(order) for order in orders])
-    cover = np.zeros(16 * count, dtype=np.int64)
-    while True:
-        below = np.zeros(count * words, dtype=np.uint64)
-        cover_ptr = np.zeros(count + 1, dtype=np.int64)
-        inputs = (first, position, word_of, bit_of, np.array([words]))
-        run(find_covers, count * count, inputs, (below, cover_ptr, cover))
-        if cover_ptr[-1] <= len(cover):
-            break
-        cover = np.zeros(int(cover_ptr[-1]), dtype=np.int64)
-    target = np.repeat(first, np.diff(cover_ptr))
-    return _joined(count, cover[: cover_ptr[-1]], target, _places(first))
 
 
 def _windowed(q: Quotient, order: Array, width: int) -> _Precedence:

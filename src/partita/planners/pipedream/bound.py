@@ -33,10 +33,9 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
-from partita.core.problem import Metric, Problem
 from partita.planners.pipedream.flat import FlatCluster
-from partita.planners.pipedream.model import Model, model_of
-from partita.planners.pipedream.site import Site, site_of
+from partita.planners.pipedream.model import Model
+from partita.planners.pipedream.site import Site
 
 FACTOR = 4.0
 STEPS = 24
@@ -48,16 +47,6 @@ class _Sizes(NamedTuple):
     seconds: Array
     reduce_s: Array
     num_devices: int
-
-
-def pipedream_bound(problem: Problem) -> tuple[float, str]:
-    """Return the best bound for the repaired objective, and the name of the argument behind it.
-
-    0 for any other metric.
-    """
-    if problem.objective.metric is not Metric.PIPEDREAM_REPAIRED:
-        return 0.0, "none"
-    return bound_of(model_of(problem), site_of(problem))
 
 
 def bound_of(

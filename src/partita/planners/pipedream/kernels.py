@@ -6,8 +6,6 @@ Options come as a column of numbers. Ideals ascend by size, so that every pair l
 
 from partita.kernels import Column, kernel
 
-UNREACHED = -1
-
 
 @kernel
 def list_pairs(sets: Column, words: Column, ptr: Column, to: Column) -> None:
