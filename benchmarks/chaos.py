@@ -8,7 +8,7 @@
 * **damage**: a newest checkpoint that is truncated, or has one other byte, is never loaded.
 * **links**: 2 + 2 fresh ranks in two network namespaces whose link is cut twice; needs root.
 
-No process may be left by any of them. Times lost are told per fault; they depend on the machine.
+No process may be left by any of them. Times lost are shown per fault; they depend on the machine.
 """
 
 import json
@@ -139,7 +139,7 @@ class Tormentor:
     done: list[tuple[str, bool]] = field(default_factory=list)
     _next: tuple[int, bool] | None = None
 
-    def told(self, _: int, news: Any) -> None:
+    def on_step(self, _: int, news: Any) -> None:
         """Prepare the fault that is due after a step."""
         fault = self.due.get(news.step)
         if self._next is None and fault is not None:
@@ -180,7 +180,7 @@ def tormented(
             limit=RestartLimit(restarts=20, pause_s=0.0),
             say=lambda text: print(f"  {text}", flush=True),
         )
-        found = run(steps, folder, on_step=tormentor.told, survival=survival)
+        found = run(steps, folder, on_step=tormentor.on_step, survival=survival)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -241,7 +241,7 @@ def elastic(folder: Path, steps: int = 60) -> dict[str, Any]:
     file.write_text(" ".join(names))
     seen: list[int] = []
 
-    def told(_: int, news: Any) -> None:
+    def on_step(_: int, news: Any) -> None:
         # The device is back once the three have done a step: before, nothing would have changed.
         if len(seen) == 1 and news.step == steps // 4:
             file.write_text(" ".join(names[:3]))
@@ -255,7 +255,7 @@ def elastic(folder: Path, steps: int = 60) -> dict[str, Any]:
             folder / "elastic",
             resume=AUTO if number else "",
             solution=solution,
-            on_step=told,
+            on_step=on_step,
             survival=Survival(limit=RestartLimit(restarts=2), stop=stop),
         )
 

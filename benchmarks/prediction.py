@@ -84,7 +84,7 @@ def emulated_plans(links: Cluster) -> Iterator[tuple[str, Graph, Plan]]:
         yield f"{schedule.value}, 4 stages", graph, plan
     graph = chain(8, figures_of([0.1 * MB, 0.5 * MB] * 4))
     plan = pipeline(graph, four, [*range(4)] * 2, schedule=Schedule.INTERLEAVED, microbatches=8)
-    yield "interleaved, 2 stages a device", graph, plan
+    yield "interleaved, 2 stages per device", graph, plan
     graph = chain(2, figures_of([1 * MB, 0], forward_s=[0.06, 0.02]))
     yield "replicated 3-1", graph, pipeline(graph, four, [[0, 1, 2], 3], microbatches=12)
     graph = diamond(4, figures_of(1 * MB))

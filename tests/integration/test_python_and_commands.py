@@ -139,7 +139,7 @@ def test_frontier_choose_replay_and_compare(run: Run, saved: str) -> None:
     found = said(run, "energy", "replay", saved, "clocks.py")
     replayed = partita.replay_clocks(frontier, "clocks.py")
     assert {**plain(replayed), "written": []} == found
-    assert replayed.energy_j == pytest.approx(replayed.told_j)
+    assert replayed.energy_j == pytest.approx(replayed.known_j)
     assert [row["clocks"] for row in replayed.rows()] == ["simulated", "claimed", "all-max"]
 
     found = said(run, "energy", "compare", saved, "frontier.json", "clocks.py", *words(options))

@@ -142,7 +142,7 @@ def step_line(problem: Problem, plan: Plan | None = None) -> str:
     count = f"{len(sizes)} microbatch{'es' if len(sizes) > 1 else ''}"
     total = f"{sum(sizes):,} {unit}{'' if sum(sizes) == 1 else 'es' if unit[-1] == 'h' else 's'}"
     words = f"{objective.mode.value} on {cluster.name} ({len(cluster)} devices)"
-    return f"{words} · {count} of {each} = {total} a step"
+    return f"{words} · {count} of {each} = {total} per step"
 
 
 def memory_cell(summary: Summary) -> str:

@@ -186,7 +186,7 @@ def _show_energy(console: Console, answer: "EnergyAnswer") -> None:
     origin = answer.best.frontier.origin.value
     console.print(
         f"energy is {origin}; within {100 * answer.slowdown:g} % of the fastest plan "
-        f"({answer.limit_s:.5g} s a step):"
+        f"({answer.limit_s:.5g} s per step):"
     )
     console.print(table(_COLUMNS, [_energy_row(each, answer) for each in shown]))
     best, fastest = answer.best, answer.fastest

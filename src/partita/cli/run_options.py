@@ -101,7 +101,7 @@ class StepLine:
             words.append(f"{format_count(past * row.tokens / row.step)} tokens/s")
         step_s = median(self._recent) if self._recent else math.nan
         if not math.isnan(step_s) and self._live:
-            words.append(f"{format_seconds(step_s)} a step")
+            words.append(f"{format_seconds(step_s)} per step")
             if not math.isnan(self._predicted_s):
                 words[-1] += f" ({format_share(step_s / self._predicted_s - 1, sign=True)})"
         if not math.isnan(self._flop_s):

@@ -261,14 +261,14 @@ def _link_factors(
     seen: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for (level, group), rows in _crossed(problem, program).items():
         for kinds in (rows[program.kind[rows] == Kind.SEND], rows[program.kind[rows] != Kind.SEND]):
-            told = kinds[expected[kinds] >= CLOCK_ERROR_S]
-            if not len(told):
+            sent = kinds[expected[kinds] >= CLOCK_ERROR_S]
+            if not len(sent):
                 continue
-            told = told[program.bytes[told] >= LARGE * program.bytes[told].max()]
-            arrived = np.where(program.kind[told] == Kind.SEND, match(program).partner[told], told)
-            factor = float(((end[arrived] - start[told]) / expected[told]).min())
+            sent = sent[program.bytes[sent] >= LARGE * program.bytes[sent].max()]
+            arrived = np.where(program.kind[sent] == Kind.SEND, match(program).partner[sent], sent)
+            factor = float(((end[arrived] - start[sent]) / expected[sent]).min())
             if factor > 0:
-                weight = float(expected[told].sum())
+                weight = float(expected[sent].sum())
                 seen.setdefault((level, group), []).append((weight, weight * factor))
     known = {
         key: sum(spent for _, spent in pairs) / sum(weight for weight, _ in pairs)

@@ -75,7 +75,7 @@ def constructor_of(description: str, *, in_place: bool = True) -> str | None:
     made, args, kwargs = found
     if not in_place:
         kwargs.pop("inplace", None)
-    return f"nn.{made.__name__}({', '.join(_told(made, args, kwargs))})"
+    return f"nn.{made.__name__}({', '.join(_arguments(made, args, kwargs))})"
 
 
 def _parsed(description: str) -> tuple[type[nn.Module], list[Any], dict[str, Any]] | None:
@@ -109,11 +109,13 @@ def _on_meta(made: type[nn.Module]) -> dict[str, str]:
     return {"device": "meta"} if takes else {}
 
 
-def _told(made: type[nn.Module], args: Sequence[object], kwargs: Mapping[str, object]) -> list[str]:
+def _arguments(
+    made: type[nn.Module], args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[str]:
     """Return arguments as source, without those that have their usual value."""
     usual = {name: known.default for name, known in inspect.signature(made).parameters.items()}
     ones = {"stride": (1,), "dilation": (1,), "padding": (0,), "output_padding": (0,)}
-    told = [_source(value) for value in args]
+    written = [_source(value) for value in args]
     for name, value in kwargs.items():
         flat = tuple(dict.fromkeys(value)) if isinstance(value, tuple) else None
         plain = usual.get(name, inspect.Parameter.empty)
@@ -122,8 +124,8 @@ def _told(made: type[nn.Module], args: Sequence[object], kwargs: Mapping[str, ob
             flat is not None and flat == ones.get(name) and plain in (0, 1)
         ):
             continue
-        told.append(f"{name}={_source(value)}")
-    return told
+        written.append(f"{name}={_source(value)}")
+    return written
 
 
 def _source(value: object) -> str:

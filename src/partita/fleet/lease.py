@@ -95,22 +95,22 @@ class Lease:
         self.clock: Callable[[], float] = time.time
         self._pace = _Pace(step)
         self._done_s: float | None = None
-        self._told = _Scheduler(poll_s=poll_s, report_s=report_s)
+        self._scheduler = _Scheduler(poll_s=poll_s, report_s=report_s)
 
     @property
     def grant(self) -> dict[str, Any]:
         """What the job holds: ``gpus``, ``cpus``, ``memory_gb``; empty without a scheduler."""
-        return self._told.grant()
+        return self._scheduler.grant()
 
     @property
     def term(self) -> tuple[float, float]:
         """When the round that was granted begins and ends; without a scheduler it is all time."""
-        return self._told.term()
+        return self._scheduler.term()
 
     @property
     def is_over(self) -> bool:
         """Whether the loop is to stop at its next step."""
-        return self._told.is_over()
+        return self._scheduler.is_over()
 
     def wait_beyond(self, end_s: float, limit_s: float) -> bool:
         """Wait for the scheduler's decision about the time after the end of a round.
@@ -121,7 +121,7 @@ class Lease:
             Whether it has renewed the lease or ended it; False = it has not answered in time.
         """
         self._report(force=True)
-        return self._told.wait_beyond(end_s, limit_s)
+        return self._scheduler.wait_beyond(end_s, limit_s)
 
     @property
     def done(self) -> bool:
@@ -158,7 +158,7 @@ class Lease:
             self._done_s = self.clock()
             self._report(force=True)  # its GPUs are planned for while it still saves
             self._finish(LoopState.DONE)
-        elif self._agree(self._told.is_over()):
+        elif self._agree(self._scheduler.is_over()):
             self._finish(LoopState.STOPPED)
         return self.state is not LoopState.RUNNING
 
@@ -173,9 +173,9 @@ class Lease:
         self._report(force=True)
 
     def _report(self, *, force: bool = False) -> None:
-        if not self._told.wants_word(force=force):
+        if not self._scheduler.wants_word(force=force):
             return
-        self._told.report(
+        self._scheduler.report(
             {
                 "state": str(self.state),
                 "step": self.step,

@@ -1,4 +1,4 @@
-"""Planning with energy: the plan, and its clocks, of least joules a sample at a bounded slowdown.
+"""Planning with energy: the plan, and its clocks, of least joules per sample at a bounded slowdown.
 
 Energy sits above the cost model: clocks belong to a plan's stages, so that a planner cannot choose
 them op by op. Here the planners make candidates by time, on all devices and on parts of them (the
@@ -166,7 +166,7 @@ class EnergyAnswer:
 
     Attributes:
         solution: The plan of least energy as a solution by the metric energy: its value is that
-            of the cost model, joules a sample with the highest clocks.
+            of the cost model, joules per sample with the highest clocks.
         best: That plan with its clocks.
         fastest: The plan of the shortest step, with its own clocks within the limit.
         candidates: All that were looked at, the cheapest first; those beyond the limit last.
@@ -208,7 +208,7 @@ def plan_for_energy(
     points: int = POINTS,
     progress: Callable[[str], None] = lambda _: None,
 ) -> EnergyAnswer:
-    """Return the plan and clocks of least joules a sample within a slowdown.
+    """Return the plan and clocks of least joules per sample within a slowdown.
 
     Args:
         problem: The problem; its metric is energy.
@@ -216,7 +216,7 @@ def plan_for_energy(
         quick: Plans parts of the devices, many of them; None = the same.
         slowdown: How much slower than the fastest plan a step may be, 0.02 = 2 %.
         points: Points of each frontier.
-        progress: Told what is going on.
+        progress: Called with what is going on.
 
     Raises:
         InfeasibleError: Nothing fits.
@@ -235,7 +235,7 @@ def plan_for_energy(
     )
     limit_s = measured[0][0] * (1 + slowdown)
     ranked = [(plans[number], step_s) for step_s, number in measured if step_s < np.inf]
-    progress(f"frontiers of plans within {limit_s:.4g} s a step")
+    progress(f"frontiers of plans within {limit_s:.4g} s per step")
     candidates = _candidates(timed, first, _distinct(ranked), (limit_s, points))
     best = candidates[0]
     assert best.frontier.profile is not None

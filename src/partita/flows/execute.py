@@ -159,7 +159,7 @@ class Outcome(Result):
         if self.run.held_out:
             words.append(f"held out {self.run.held_out[max(self.run.held_out)]:.4g}")
         words += [
-            f"{format_seconds(self.step_s)} a step {self.origin}",
+            f"{format_seconds(self.step_s)} per step {self.origin}",
             f"predicted {format_seconds(self.predicted.makespan_s)}"
             f" ({format_share(self.error, sign=True)})",
             f"{self.solution.plan.samples / self.step_s:.3g} samples/s",

@@ -131,7 +131,7 @@ def fit(question: Question, *, progress: Callable[[str], None] = lambda _: None)
 
     Args:
         question: What is asked.
-        progress: Told what is tried.
+        progress: Called with what is tried.
 
     Raises:
         InvalidInputError: The batch cannot be cut into microbatches, or no plan can be tried.

@@ -136,7 +136,7 @@ class ReplanResult(Result):
         """Return the verdict, what was learned, and what would move."""
         name, factor = self.calibration.slowest
         learned = (
-            f"measured {format_seconds(self.measured_s)} a step, thought "
+            f"measured {format_seconds(self.measured_s)} per step, thought "
             f"{format_seconds(self.thought_s)}, recalibrated {format_seconds(self.recalibrated_s)}"
             f"; compute on {name} takes {factor:.3g} x as long as thought"
         )

@@ -119,7 +119,7 @@ def energy_lines(run: Run) -> list[str]:
 
 def _described(use: PlanUse, origin: str) -> str:
     plan = "no plan" if use.version is None else f"plan {use.version}, {use.state}"
-    joules = "unknown" if use.step_j is None else f"{use.step_j:.4g} J a step {origin}"
+    joules = "unknown" if use.step_j is None else f"{use.step_j:.4g} J per step {origin}"
     steps = "1 step" if use.steps == 1 else f"{use.steps} steps"
     return f"{joules}, {format_seconds(use.step_s)} ({plan}, {steps})"
 

@@ -448,7 +448,7 @@ def with_checkpoints(
         request: What was asked.
         directory: The run directory.
         model: Name of the model's graph.
-        on_progress: Told which checkpoint the run goes on from.
+        on_progress: Called with which checkpoint the run goes on from.
 
     Raises:
         InvalidInputError: There is no such checkpoint, or it leaves nothing to do.

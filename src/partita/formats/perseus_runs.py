@@ -136,13 +136,13 @@ def _windows(
             )
         first = min(max(int(len(steps) * warm_up), 1), len(steps) - 1)
         for took, joules in zip(steps[first:], used[first:], strict=True):
-            told = clocks[name.lower()]
-            if not len(took) == len(joules) == len(told):
+            known = clocks[name.lower()]
+            if not len(took) == len(joules) == len(known):
                 raise InvalidInputError(
                     f"rank {rank}: a step has {len(took)} times and {len(joules)} "
-                    f"energies of {name!r} for {len(told)} clocks"
+                    f"energies of {name!r} for {len(known)} clocks"
                 )
-            for clock, seconds, energy in zip(told, took, joules, strict=True):
+            for clock, seconds, energy in zip(known, took, joules, strict=True):
                 yield kind, clock, seconds, energy
 
 

@@ -86,8 +86,8 @@ def read_submissions(text: str) -> SubmissionLog:
     for row in rows:
         try:
             submitted, duration = _seconds(row[columns[0]]), float(row[columns[1]])
-            told = float(row[columns[2]])
-            gpus = math.ceil(told)
+            given = float(row[columns[2]])
+            gpus = math.ceil(given)
         except (TypeError, ValueError, OverflowError) as exc:
             raise FormatError(
                 f"{exc}; expected a time, seconds and GPUs", line=rows.line_num
@@ -100,7 +100,7 @@ def read_submissions(text: str) -> SubmissionLog:
             notes["with a negative duration left out"] += 1
         else:
             found.append((submitted, duration, gpus))
-            notes.update({"with parts of GPUs taken as whole ones": 1} if gpus != told else {})
+            notes.update({"with parts of GPUs taken as whole ones": 1} if gpus != given else {})
             notes.update({"without a duration taken as one iteration": 1} if duration == 0 else {})
     return submission_log(found, notes)
 
@@ -160,7 +160,7 @@ def _job(entry: Any) -> tuple[float, float, int] | str:  # noqa: ANN401 (JSON is
 
 
 def _stamp_seconds(value: str | None) -> float | None:
-    """Return a time stamp in seconds; ``None`` = it is not told."""
+    """Return a time stamp in seconds; ``None`` = it is not given."""
     if not value or value == "None":
         return None
     stamp = datetime.strptime(value, _TIME)

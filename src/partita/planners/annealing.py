@@ -40,7 +40,7 @@ def anneal_rounds(
         start: The first state, and the best until a round finds a better one.
         run_round: Given the number of a round and the best state so far, returns what the round
             finds, wherever it began.
-        effort: Limits and goal, looked at before each round; told of each better value.
+        effort: Limits and goal, looked at before each round; called with each better value.
         rounds: Rounds; ``None`` = until the limits or the goal end it.
         sure: Rounds that are made whatever the limits say.
     """

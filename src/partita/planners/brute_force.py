@@ -49,7 +49,7 @@ def plan_brute_force(
         time_limit: Wall seconds.
         iterations: Partial placements (sharding cost) or plans (other metrics) to look at; ``None``
             = no limit. A search that ends by it is the same every time.
-        trace: Told of each new best.
+        trace: Called with each new best.
 
     Raises:
         InfeasibleError: Nothing that was found fits.

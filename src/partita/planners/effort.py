@@ -55,7 +55,7 @@ class Effort:
         time_limit: Seconds, counted from when this is made; ``None`` = no such limit.
         goal: A value that nothing can be below; a search that reaches it stops.
         seed: Seed of the random numbers.
-        trace: Told of each new best value.
+        trace: Called with each new best value.
         spent: Steps made so far.
         timed_out: Whether the time was up when somebody looked.
     """

@@ -39,7 +39,7 @@ def plan_local_search(
         restarts: How often to start.
         seed: Of the random numbers.
         time_limit: Wall seconds; ``None`` = no limit, and the same result every time.
-        trace: Told of each new best.
+        trace: Called with each new best.
 
     Raises:
         InfeasibleError: Nothing that was found fits.

@@ -19,7 +19,7 @@ other metric the largest load stands in for it: an even split with few transfers
 
 Departures from the authors' program: accelerators may differ in speed and memory (the DP counts the
 devices used of each kind; where these are too many kinds, several orders of the devices are tried);
-parameters that ops share are held once a device; ops may be pinned; nodes that cost nothing are
+parameters that ops share are held once per device; ops may be pinned; nodes that cost nothing are
 merged only where that is shown to lose nothing; no table of all pairs of ideals, which needs 18 GB
 on inceptionv3. As there, a backward class without forward ops is ordered as its mirror image.
 """
@@ -91,7 +91,7 @@ def plan_optimal_split(
         time_limit: Wall seconds instead, counted from the call, which also end the looks at chains
             of ideals; 0 = none.
         seed: Seed of random orders and moves.
-        trace: Told every new best value.
+        trace: Called with every new best value.
 
     Raises:
         InfeasibleError: No split fits the devices' memory, or an op may run nowhere.

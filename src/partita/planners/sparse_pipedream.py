@@ -58,7 +58,7 @@ def plan_sparse_pipedream(  # noqa: PLR0913 (the options of the released tool, a
     Args:
         problem: The problem, such as a server file makes it.
         shares: ``weighted`` = replicas take minibatches by their speed, ``equal`` = all alike.
-        straight: One device a stage.
+        straight: One device per stage.
         fewer: Whether devices may stay unused.
         memory: Whether the search keeps within memory.
         compression: Activation compression ratio; ``free`` = transfers cost nothing.
@@ -66,7 +66,7 @@ def plan_sparse_pipedream(  # noqa: PLR0913 (the options of the released tool, a
         orders: Linear orders to look at where there are more.
         iterations: Rounds of looking near the best pipeline where there are more.
         time_limit: Seconds after which nothing further is looked at, once there is a plan.
-        trace: Told of every new best period.
+        trace: Called with every new best period.
 
     Raises:
         InfeasibleError: No pipeline keeps the limits.

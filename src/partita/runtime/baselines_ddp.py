@@ -1,7 +1,7 @@
 """``ddp``: torch's DistributedDataParallel over the untouched model.
 
-Gradients are reduced once a step, with the last microbatch of each rank (``no_sync`` before it), so
-that ranks may have different numbers of microbatches. Buffers are those of rank 0, which DDP
+Gradients are reduced once per step, with the last microbatch of each rank (``no_sync`` before it),
+so that ranks may have different numbers of microbatches. Buffers are those of rank 0, which DDP
 broadcasts at the begin of a step.
 """
 

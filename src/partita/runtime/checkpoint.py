@@ -202,7 +202,7 @@ class Checkpoints:
     def _write_all(
         self, step: int, planner: "BoxPlanner", extra: dict[str, Any], plan: Plan | None
     ) -> None:
-        """Write, digest and commit; what goes wrong with the disk is told, all else raised."""
+        """Write, digest and commit; what goes wrong with the disk is reported, all else raised."""
         temporary: Path = self._from_first(lambda: temporary_path(self.folder, step))
         failure = ""
         files: dict[str, FileDigest] = {}
@@ -278,7 +278,7 @@ class Checkpoints:
     def newest(self, folder: Path | None = None) -> Path | None:
         """Return the newest checkpoint that is whole, None if there is none; all ranks call it.
 
-        All bytes are read, each file by one rank. What is passed over is told.
+        All bytes are read, each file by one rank. What is passed over is reported.
 
         Args:
             folder: Another folder than that of the run.

@@ -110,7 +110,7 @@ class DeviceLoop:
 
     Attributes:
         place: Where it stands.
-        meter: Is told of every instruction that computes.
+        meter: Called with every instruction that computes.
         seen: The tensors whose values are kept; all results of the step unless said otherwise.
         on_last_pass: Called when the last forward or backward of a step is done, before the device
             waits for gradients and updates.

@@ -283,7 +283,7 @@ def predicted(workload: EmulatedWorkload, links: Cluster | None = None) -> Timel
 
     Args:
         workload: What is emulated.
-        links: The machines that emulate, calibrated, a device a rank; if not given, the links are
+        links: The machines that emulate, calibrated, a device per rank; if not given, the links are
             taken to be those of the problem's cluster.
 
     Raises:

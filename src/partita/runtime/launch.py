@@ -251,11 +251,11 @@ def _error_of(
 
 
 def _both(note: OnStep, on_step: OnStep) -> OnStep:
-    def told(rank: int, news: StepNews) -> None:
+    def call_both(rank: int, news: StepNews) -> None:
         note(rank, news)
         on_step(rank, news)
 
-    return told
+    return call_both
 
 
 def collect(directory: Path, ended: Ended | None = None) -> Run:

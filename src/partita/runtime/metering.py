@@ -1,4 +1,4 @@
-"""What is told of every instruction that computes, such as a client of an energy server.
+"""Observers of every instruction that computes, such as a client of an energy server.
 
 The seam between the loop of a device and energy: the loop says when an instruction has all that it
 needs and begins, and when it has ended.
@@ -16,7 +16,7 @@ from partita.energy.frontier.clock_plan import NAMES
 
 
 class Meter(Protocol):
-    """Is told what a device does."""
+    """Is called with what a device does."""
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -75,7 +75,7 @@ class EnergyMeter:
         """Meter a device.
 
         Args:
-            client: Who is told.
+            client: Called with each instruction.
             drawn_out: The modelled device that real compute stands for; None = it is what it is.
             clock: Tells the time of that device, in seconds.
         """

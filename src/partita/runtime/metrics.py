@@ -164,25 +164,25 @@ class Tracker:
         """Take note of a step that a rank has done."""
         if news.memory_bytes:
             self._memory[rank] = max(news.memory_bytes, self._memory.get(rank, 0.0))
-        told = self._news.setdefault(news.step, {})
-        told[rank] = news
-        if len(told) < self._facts.ranks:
+        reported = self._news.setdefault(news.step, {})
+        reported[rank] = news
+        if len(reported) < self._facts.ranks:
             return
         del self._news[news.step]
-        row = self._row(news.step, list(told.values()))
+        row = self._row(news.step, list(reported.values()))
         for sink in self._sinks:
             sink.write(row)
         self._on_row(row)
 
-    def _row(self, step: int, told: Sequence[StepNews]) -> StepRow:
+    def _row(self, step: int, reported: Sequence[StepNews]) -> StepRow:
         facts, now_s = self._facts, time.monotonic()
         before, before_s = self._last
         self._last = (step, now_s)
-        held_out = [news.held_out for news in told if news.held_out is not None]
+        held_out = [news.held_out for news in reported if news.held_out is not None]
         follows = before == step - 1 and not held_out
         return StepRow(
             step=step + 1,
-            loss=sum(news.loss for news in told) if facts.has_loss else math.nan,
+            loss=sum(news.loss for news in reported) if facts.has_loss else math.nan,
             held_out_loss=sum(held_out) if held_out else None,
             learning_rate=facts.recipe.rate * facts.recipe.schedule.factor(step),
             samples=(step + 1) * facts.samples,

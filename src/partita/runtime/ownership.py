@@ -69,7 +69,7 @@ def agree_on_holders(task: Task, member: Member, held: Iterable[str], job: str) 
         }
     except RuntimeError as exc:
         raise PeerError(
-            f"rank {member.rank}: not all ranks told what they hold within {member.limit_s:g} s: "
+            f"rank {member.rank}: not all ranks said what they hold within {member.limit_s:g} s: "
             f"{first_line(exc)}"
         ) from exc
     check_holders(claims, expected_holders(task))

@@ -86,7 +86,7 @@ class RankPower(NamedTuple):
     """What meters a rank.
 
     Attributes:
-        meter: Is told what it does.
+        meter: Called with what it does.
         worker: Says how long instructions of an emulated rank take; None = as the cost model says.
     """
 
@@ -167,12 +167,12 @@ def _agree_on_job(
 ) -> str | Callable[[], str]:
     """Return the name that the server has given the run, or what finds it later; empty = never.
 
-    Rank 0 asks, the others are told. A run whose server does not answer goes on, and rank 0 asks
+    Rank 0 asks, and passes the name on. A run whose server does not answer goes on, and rank 0 asks
     again while it runs; one that the server refuses goes on without it.
     """
     if member.rank:
         first: str = shared.get(_FIRST_ANSWER).decode()
-        return _Told(power.server, shared) if first == _LATER else first
+        return _LateName(power.server, shared) if first == _LATER else first
     register = _Registration(power, task, shared)
     try:
         name = register()
@@ -210,7 +210,7 @@ class _Registration:
         return name
 
 
-class _Told:
+class _LateName:
     """Waits for the name that rank 0 is given when a server answers at last."""
 
     def __init__(self, server: str, shared: Store) -> None:

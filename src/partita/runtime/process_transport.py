@@ -113,7 +113,7 @@ class ProcessTransport:
             member: This process.
             shape_of: What travels.
             job: Name of the run in the store; another one for every run of a group.
-            entered: Told what it is at.
+            entered: Called with what it is at.
 
         Raises:
             InvalidInputError: Ranks disagree; names the first difference.
@@ -159,7 +159,7 @@ class ProcessTransport:
                 self.shares_clock &= bool(mine["clock"]) and mine["clock"] == theirs["clock"]
         except RuntimeError as exc:
             raise PeerError(
-                f"rank {member.rank}: not all ranks told what they will send within "
+                f"rank {member.rank}: not all ranks said what they will send within "
                 f"{member.limit_s:g} s: {first_line(exc)}"
             ) from exc
 

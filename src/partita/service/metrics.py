@@ -60,11 +60,11 @@ def exposition(counts: Counter[tuple[str, str, int]], samples: Iterable[Sample])
         f'{name}{{method="{method}",route="{route}",status="{status}"}} {count}'
         for (method, route, status), count in sorted(counts.items())
     ]
-    told: set[str] = set()
+    described: set[str] = set()
     for full, kind, text, value in samples:
         plain = full.partition("{")[0]
-        if plain not in told:
+        if plain not in described:
             lines += [f"# HELP {plain} {text}", f"# TYPE {plain} {kind}"]
-            told.add(plain)
+            described.add(plain)
         lines.append(f"{full} {value:g}")
     return "\n".join(lines) + "\n"

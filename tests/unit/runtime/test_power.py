@@ -143,7 +143,7 @@ def test_steps_are_told_apart_by_their_clock_plan() -> None:
         (5, "deployed", 4, 1, 1.1, 15.0),
     ]
     lines = energy_lines(run)
-    assert lines[0] == "energy    15 J a step modelled, 1.10 s (plan 5, deployed, 1 step)"
+    assert lines[0] == "energy    15 J per step modelled, 1.10 s (plan 5, deployed, 1 step)"
     assert "-16.7% energy, +10.0% time" in lines[1]
 
 

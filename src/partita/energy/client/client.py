@@ -55,7 +55,7 @@ class ClockController:
 
         Args:
             device: The device.
-            say: Told why clocks cannot be set.
+            say: Called with the reason why clocks cannot be set.
         """
         self.current_mhz = 0
         self._device, self._say = device, say
@@ -147,8 +147,8 @@ class ClientOptions:
         keep_log: Whether all instructions and readings are kept for files.
         clock: Tells the time, in seconds.
         synchronize: Waits until the device has done what it was given; called around instructions.
-        peers: Told this rank's slowdown when it is one, returns those of the others.
-        say: Told what goes wrong, once.
+        peers: Called with this rank's slowdown when it is one, returns those of the others.
+        say: Called with what goes wrong, once.
     """
 
     profile_steps: int = 5

@@ -18,7 +18,7 @@ COUNTER_PERIOD_S = 0.1
 MILLI = 1e-3
 
 
-class Board(ABC):
+class GpuDevice(ABC):
     """One GPU behind a driver. See ``PowerDevice``."""
 
     origin = EnergyOrigin.MEASURED
@@ -100,7 +100,7 @@ def _handle(nvml: Any, index: int) -> Any:  # noqa: ANN401 (a module without typ
     return nvml.nvmlDeviceGetHandleByUUID(name)
 
 
-class NvmlDevice(Board):
+class NvmlDevice(GpuDevice):
     """One NVIDIA GPU. See ``PowerDevice``."""
 
     def __init__(self, index: int = 0) -> None:
@@ -163,7 +163,7 @@ def _load_zeus() -> Any:  # noqa: ANN401 (a module without types)
         raise UnsupportedError(f"zeus finds no GPU here: {exc}") from exc
 
 
-class ZeusDevice(Board):
+class ZeusDevice(GpuDevice):
     """One GPU. See ``PowerDevice``."""
 
     def __init__(self, index: int = 0) -> None:

@@ -19,7 +19,7 @@ from partita.fleet.profiler.runner import Ranks
 
 DEFAULT_BATCH = 256
 DEFAULT_ITERATIONS = 50
-_TOLD_IF_TAKEN = (Clause.JOB_NAME, Clause.LOCAL_RANK, Clause.NODES, Clause.NODE_RANK)
+_GIVEN_IF_TAKEN = (Clause.JOB_NAME, Clause.LOCAL_RANK, Clause.NODES, Clause.NODE_RANK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ def script_options(request: ProfileRequest, source: str) -> ScriptOptions:
     """
     rest = list(request.arguments)
     given: dict[Clause, str | None] = {}
-    taken = [*REQUIRED, *_TOLD_IF_TAKEN]
+    taken = [*REQUIRED, *_GIVEN_IF_TAKEN]
     if request.epochs is not None:
         taken.append(Clause.EPOCHS)
     for clause in taken:
@@ -173,7 +173,7 @@ def script_options(request: ProfileRequest, source: str) -> ScriptOptions:
     required = (*REQUIRED, *((Clause.EPOCHS,) if request.epochs is not None else ()))
     named = {clause: first_spelling(clause, source, request.arguments) for clause in required}
     first = {clause: spelling or SPELLINGS[clause][0] for clause, spelling in named.items()}
-    for clause in _TOLD_IF_TAKEN:
+    for clause in _GIVEN_IF_TAKEN:
         spelling = first_spelling(clause, source, request.arguments)
         if spelling is not None:
             first[clause] = spelling

@@ -56,8 +56,8 @@ class Replay(Result):
         energy_j: Joules of a step, likewise.
         all_max_s: Seconds with all clocks at their highest.
         all_max_j: Joules with all clocks at their highest.
-        told_s: Seconds that a clock plan claims, or that a log measured; None = not known.
-        told_j: Joules, likewise.
+        known_s: Seconds that a clock plan claims, or that a log measured; None = not known.
+        known_j: Joules, likewise.
         step: The step of a clock plan; None for a log.
         steps: The steps of a log; empty for a clock plan.
         is_modelled_log: Whether a log's counters are those of modelled devices.
@@ -69,19 +69,19 @@ class Replay(Result):
     energy_j: float
     all_max_s: float
     all_max_j: float
-    told_s: float | None
-    told_j: float | None
+    known_s: float | None
+    known_j: float | None
     step: Played | None = None
     steps: tuple[ReplayedStep, ...] = ()
     is_modelled_log: bool = False
 
     @property
-    def told(self) -> str:
+    def known_as(self) -> str:
         """The word for what is known of the clocks from elsewhere: claimed or measured."""
         return "claimed" if self.step is not None else "measured"
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was simulated, told and possible as JSON values."""
+        """Return what was simulated, known and possible as JSON values."""
         found: dict[str, Any] = {
             "origin": self.source.profile.origin.value,
             "assumed": list(self.source.assumed),
@@ -89,8 +89,8 @@ class Replay(Result):
             "energy_j": self.energy_j,
             "all_max_s": self.all_max_s,
             "all_max_j": self.all_max_j,
-            f"{self.told}_s": self.told_s,
-            f"{self.told}_j": self.told_j,
+            f"{self.known_as}_s": self.known_s,
+            f"{self.known_as}_j": self.known_j,
         }
         if self.step is not None:
             return {**found, "waiting_j": self.step.waiting_j}
@@ -108,23 +108,23 @@ class Replay(Result):
         if self.steps:
             counters = ", energy counters of modelled devices" * self.is_modelled_log
             lines.append(f"medians of {len(self.steps)} recorded steps{counters}")
-            if self.told_j is None:
+            if self.known_j is None:
                 lines.append("measured energy is unknown: there is no counter for all of it")
         return lines
 
     def rows(self) -> list[Mapping[str, object]]:
-        """Return the simulated step, what was told of it, and all clocks at their highest."""
+        """Return the simulated step, what is known of it, and all clocks at their highest."""
         rows: list[Mapping[str, object]] = [
             _row("simulated", f"{self.time_s:.5g} s", "", format_joules(self.energy_j), "")
         ]
-        if self.told_s is not None or self.told_j is not None:
-            rows.append(self._against(self.told, self.told_s, self.told_j))
+        if self.known_s is not None or self.known_j is not None:
+            rows.append(self._against(self.known_as, self.known_s, self.known_j))
         return [*rows, self._against("all-max", self.all_max_s, self.all_max_j)]
 
     def _against(
         self, word: str, time_s: float | None, energy_j: float | None
     ) -> Mapping[str, object]:
-        """Return what was told, and how much more or less than that the simulation says."""
+        """Return known figures, and how much more or less than that the simulation says."""
         return _row(
             word,
             "unknown" if time_s is None else f"{time_s:.5g} s",
@@ -191,8 +191,8 @@ def _plan_replay(found: EnergySource, model: EnergyModel, request: ReplayRequest
         energy_j=step.energy_j,
         all_max_s=all_max_s,
         all_max_j=all_max_j,
-        told_s=number_or_none(file.time_s if time_s is None else time_s),
-        told_j=number_or_none(file.energy_j if energy_j is None else energy_j),
+        known_s=number_or_none(file.time_s if time_s is None else time_s),
+        known_j=number_or_none(file.energy_j if energy_j is None else energy_j),
         step=step,
     )
 
@@ -211,8 +211,8 @@ def _log_replay(found: EnergySource, model: EnergyModel, request: ReplayRequest)
         energy_j=median(step.energy_j for step in steps),
         all_max_s=all_max_s,
         all_max_j=all_max_j,
-        told_s=median(step.measured_s for step in steps),
-        told_j=None if any(map(math.isnan, measured)) else median(measured),
+        known_s=median(step.measured_s for step in steps),
+        known_j=None if any(map(math.isnan, measured)) else median(measured),
         steps=tuple(steps),
         is_modelled_log=any(log.is_modelled for log in logs.values()),
     )

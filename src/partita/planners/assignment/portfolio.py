@@ -116,7 +116,7 @@ def best_assignment(
         time_limit: Wall seconds; ``None`` = no limit, and the same result every time.
         iterations: Temperatures of each restart.
         seed: Of the random numbers.
-        trace: Told of each new best.
+        trace: Called with each new best.
         planner: Who is named in the solution.
 
     Raises:

@@ -80,7 +80,7 @@ def plan_auto(
         iterations: Steps of the local search, instead of a time limit: the same number gives the
             same plan on every machine. A step measures one candidate, or several condensed ones.
         seed: Of the random moves.
-        trace: Told of each new best value.
+        trace: Called with each new best value.
         starts: Plans for the problem to begin with, beside those that it finds itself.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Hyperedges of a contracted graph: a producer with all that read from it, paid once a device."""
+"""Hyperedges of a contracted graph: a producer with all that read from it, paid once per device."""
 
 from dataclasses import dataclass
 

@@ -76,11 +76,11 @@ def plan_pipedream(  # noqa: PLR0913 (the options of the released optimizer, and
     """Return the pipeline of replicated stages with the least period.
 
     Other metrics than PipeDream's two take the period as a proxy; those of plans without replicas
-    get one device a stage.
+    get one device per stage.
 
     Args:
         problem: The problem.
-        straight: One device a stage.
+        straight: One device per stage.
         fewer: Whether devices may stay unused; by default they may.
         memory: Whether the search keeps within memory; by default it does.
         compression: Activation compression ratio; by default 1.
@@ -89,7 +89,7 @@ def plan_pipedream(  # noqa: PLR0913 (the options of the released optimizer, and
         iterations: Rounds of looking near the best pipeline where there are more.
         time_limit: Seconds after which nothing further is looked at, once there is a plan; by
             default where devices differ a fixed number of steps, a few seconds.
-        trace: Told of every new best period.
+        trace: Called with every new best period.
 
     Raises:
         InfeasibleError: No pipeline keeps the limits.

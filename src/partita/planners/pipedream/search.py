@@ -28,7 +28,7 @@ class Best(Generic[_Found]):
         value: Its value.
         found: What has that value; ``None`` = nothing yet.
         probes: Tests made.
-        trace: Told of every new best.
+        trace: Called with every new best.
     """
 
     value: float = math.inf

@@ -29,7 +29,7 @@ class Rules:
     """What a pipeline may be, and what is charged for it.
 
     Attributes:
-        straight: One device a stage.
+        straight: One device per stage.
         exact: Every device must be used.
         memory: Whether memory limits the search.
         charge: What a byte of a cut counts: one over the compression, or 0.

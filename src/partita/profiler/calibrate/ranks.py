@@ -59,7 +59,7 @@ class Rank:
         device: The device that it measures.
         backend: ``"gloo"`` or ``"nccl"``.
         limit_s: How long it waits for others.
-        report: Told each step.
+        report: Called with each step.
     """
 
     rank: int

@@ -41,7 +41,7 @@ from partita.profiler.memory import (
 _SPLIT_ROUNDS = 3
 
 Progress = Callable[[int, int], None]
-"""Told how many rounds are done, of how many."""
+"""Called with how many rounds are done, of how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ def measure(
         loss: The loss function it was captured with.
         options: Options of the measurement.
         clock: Tells the time; that of the model's device if not given.
-        progress: Told each round.
+        progress: Called with each round.
 
     Raises:
         InvalidInputError: The example is another, or the loss function is missing.

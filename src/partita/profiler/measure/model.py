@@ -82,7 +82,7 @@ def profile_source(
         capture_options: Options of the capture.
         cache: Store of measurements; nowhere if not given.
         captured: The model as it was captured before, on its usual microbatch.
-        progress: Told each round.
+        progress: Called with each round.
     """
     options = ProfileOptions() if options is None else options
     how = CaptureOptions() if capture_options is None else capture_options

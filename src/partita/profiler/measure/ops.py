@@ -223,7 +223,7 @@ class OpRunner:
 
         Args:
             marks: Takes the times.
-            before: Told each op and the tensors that there are, before it runs.
+            before: Called with each op and the tensors that there are, before it runs.
         """
         values, passes = dict(self.inputs), []
         for index in range(len(self.captured.ops)):

@@ -93,22 +93,22 @@ NO_OP = -1
 
 
 class StepWatcher(Protocol):
-    """Is told where a step is."""
+    """Is called as a step goes on."""
 
     def forward_begins(self, index: int) -> None:
-        """Told before the forward of an op."""
+        """Act before the forward of an op."""
         ...
 
     def forward_ends(self, index: int) -> None:
-        """Told after the forward of an op, when what no other op reads is gone."""
+        """Act after the forward of an op, when what no other op reads is gone."""
         ...
 
     def backward_begins(self, index: int) -> None:
-        """Told when the backward of an op begins; maybe several times, one after the other."""
+        """Act when the backward of an op begins; maybe several times, one after the other."""
         ...
 
     def step_ends(self) -> None:
-        """Told when all is done."""
+        """Act when all is done."""
         ...
 
 
@@ -125,7 +125,7 @@ class ConnectedStep:
         """Run all ops forward, and backward in training.
 
         Args:
-            watcher: Told where the step is.
+            watcher: Called as the step goes on.
             twice: Tell it of each tensor's gradient too, as ``NO_OP``, right before the backward of
                 the op that made the tensor.
         """
@@ -165,7 +165,7 @@ class ConnectedStep:
 
 
 def _tell(watcher: StepWatcher, index: int, made: Sequence[Tensor], *, twice: bool) -> None:
-    """Have a watcher told when the engine comes to an op, which is at what it made."""
+    """Call a watcher when the engine comes to an op, which is at what it made."""
     for function in {id(t.grad_fn): t.grad_fn for t in made if t.grad_fn is not None}.values():
         function.register_prehook(lambda _: watcher.backward_begins(index))
     if twice:
