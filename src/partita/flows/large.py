@@ -8,7 +8,7 @@ takes its time and its memory, the next best of other structure, and what the fi
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,11 +16,12 @@ import numpy as np
 
 from partita.core.cluster import Cluster, Device
 from partita.core.codec import encode
-from partita.core.json_values import number_or_none
+from partita.core.json_values import number_or_none, thawed
 from partita.core.plan import Plan
 from partita.core.precision import parse_precision
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
+from partita.cost.links import fabric_of
 from partita.cost.power import joules_of
 from partita.cost.tables import SHARD_LEVEL
 from partita.errors import InfeasibleError, InvalidInputError
@@ -49,6 +50,7 @@ from partita.flows.problem import (
     read_cluster,
 )
 from partita.flows.results import Result
+from partita.flows.solutions import TASK
 from partita.flows.transformer_task import DEFAULT_TOKENS, adapter_share, task_of
 from partita.requests import OnProgress, silent
 from partita.transformer.choices import (
@@ -59,11 +61,12 @@ from partita.transformer.choices import (
     layout_json,
     parts_of,
 )
-from partita.transformer.kernels import Accuracy, accuracy_of
+from partita.transformer.kernels import Accuracy, accuracy_of, machine_of
 from partita.transformer.mixed import groups_of
 from partita.transformer.named import NamedShape
 from partita.transformer.pipelines import graph_of, plan_of
 from partita.transformer.search import Priced, Task, least_s, search
+from partita.transformer.shape import Shape
 from partita.units import parse_count
 
 SHOWN = 5
@@ -395,8 +398,46 @@ def _solution(task: Task, cluster: Cluster, best: Choice) -> Solution:
         lower_bound=least_s(task, [(group.machine, len(group)) for group in groups]),
         planner="auto",
         options={"framework": task.framework, "precision": task.precision},
-        stats={"layout": layout_json(best.layout), "parts_s": dict(best.parts)},
+        stats={
+            "layout": layout_json(best.layout),
+            "parts_s": dict(best.parts),
+            TASK: _task_json(task),
+        },
     )
+
+
+def _task_json(task: Task) -> dict[str, Any]:
+    """Return what is trained as JSON values, so that a written plan can be planned again."""
+    named = ("batch", "sequence_length", "precision", "optimizer", "frozen", "framework")
+    fixed = {k: list(v) if isinstance(v, tuple) else v for k, v in task.fixed.items()}
+    return {
+        "shape": asdict(task.shape),
+        "memory_share": task.limit_bytes / task.machine.memory_bytes,
+        "fixed": fixed,
+        **{name: getattr(task, name) for name in named},
+    }
+
+
+def plan_again(solution: Solution, cluster: Cluster) -> list[Solution]:
+    """Return the best plans of different structure for what a plan trains, on another cluster.
+
+    Args:
+        solution: A plan of a large transformer.
+        cluster: The devices, as quick as they are.
+    """
+    found: dict[str, Any] = thawed(solution.stats)[TASK]
+    share, shape = found.pop("memory_share"), Shape(**found.pop("shape"))
+    fixed = {k: tuple(v) if isinstance(v, list) else v for k, v in found.pop("fixed").items()}
+    first, compute = cluster.devices[0], parse_precision(found["precision"]).compute
+    task = Task(
+        shape=shape,
+        devices=len(cluster),
+        machine=machine_of(first, fabric_of(cluster), compute=compute),
+        limit_bytes=share * first.memory_bytes,
+        fixed=fixed,
+        **found,
+    )
+    return [_solution(task, cluster, choice) for choice in find_choices(task, cluster)[:SHOWN]]
 
 
 def _peak_of(device: Device, compute: str) -> float:

@@ -16,11 +16,12 @@ from partita.cost.moves import Moves, moves
 from partita.documents import load
 from partita.errors import FormatError, InvalidInputError
 from partita.flows.fields import PlannerFields, PlanSource
+from partita.flows.large import plan_again
 from partita.flows.moves import moves_words
 from partita.flows.planner_choice import chosen_planner
 from partita.flows.results import Result
 from partita.flows.run_requests import RUNS
-from partita.flows.solutions import SolutionRequest, evaluated, read_solution
+from partita.flows.solutions import SolutionRequest, evaluated, is_large, read_solution
 from partita.flows.summary import describe_plan
 from partita.planners.table import STARTS, takes
 from partita.requests import OnProgress, declare, make, silent
@@ -205,14 +206,19 @@ def replan_request(request: ReplanRequest, on_progress: OnProgress = silent) -> 
     problem = calibration.applied(found.problem, ran)
     before = evaluated(problem, found.plan, found)
     on_progress(f"{problem.graph.name} with {choice.name}")
-    search = partial(planner, starts=(found.plan,)) if takes(choice.name, STARTS) else planner
-    best = search(problem)
-    solution = best if best.value < before.value else before
+    if is_large(found):
+        rivals = [
+            evaluated(new.problem, new.plan, new) for new in plan_again(found, problem.cluster)
+        ]
+    else:
+        search = partial(planner, starts=(found.plan,)) if takes(choice.name, STARTS) else planner
+        rivals = [search(problem)]
+    solution = min([before, *rivals], key=lambda one: one.value)
     return ReplanResult(
         before=before,
         solution=solution,
         calibration=calibration,
-        moves=moves(found.plan, solution.plan, problem),
+        moves=moves(found.plan, solution.plan, solution.problem, found.problem),
         measured_s=step.step_s,
         thought_s=evaluate(found.problem, ran).step_s,
         recalibrated_s=evaluate(problem, ran).step_s,

@@ -44,7 +44,7 @@ from partita.flows.fields import (
 from partita.flows.planner_choice import chosen_planner, effort_of, planner_choice
 from partita.flows.problem import ProblemRequest, is_path, pose, refuse_source_options
 from partita.flows.results import Result
-from partita.flows.solutions import changed_solution
+from partita.flows.solutions import changed_solution, is_large
 from partita.flows.summary import describe_plan
 from partita.requests import OnProgress, declare, make, part, silent
 
@@ -256,7 +256,9 @@ def _read(request: RobustnessRequest) -> Solution:
 
 def _again(solution: Solution, request: RobustnessRequest) -> Callable[[Problem], Solution] | None:
     """Return what plans again as a plan was planned, with other limits where they are given."""
-    if solution.planner in FIXED:
+    # A transformer that is planned by its shape has a search of its own, over other figures than
+    # those that are in doubt here.
+    if solution.planner in FIXED or is_large(solution):
         return None
     options = thawed(solution.options)
     return planner_choice(solution.planner, options, effort_of(request)).function()

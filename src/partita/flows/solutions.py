@@ -34,6 +34,9 @@ from partita.flows.problem import (
 from partita.objectives.placed import placement_errors
 from partita.requests import Request, declare, fields_of
 
+TASK = "task"
+"""Key of stats: what a plan of a large transformer trains, which holds however it is evaluated."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SolutionRequest(ClusterFields, ObjectiveFields):
@@ -158,4 +161,10 @@ def evaluated(problem: Problem, plan: Plan, found: Solution | None) -> Solution:
         lower_bound=min(lower_bound(problem), value.value),
         planner=found.planner if found else "",
         options=thawed(found.options) if found else {},
+        stats={TASK: thawed(found.stats[TASK])} if found and TASK in found.stats else {},
     )
+
+
+def is_large(solution: Solution) -> bool:
+    """Return whether a plan is of a transformer that was planned by its shape."""
+    return TASK in solution.stats

@@ -102,7 +102,9 @@ def order_interleaved(pipe: Pipeline) -> Order:
     """Megatron's interleaved order; by phi where it does not apply.
 
     It applies to v stages on each of p devices, stage s on device s mod p, and a number of
-    microbatches for each replica that is a multiple of p.
+    microbatches for each replica that is a multiple of p. Where one device holds all stages there
+    is nothing to fill: a microbatch goes through all of them and back before the next one comes,
+    as in fully sharded data parallelism.
     """
     plan, layout = pipe.plan, pipe.layout
     period = _interleaving(plan, layout)
@@ -113,6 +115,10 @@ def order_interleaved(pipe: Pipeline) -> Order:
     stage = np.arange(layout.num_stages)[:, None]
     turn = np.arange(plan.num_microbatches)[None, :] // replicas
     rank, chunk = stage % devices, stage // devices
+    if devices == 1:
+        start = 2 * chunks * turn
+        backward = start + 2 * chunks - 1 - chunk
+        return {Kind.FORWARD: SLOTS * (start + chunk), Kind.BACKWARD: SLOTS * backward}
     total = plan.num_microbatches // replicas * chunks
     warm_up = np.minimum((devices - rank - 1) * 2 + (chunks - 1) * devices, total)
     before = turn // devices * devices * chunks + turn % devices

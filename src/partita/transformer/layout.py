@@ -42,6 +42,8 @@ class Framework:
         context: Kinds of context parallelism that it has.
         sequence_parallel: Whether tensor parallelism may split the norms along the sequence.
         interleaving: Whether a device may hold several virtual stages.
+        expert_parallel: Whether experts may lie on different devices.
+        wide_experts: Whether experts are divided at least as often as tensors are.
         recompute: Names of ``RECOMPUTE`` that it has switches for.
     """
 
@@ -62,6 +64,8 @@ class Framework:
     context: tuple[str, ...] = ("ring", "all-to-all")
     sequence_parallel: bool = True
     interleaving: bool = True
+    expert_parallel: bool = True
+    wide_experts: bool = False
     recompute: tuple[str, ...] = RECOMPUTE
 
 
@@ -92,6 +96,7 @@ def _torchtitan(name: str, *, fused_loss: bool) -> Framework:
         context_overlap=False,
         fused_loss=fused_loss,
         max_zero_with_pp=2,
+        wide_experts=True,
     )
 
 
@@ -151,6 +156,11 @@ FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
                 gradient_overlap=False,
                 unit_overlap=False,
                 context_overlap=False,
+                # What ``runtime/executor.py`` runs; it recomputes whole blocks.
+                context=(),
+                sequence_parallel=False,
+                expert_parallel=False,
+                recompute=("full",),
             ),
         )
     }
@@ -303,6 +313,11 @@ class Layout:
             (
                 f"{shape.experts} experts are no multiple of ep",
                 self.ep == 1 or shape.experts % self.ep == 0,
+            ),
+            (f"{name} has no expert parallelism", self.ep == 1 or framework.expert_parallel),
+            (
+                f"{name} divides experts at least as often as tensors: ep {self.ep} is below tp",
+                not framework.wide_experts or self.ep == 1 or self.ep >= self.tp,
             ),
             (
                 "ep x etp does not divide tp x cp x dp",

@@ -9,6 +9,7 @@ the seconds of ``price.py``, by the same simulator that plays every other plan; 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -363,38 +364,44 @@ def graph_of(pipelines: Sequence[Pipeline]) -> Graph:
     )
 
 
+class _Parameter(NamedTuple):
+    """A parameter of the graph: its name, elements, the op that uses it, and what it is."""
+
+    name: str
+    elements: float
+    op: int
+    expert: bool = False
+    trained: bool = True
+
+
 def _parameters(task: Task) -> ParameterTable:
-    """Return dense parameters and experts of each block, the embedding and the head."""
-    shape = task.shape
-    dtype = parse_precision(task.precision).weights
-    each = DTYPE_BYTES[dtype]
-    names, sizes, expert, uses = ["embedding"], [shape.embedding_params * each], [False], [0]
+    """Return dense parameters and experts of each block, adapters, the embedding and the head."""
+    shape, last = task.shape, task.shape.layers + 1
+    trains = task.frozen == 0
+    # Adapters count among the parameters, and are divided like the dense ones of their block.
+    adapters = 0.0 if trains else (1.0 - task.frozen) * shape.params / shape.layers
+    rows = [_Parameter("embedding", shape.embedding_params, 0, trained=trains)]
     for layer in range(shape.layers):
-        names.append(f"layers.{layer}")
-        sizes.append(shape.dense_params / shape.layers * each)
-        expert.append(False)
-        uses.append(layer + 1)
+        name, op = f"layers.{layer}", layer + 1
+        dense = shape.dense_params / shape.layers - adapters
+        rows.append(_Parameter(name, dense, op, trained=trains))
         if shape.experts:
-            names.append(f"layers.{layer}.experts")
-            sizes.append(shape.routed_params / shape.layers * each)
-            expert.append(True)
-            uses.append(layer + 1)
-    use_parameter = list(range(len(names)))
-    if shape.tied:
-        use_parameter.append(0)
-    else:
-        use_parameter.append(len(names))
-        names.append("head")
-        sizes.append(shape.embedding_params * each)
-        expert.append(False)
+            each = shape.routed_params / shape.layers
+            rows.append(_Parameter(f"{name}.experts", each, op, expert=True, trained=trains))
+        if adapters:
+            rows.append(_Parameter(f"{name}.adapters", adapters, op))
+    if not shape.tied:
+        rows.append(_Parameter("head", shape.embedding_params, last, trained=trains))
+    uses = list(range(len(rows)))
+    dtype = parse_precision(task.precision).weights
     return ParameterTable(
-        names=tuple(names),
-        bytes=np.array(sizes, dtype=np.float64),
-        dtypes=(dtype,) * len(names),
-        trainable=np.full(len(names), task.frozen < 1.0),
-        expert=np.array(expert),
-        use_op=np.array([*uses, shape.layers + 1]),
-        use_parameter=np.array(use_parameter),
+        names=tuple(row.name for row in rows),
+        bytes=np.array([row.elements * DTYPE_BYTES[dtype] for row in rows], dtype=np.float64),
+        dtypes=(dtype,) * len(rows),
+        trainable=np.array([row.trained for row in rows]),
+        expert=np.array([row.expert for row in rows]),
+        use_op=np.array([row.op for row in rows] + [last] * shape.tied),
+        use_parameter=np.array(uses + [0] * shape.tied),
     )
 
 
@@ -470,7 +477,9 @@ def _rows(task: Task, place: Place) -> dict[int, list[float]]:
     experts = calls(Kind.ALL_TO_ALL, layout.ep, max(layout.etp, 1), sent, of.expert_s)
     forward, embedding, head = map(as_number, (of.forward_s, of.embedding_s, of.head_s))
     replay, expert_replay = as_number(of.replay), as_number(of.expert_replay)
-    block = [forward, as_number(of.backward_s + of.units_s), as_number(of.recompute_s)]
+    # Collectives of fully sharded units are in the Program, beside the compute that they slow down.
+    units = of.slowed_s if layout.zero == len(SHARDS) - 1 else of.units_s
+    block = [forward, as_number(of.backward_s + units), as_number(of.recompute_s)]
     # While a block runs backward, what it computes again and about its own gradients live.
     block += [saved, (2.0 if "full" in layout.recompute else 0.5) * whole]
     block += [*tensor, tensor[1] * (1.0 + replay)]

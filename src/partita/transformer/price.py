@@ -246,7 +246,7 @@ def price(case: Case) -> Steps:
     partly = block.again + block.expert_replay * shown.expert
     again = np.where(np.asarray(block.replay) > 0, forward, partly)
     backward = longer_s(block.backward + shown.all + shown.context, block.host) + again
-    units = _units_s(case, groups, held, forward, backward)
+    units = _units_s(case, groups, held, forward, backward).added
 
     # One stage. Where the last one has a layer less the head weighs less, and frameworks that
     # place layers freely balance some of it.
@@ -356,13 +356,25 @@ def _context(case: Case, groups: _Groups, core_s: Numbers) -> Numbers:
     return np.where(np.asarray(c) > 1, found, 0.0)
 
 
+class _Units(NamedTuple):
+    """What gathers and reductions of sharded units add to a block and microbatch.
+
+    Attributes:
+        added: Seconds that they add, with what of them nothing hides.
+        slowed: Of fully sharded units, what compute under them loses.
+    """
+
+    added: Numbers
+    slowed: Numbers
+
+
 def _units_s(
     case: Case, groups: _Groups, held: _Held, forward: Numbers, backward: Numbers
-) -> Numbers:
+) -> _Units:
     """Return what gathers and reductions of sharded units add to a block and microbatch."""
     layouts, job, zero = case.layouts, case.job, np.asarray(case.layouts.zero)
     if not np.any(zero >= 2):
-        return 0.0 * forward
+        return _Units(0.0 * forward, 0.0 * forward)
     inner = layouts.ep * layouts.etp
 
     def over(kind: Kind, each_bytes: Numbers) -> Numbers:
@@ -375,14 +387,21 @@ def _units_s(
     gather = over(Kind.ALL_GATHER, job.gathered_bytes)
     reduced = over(Kind.REDUCE_SCATTER, job.reduced_bytes)
 
-    def added(compute: Numbers, moved: Numbers) -> Numbers:
+    def beside(compute: Numbers, moved: Numbers) -> Numbers:
+        """Return what compute loses to collectives that run under it."""
         taken = case.figures["common.taken"] * np.minimum(compute, moved)
-        shown = case.software.unit_exposed * moved
-        return np.maximum(np.maximum(taken, moved - compute), shown)
+        return np.maximum(taken, case.software.unit_exposed * moved)
+
+    def added(compute: Numbers, moved: Numbers) -> Numbers:
+        return np.maximum(beside(compute, moved), moved - compute)
 
     whole = added(forward, gather) + added(backward, gather + reduced)
+    slowed = beside(forward, gather) + beside(backward, gather + reduced)
     gradients = np.where(layouts.pp == 1, added(backward, reduced), 0.0)
-    return np.where(zero >= 3, whole, np.where(zero == 2, gradients, 0.0))
+    return _Units(
+        added=np.where(zero >= 3, whole, np.where(zero == 2, gradients, 0.0)),
+        slowed=np.where(zero >= 3, slowed, 0.0),
+    )
 
 
 def _replicas_s(
@@ -455,6 +474,7 @@ class Passes(NamedTuple):
         replay: 1 where recomputation repeats them; of experts ``expert_replay``.
         expert_replay: See ``replay``.
         units_s: What sharded units add to a block's two passes.
+        slowed_s: Of that, what compute loses to the collectives of fully sharded units under it.
         head_s: Head, loss, their backward and collectives.
         embedding_s: Embedding and its backward.
         send_s: Sending activations to the next stage.
@@ -473,6 +493,7 @@ class Passes(NamedTuple):
     replay: Numbers
     expert_replay: Numbers
     units_s: Numbers
+    slowed_s: Numbers
     head_s: Numbers
     embedding_s: Numbers
     send_s: Numbers
@@ -504,6 +525,7 @@ def passes_of(case: Case) -> Passes:
     send = groups.send(near, sent)
     late = np.where(np.asarray(case.software.sends_shown[1]) < 1, 0.0, send)
     virtual = np.asarray(layouts.vp) > 1
+    units = _units_s(case, groups, held, forward, backward)
     return Passes(
         forward_s=forward - shown.all,
         backward_s=backward - shown.all - shown.context,
@@ -513,7 +535,8 @@ def passes_of(case: Case) -> Passes:
         expert_s=shown.expert,
         replay=block.replay,
         expert_replay=block.expert_replay,
-        units_s=_units_s(case, groups, held, forward, backward),
+        units_s=units.added,
+        slowed_s=units.slowed,
         head_s=block.head + _head_tensor(case, groups),
         embedding_s=block.embedding,
         send_s=send,

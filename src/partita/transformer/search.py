@@ -32,6 +32,8 @@ MOST_VIRTUAL = 16
 LEAST_CHUNK = 1024
 """Tokens below which no sequence is cut for context parallelism."""
 SHARDED = (0, 1, 2, 3)
+MOST_ZERO_FROZEN = 2
+"""Sharding stage of adapters: nobody reduces frozen weights, which are whole on every replica."""
 EQUAL = 0.005
 """Share of a step by which two layouts are as good as equal."""
 
@@ -347,6 +349,8 @@ class _Choices:
         levels = [zero for zero in SHARDED if zero <= most] if replicas > 1 else [0]
         found: list[tuple[int, int]] = []
         for zero in self.of("zero", levels):
+            if self.task.frozen and zero > MOST_ZERO_FROZEN:
+                continue
             groups = [0]
             inside = max(1, self.task.machine.fabric.devices_per_host // tp)
             if zero == 3:
@@ -368,6 +372,11 @@ def _refuse(task: Task) -> None:
         Layout(precision=task.precision, framework=task.framework),
         **fixed,  # type: ignore[arg-type]
     )
+    if task.frozen and layout.zero > MOST_ZERO_FROZEN:
+        raise InvalidInputError(
+            f"layout {layout}: frozen weights are whole on every replica; adapters shard at most "
+            f"zero {MOST_ZERO_FROZEN}"
+        )
     if layout.devices != task.devices:
         # The batch is not to blame where the degrees do not divide the devices.
         even = layout.dp * layout.microbatch * layout.pp

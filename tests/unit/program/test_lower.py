@@ -123,6 +123,11 @@ def test_interleaved_replicas_deal_microbatches_in_turn():
     assert words(program, 1, stages=True).startswith("0F1 0F3 2F1 2F3 0F5 2B1 0F7 2B3")
 
 
+def test_on_one_device_a_microbatch_goes_through_all_stages_and_back():
+    program = lowered([0, 0, 0], chain(3), schedule=Schedule.INTERLEAVED, microbatches=2)
+    assert words(program, 0, stages=True).startswith("0F0 1F0 2F0 2B0 1B0 0B0 0F1 1F1 2F1 2B1")
+
+
 def test_zero_bubble_delays_the_weight_part():
     program = lowered([0, 1, 2], chain(3), schedule=Schedule.ZERO_BUBBLE, microbatches=4)
     assert words(program, 0) == "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3 U"

@@ -1,5 +1,7 @@
 """What a layout may combine, and the rule that a refusal names."""
 
+from dataclasses import replace
+
 import pytest
 
 from partita.errors import InvalidInputError
@@ -34,6 +36,9 @@ def test_a_layout_covers_the_product_of_its_degrees() -> None:
         (Layout(pp=2, zero=2, framework="deepspeed"), "deepspeed shards at most zero 1"),
         (Layout(pp=2, offload_activations=0.5), "cannot offload activations"),
         (Layout(recompute=("all",)), "not one of attention"),
+        (Layout(cp=2, framework="partita"), "partita has no context parallelism"),
+        (Layout(tp=2, sp=True, framework="partita"), "partita has no sequence parallelism"),
+        (Layout(recompute=("mlp",), framework="partita"), "partita cannot recompute mlp"),
         (Layout(framework="other"), "framework 'other' is not known"),
         (Layout(tp=0), "tp is 0"),
     ],
@@ -41,3 +46,14 @@ def test_a_layout_covers_the_product_of_its_degrees() -> None:
 def test_a_refusal_names_the_rule(layout: Layout, rule: str) -> None:
     with pytest.raises(InvalidInputError, match=rule):
         layout.check(SHAPE, batch=128, sequence_length=8192)
+
+
+def test_frameworks_divide_experts_as_they_can() -> None:
+    shape = replace(SHAPE, ffn=0, experts=8, top_k=2, expert_ffn=4096)
+    wide = Layout(tp=4, sp=True, dp=2, ep=8, framework="torchtitan")
+    wide.check(shape, batch=8, sequence_length=8192)
+    replace(wide, ep=2, framework="megatron").check(shape, batch=8, sequence_length=8192)
+    with pytest.raises(InvalidInputError, match="torchtitan divides experts at least as often"):
+        replace(wide, ep=2).check(shape, batch=8, sequence_length=8192)
+    with pytest.raises(InvalidInputError, match="partita has no expert parallelism"):
+        Layout(dp=8, ep=2, framework="partita").check(shape, batch=8, sequence_length=8192)

@@ -82,6 +82,32 @@ def test_the_program_of_a_layout_is_proved_and_takes_about_its_price(name, clust
     assert timeline.peak_bytes.max() == pytest.approx(float(priced.total_bytes[0]), rel=0.25)
 
 
+@pytest.mark.parametrize(
+    ("model", "layout", "frozen"),
+    [
+        ("llama3-70b", Layout(dp=8, cp=2, zero=3, recompute=("full",)), 0.0),
+        ("llama3-70b", Layout(tp=4, sp=True, dp=4, zero=3, recompute=("mlp",)), 0.0),
+        ("mixtral-8x7b", Layout(dp=16, ep=8, expert_overlap=True, zero=3), 0.0),
+        ("mixtral-8x7b", Layout(pp=2, vp=4, dp=8, ep=8, expert_overlap=True, zero=1), 0.0),
+        ("llama3-70b", Layout(tp=2, sp=True, pp=4, vp=4, dp=2, zero=1), 0.998),
+        ("mixtral-8x7b", Layout(dp=16, ep=4, zero=1), 0.997),
+    ],
+)
+def test_simulated_a_plan_takes_as_long_and_as_much_as_it_was_planned_to(
+    model, layout, frozen, cluster
+):
+    task = replace(task_on(cluster, model, batch=64, length=8192), frozen=frozen)
+    lane = regular_pipeline(task, layout, cluster)
+    graph = graph_of([lane])
+    objective = Objective().with_precision(parse_precision("bf16"), "adam")
+    problem = Problem(graph=graph, cluster=cluster, objective=objective)
+    timeline = simulate(problem, plan_of([lane], graph, cluster))
+    assert timeline.makespan_s == pytest.approx(played_s([lane]), rel=0.04)
+    total = float(price_all(task, [layout]).total_bytes[0])
+    assert 0.75 * total < timeline.peak_bytes.max() < 1.02 * total
+    assert graph.parameters.elements.sum() == pytest.approx(task.shape.params, rel=1e-3)
+
+
 def test_experts_have_teams_of_their_own(cluster):
     task = task_on(cluster, "qwen3-30b-a3b")
     layout = Layout(pp=2, dp=8, ep=8, zero=1)
