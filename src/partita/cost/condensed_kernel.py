@@ -556,18 +556,24 @@ def measure(
     scratch: Scratch,
 ) -> Number:
     """Return the seconds of a step; -1 where memory does not suffice, -2 where it gets stuck."""
+    # result: bytes that the fullest device lacks; 1 if the step was played to its end.
     scratch.result[1] = 0.0
+    # Memory first: it needs sums alone, and most plans of a search that lose, lose here.
     over = _excess(rows, terms, sums, runs, figures, scratch)
     scratch.result[0] = over
     if over > 0:
         return -1.0
     _fill_times(sums, figures, scratch.times)
     _fill_rows(rows, sums, runs, links, figures, scratch)
+    # No device ends before it has done its own work: what exceeds the best plan so far by that
+    # alone need not be played.
     least = 0.0
     for d in range(len(scratch.busy)):
         least = max(least, scratch.busy[d])
     if least >= figures.cutoff:
         return least
+    # Flags of the simulator: messages may have to wait for a port; rows that several devices do
+    # together; transfers that hold their devices, which condensed plans do not have.
     has_calls = 1 if len(figures.call_s) > 0 else 0
     scratch.flags[0] = 1 if has_calls == 1 else _shares_port(rows, links, figures, scratch)
     scratch.flags[1] = 1 if len(rows.joint_size) > 0 else 0
@@ -605,6 +611,7 @@ def measure(
         scratch.free,
         scratch.holder,
     )
+    # A device that is not at the end of its list waits for something that never comes.
     for d in range(len(scratch.position)):
         if scratch.position[d] < rows.ptr[d + 1]:
             return -2.0

@@ -73,14 +73,19 @@ def released_level(  # noqa: C901, PLR0912, PLR0913, PLR0917 (one pass, no calls
     fewer, straight = options[FEWER] > 0, options[STRAIGHT] > 0
     states = len(out)
     row = units + 1
+    # States ascend along the model, so that value[middle] is final when a higher state reads it.
     for high in range(start + 1, states):
         if within[start * states + high] == 0:
             continue
+        # One stage from start to high: bytes of its parameters, and of what a unit keeps for each
+        # microbatch in flight. 1e300 = it does not fit.
         own = parameter[high] - parameter[start]
         load = kept[high] - kept[start]
         for used in range(1, row):
             best = 1e300
             if used == 1 or not straight:
+                # As released: four passes over the parameters, amortised in the first stage alone,
+                # and ceil(units after / units of the stage) microbatches in flight.
                 sync = 4 * (used - 1) * own / (rate * used) / options[AMORTISED]
                 if -(-(units - used) // used) * load <= limit:
                     best = (seconds[start * states + high] + sync) / used
@@ -92,6 +97,8 @@ def released_level(  # noqa: C901, PLR0912, PLR0913, PLR0917 (one pass, no calls
                 continue
             own = parameter[high] - parameter[middle]
             load = kept[high] - kept[middle]
+            # stage[more]: seconds of the last stage, middle to high, on that many units, with the
+            # transfers at both of its ends; the model's own end sends nothing.
             width = 1 if straight else units - 1
             for more in range(1, width + 1):
                 sync = 4 * (more - 1) * own / (rate * more)
@@ -101,6 +108,7 @@ def released_level(  # noqa: C901, PLR0912, PLR0913, PLR0917 (one pass, no calls
                     if high < states - 1:
                         worst = max(worst, 2 * out[high] / (rate * more * compression))
                 stage[more] = worst
+            # The period is that of the slowest stage; a tie keeps what was found first.
             for used in range(2, row):
                 best = value[high * row + used]
                 for more in range(1, min(width, used - 1) + 1):
@@ -110,6 +118,7 @@ def released_level(  # noqa: C901, PLR0912, PLR0913, PLR0917 (one pass, no calls
                         value[high * row + used] = best
                         via[high * row + used] = middle
                         taken[high * row + used] = more
+        # With ``fewer``, units may stay unused: a period is never worse than that of one unit less.
         if fewer:
             for used in range(2, row):
                 if value[high * row + used - 1] < value[high * row + used]:

@@ -333,6 +333,9 @@ def _play(  # noqa: C901, PLR0912 (one walk)
     flow: OpFlow, split: Split, scratch: Scratch
 ) -> tuple[Number, Number]:
     """Run the blocks as soon as their inputs are there; return the end, and whether all could."""
+    # A block runs without a pause. Numbers below num_devices are devices that run all their ops as
+    # one block; op v of any other device is block num_devices + v, since such devices (CPUs) run
+    # whatever is ready.
     num_devices, num_ops = len(split.load), len(flow.node_of)
     succ_ptr, succ, block_of = flow.succ_ptr, flow.succ, scratch.block_of
     first_op, next_op = scratch.first_op, scratch.next_op
@@ -341,6 +344,7 @@ def _play(  # noqa: C901, PLR0912 (one walk)
         first_op[device] = -1
     for block in range(num_devices + num_ops):
         waiting[block], ready[block] = 0, 0.0
+    # The ops of a device's block are a linked list: first_op, then next_op until -1.
     for op in range(num_ops):
         device = split.device_of[flow.node_of[op]]
         block_of[op] = num_devices + op
@@ -349,6 +353,7 @@ def _play(  # noqa: C901, PLR0912 (one walk)
             block_of[op] = device
             next_op[op] = first_op[device]
             first_op[device] = op
+    # waiting counts edges, not blocks: each is taken off once below.
     for op in range(num_ops):
         for row in range(succ_ptr[op], succ_ptr[op + 1]):
             if block_of[succ[row]] != block_of[op]:
@@ -364,6 +369,8 @@ def _play(  # noqa: C901, PLR0912 (one walk)
             if waiting[block] == 0:
                 queue[tail] = block
                 tail += 1
+    # In topological order of the blocks, so that ready (seconds) is final when a block is taken.
+    # Blocks in a circle never get there: fewer are queued than there are.
     head, end = 0, 0.0
     while head < tail:
         block = queue[head]
