@@ -23,11 +23,16 @@ from partita.planners.auto.coarse import working_problem
 from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.evaluator import Evaluator
 from partita.planners.auto.frame import Batch, frame_of
-from partita.planners.auto.lines import device_lines, unit_orders
 from partita.planners.auto.moves import NEIGHBOURHOODS, Position
 from partita.planners.auto.planner import plan_auto
 from partita.planners.auto.sketch import fair_shares, sketch_of
-from partita.planners.auto.starts import chain_starts, data_parallel_starts, likely_starts
+from partita.planners.auto.starts import (
+    chain_starts,
+    data_parallel_starts,
+    device_lines,
+    likely_starts,
+    unit_orders,
+)
 from partita.planners.effort import Effort, SearchTrace
 from partita.planners.table import PLANNERS, find_planner
 from partita.planners.uniform import plan_uniform
