@@ -301,10 +301,12 @@ def unused_line(summary: Summary) -> str:
 def effort_line(answer: Answer) -> str:
     """Return what the search spent; empty where a planner does not report it."""
     effort = answer.effort
+    is_cut = effort.pop("cut_short", False)
     limit = [f"time limit {effort.pop('time_limit'):g} s"] if "time_limit" in effort else []
     parts = [_figure(name.replace("_", " "), value) for name, value in effort.items()]
     words = [*limit, *filter(None, parts)]
-    return f"searched: {', '.join(words)}" if words else ""
+    cut = "; the time was up before all steps were made: another run may find another plan"
+    return f"searched: {', '.join(words)}{cut * is_cut}" if words else ""
 
 
 def _figure(name: str, value: object) -> str:

@@ -20,6 +20,8 @@ _MAX_ASSIGNMENT = 2**27
 """Characters of a file that places the ops of a graph one by one."""
 TRIAL_LIMIT_S = 0.5
 """Seconds that a planner with a time limit may search for each change that is tried."""
+TRIAL_STEPS = 20
+"""The same of the usual planner in steps, so that what follows from the trials is repeatable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ class PlannerChoice:
         """Return the planner for trials: with a short limit where it has one."""
         if not takes(self.name, "time_limit") or "iterations" in self.options:
             return self.function()
+        if self.name == DEFAULT_PLANNER and "time_limit" not in self.options:
+            return get_planner(self.name, **{**self.options, "iterations": TRIAL_STEPS})
         limit = min(TRIAL_LIMIT_S, self.options.get("time_limit", TRIAL_LIMIT_S))
         return get_planner(self.name, **{**self.options, "time_limit": limit})
 

@@ -15,7 +15,8 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from types import NoneType
+from typing import Any, TypeAlias, get_args
 
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution
@@ -247,15 +248,17 @@ def _options(planner: Planner) -> dict[str, inspect.Parameter]:
 
 
 def _check_option(planner: str, parameter: inspect.Parameter, value: object) -> None:
-    """Check the value of an option whose annotation is a plain type; others are not checked."""
+    """Check the value of an option that is of a plain type, or none; others are not checked."""
     kinds = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
-    allowed = kinds.get(parameter.annotation)
-    if allowed is None:
+    parts = get_args(parameter.annotation) or (parameter.annotation,)
+    plain = [part for part in parts if part is not NoneType]
+    allowed = kinds.get(plain[0]) if len(plain) == 1 else None
+    if allowed is None or (value is None and NoneType in parts):
         return
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         raise InvalidInputError(
             f"option {parameter.name!r} of planner {planner!r} is {value!r}; "
-            f"expected a value of type {parameter.annotation.__name__}"
+            f"expected a value of type {plain[0].__name__}"
         )
 
 

@@ -24,7 +24,7 @@ from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.evaluator import Evaluator
 from partita.planners.auto.frame import Batch, frame_of
 from partita.planners.auto.moves import NEIGHBOURHOODS, Position
-from partita.planners.auto.planner import plan_auto
+from partita.planners.auto.planner import FEWEST_STEPS, USUAL_STEPS, plan_auto, usual_steps
 from partita.planners.auto.sketch import fair_shares, sketch_of
 from partita.planners.auto.starts import (
     chain_starts,
@@ -94,6 +94,43 @@ def test_the_same_iterations_give_the_same_solution(metric):
     first = plan_auto(problem, iterations=10)
     assert plan_auto(problem, iterations=10) == first
     assert first.stats["effort"] == "iterations 10"
+
+
+class _Clock:
+    """A clock on which every look takes some seconds, as on a machine that is busy."""
+
+    def __init__(self, look_s):
+        self.now_s, self.look_s = 0.0, look_s
+
+    def __call__(self):
+        self.now_s += self.look_s
+        return self.now_s
+
+
+@pytest.mark.parametrize("metric", [Metric.THROUGHPUT, Metric.LATENCY, Metric.MAX_LOAD])
+def test_without_limits_the_answer_does_not_depend_on_the_clock(metric, monkeypatch):
+    problem = random_problem(3, metric=metric)
+    found = []
+    for look_s in (0.0, 0.01):
+        monkeypatch.setattr("partita.planners.effort.search_clock", _Clock(look_s))
+        found.append(plan_auto(problem))
+    assert found[0] == found[1]
+    assert found[0].options["iterations"] == usual_steps(problem)
+    assert plan_auto(problem, iterations=usual_steps(problem)) == found[0]
+
+
+def test_a_search_that_the_outer_limit_cuts_short_says_so(monkeypatch):
+    monkeypatch.setattr("partita.planners.effort.search_clock", _Clock(20.0))
+    solution = plan_auto(random_problem(3))
+    assert solution.stats["cut_short"]
+    assert solution.proof is Proof.TIME_LIMIT
+
+
+def test_steps_shrink_where_candidates_are_played_whole():
+    assert usual_steps(random_problem(3, microbatches=100_000)) == USUAL_STEPS
+    few, many = (random_problem(3, metric=Metric.ENERGY, microbatches=n) for n in (8, 100_000))
+    assert usual_steps(few) == USUAL_STEPS
+    assert usual_steps(many) == FEWEST_STEPS
 
 
 def test_a_time_limit_is_said(problem_of):

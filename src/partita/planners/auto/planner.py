@@ -14,7 +14,10 @@ same search looks further. Graphs with thousands of ops are searched as a smalle
 (``coarse``), whose answer is measured on the large one. Rules hold everywhere: neither the program
 nor a move puts an op where it may not run.
 
-The effort is a number of seconds, or a number of measured candidates, which makes it repeatable.
+The effort is a number of measured candidates, so that the same question has the same answer on
+every machine and under any load: one that is given, or one that suits the size of the problem
+(``usual_steps``), which ``OUTER_LIMIT_S`` seconds may cut short; the solution says where they did.
+Seconds count instead where a time limit is given.
 """
 
 import math
@@ -28,6 +31,7 @@ from partita.core.metrics import MemoryRule
 from partita.core.plan import Plan, Stage
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
+from partita.cost.condensed import CondensedModel
 from partita.cost.judge import check_memory, judge_candidate
 from partita.cost.tables import held_bytes
 from partita.errors import InfeasibleError, InvalidInputError, PartitaError
@@ -45,6 +49,7 @@ from partita.planners.auto.portfolio import (
 from partita.planners.auto.search import Search
 from partita.planners.auto.sketch import Sketch, shape, sketch_of, structure
 from partita.planners.auto.starts import likely_starts
+from partita.planners.auto.units import most_units
 from partita.planners.effort import Effort, SearchTrace
 from partita.planners.pipeline import solution_of
 
@@ -63,10 +68,17 @@ MAX_SEARCHED_OPS = 2000
 """Ops up to which plans for a published metric are searched further."""
 
 
+USUAL_STEPS, FEWEST_STEPS = 150, 16
+STEP_WORK = 200_000
+"""Units times microbatches that a search plays where every candidate is a Program of its own."""
+OUTER_LIMIT_S = 120.0
+"""Seconds on the clock that end a search whose effort nobody gave."""
+
+
 def plan_auto(
     problem: Problem,
     *,
-    time_limit: float = 2.0,
+    time_limit: float | None = None,
     iterations: int = 0,
     seed: int = 0,
     trace: SearchTrace | None = None,
@@ -76,9 +88,11 @@ def plan_auto(
 
     Args:
         problem: The problem.
-        time_limit: Seconds on the clock; what counts where ``iterations`` is 0.
-        iterations: Steps of the local search, instead of a time limit: the same number gives the
-            same plan on every machine. A step measures one candidate, or several condensed ones.
+        time_limit: Seconds on the clock, instead of a number of steps; with both, whichever comes
+            first.
+        iterations: Steps of the local search: the same number gives the same plan on every machine.
+            A step measures one candidate, or several condensed ones. 0 = as many as suit the
+            problem, unless a time limit is given.
         seed: Of the random moves.
         trace: Called with each new best value.
         starts: Plans for the problem to begin with, beside those that it finds itself.
@@ -87,20 +101,31 @@ def plan_auto(
         InfeasibleError: Nothing that it finds fits; names the device or op, and by how much.
         InvalidInputError: A limit below 0.
     """
-    if not time_limit >= 0 or iterations < 0:
+    if iterations < 0 or not (time_limit is None or time_limit >= 0):
         raise InvalidInputError(
             f"time_limit is {time_limit} and iterations {iterations}; expected 0 or more"
         )
+    simulated = problem.objective.metric in SIMULATED
+    working = working_problem(problem) if simulated else WorkingProblem(problem, problem, None)
+    is_usual = time_limit is None and not iterations
+    steps = usual_steps(working.work) if is_usual else iterations
     effort = Effort(
-        iterations=iterations or None,
-        time_limit=None if iterations else time_limit,
+        iterations=steps or None,
+        time_limit=OUTER_LIMIT_S if is_usual else time_limit,
         seed=seed,
         trace=trace,
     )
-    options = {"time_limit": time_limit, "iterations": iterations, "seed": seed}
-    if problem.objective.metric in SIMULATED:
-        return _Auto(working_problem(problem), effort, starts).searched(options)
-    return _Auto(WorkingProblem(problem, problem, None), effort, starts).published(options)
+    options = {"time_limit": time_limit, "iterations": steps, "seed": seed}
+    search = _Auto(working, effort, starts)
+    return search.searched(options) if simulated else search.published(options)
+
+
+def usual_steps(problem: Problem) -> int:
+    """Return the steps of a search whose effort nobody gives: two seconds or so of work."""
+    if CondensedModel.covers(problem):
+        return USUAL_STEPS
+    candidate = min(len(problem.graph), most_units(problem)) * problem.microbatches
+    return max(FEWEST_STEPS, min(USUAL_STEPS, STEP_WORK // candidate))
 
 
 class _Auto:
@@ -252,6 +277,7 @@ class _Auto:
             "bound_term": self.bound.term
             if least <= self.bound.value
             else "the search of a planner",
+            **({"cut_short": True} if self._is_cut else {}),
         }
         return solution_of(
             problem,
@@ -273,7 +299,12 @@ class _Auto:
         if value <= least * (1 + 1e-9):
             return Proof.OPTIMAL
         timed_out = not self.effort.is_counted and self.effort.is_over()
-        return Proof.TIME_LIMIT if timed_out else Proof.FEASIBLE
+        return Proof.TIME_LIMIT if timed_out or self._is_cut else Proof.FEASIBLE
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether the clock ended a search whose steps are counted."""
+        return self.effort.is_counted and self.effort.timed_out
 
 
 def _obstacle(problem: Problem, frame: Frame, nearest: Plan | None, reasons: list[str]) -> str:
