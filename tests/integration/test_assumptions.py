@@ -50,7 +50,7 @@ def test_json_says_what_an_estimate_assumed(run: Run) -> None:
         assert code == 0, err
         assert json.loads(out)["estimated"] == {
             "dtype": "float32",
-            "arithmetic": "float32",
+            "arithmetic": "bfloat16",
             "tokens_per_sample": 64,
             "microbatch_size": 3,
         }
@@ -140,23 +140,54 @@ def test_reserve_and_memory_factor_exclude_each_other(run: Run) -> None:
     assert run("plan", "gpt-small", "--reserve", "1")[0] == 2
 
 
-def test_estimate_names_the_command_that_finds_faster_plans(run: Run) -> None:
-    asked = ("estimate", *SMALL, "-c", "3xa100", "--microbatches", "6", "--microbatch-size", "2")
-    code, out, err = run(*asked, "-q")
+@pytest.mark.parametrize(
+    ("devices", "given", "arithmetic"),
+    [
+        (("-c", "2xa100"), (), "bfloat16"),
+        (("-c", "2xh100"), (), "bfloat16"),
+        (("-c", "2xv100"), (), "float32"),
+        (("-c", "a100+v100"), (), "float32"),
+        (("--devices", "2"), (), "float32"),
+        (("-c", "2xa100"), ("--precision", "fp32"), "float32"),
+        (("-c", "2xa100"), ("--precision", "tf32"), "tfloat32"),
+        (("-c", "2xa100"), ("--dtype", "float32"), "float32"),
+        (("-c", "2xa100"), ("--arithmetic", "tfloat32"), "tfloat32"),
+    ],
+)
+def test_arithmetic_is_what_the_devices_are_used_with_unless_it_is_named(
+    run: Run, devices: tuple[str, ...], given: tuple[str, ...], arithmetic: str
+) -> None:
+    code, out, err = run("plan", *SMALL, *devices, *given, "-p", "uniform", "-q")
     assert code == 0, err
-    assert "'partita plan' searches for faster" in out
-    code, out, err = run(*asked, "--json")
+    said = " ".join(out.split())
+    assert f"float32 weights, {arithmetic} arithmetic, 64 tokens" in said
+    is_usual = arithmetic == "bfloat16" and not given
+    assert ("what such devices are used with" in said) == is_usual
+
+
+@pytest.mark.parametrize("cluster", ["3xa100", "2x8xa100"])
+def test_estimate_and_plan_give_the_same_answer(run: Run, cluster: str) -> None:
+    asked = (*SMALL, "-c", cluster)
+    code, out, err = run("estimate", *asked, "--json")
+    assert code == 0, err
     found = json.loads(out)
     program, *words = shlex.split(found["plan_command"])
     assert program == "partita"
-    code, out, err = run(*words, "--iterations", "20", "--json")
+    code, out, err = run(*words, "--json")
     assert code == 0, err
-    plain = [t["step_s"] for t in found["trials"] if t["fits"] and t["shard"] == "none"]
-    assert json.loads(out)["step_s"] <= min(plain) * (1 + 1e-9)
+    planned = json.loads(out)
+    assert found["best"]["step_s"] == planned["step_s"]
+    samples = planned["step_s"] * planned["samples_per_s"]
+    assert found["batch_size"] == pytest.approx(samples)
+    assert planned["step_s"] <= min(t["step_s"] for t in found["trials"] if t["fits"])
+    code, out, err = run("estimate", *asked, "-q")
+    assert code == 0, err
+    assert f"  {found['plan_command']}" in out
 
 
 def test_estimate_names_no_such_command_where_there_is_nothing_to_search(run: Run) -> None:
-    for model, cluster in ((SMALL, "1xa100"), (("resnet50",), "2xa100")):
+    sharded = (*SMALL, "--shard", "optimizer")  # plan has no such option
+    for model, cluster in ((sharded, "2xa100"), (("resnet50",), "2xa100")):
         code, out, err = run("estimate", *model, "-c", cluster, "--json")
         assert code == 0, err
         assert json.loads(out)["plan_command"] is None

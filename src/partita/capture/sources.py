@@ -91,6 +91,7 @@ class ModelSource:
         example: Makes microbatches.
         loss: The loss function; None where the model returns its loss.
         layers: Name and module paths of the layers that published partitions count.
+        dtype: Dtype of a configuration, as it names it or as it was asked for; else empty.
     """
 
     name: str
@@ -98,6 +99,7 @@ class ModelSource:
     example: ExampleMaker
     loss: LossFunction | None = None
     layers: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
+    dtype: str = ""
 
 
 def load_source(text: str, options: SourceOptions | None = None) -> ModelSource:
@@ -218,7 +220,9 @@ def _from_configuration(text: str, options: SourceOptions, device: torch.device)
         made = Example(kwargs=batch.kwargs, labels=batch.labels, batch_size=count)
         return _cast(made, options, device)
 
-    return ModelSource(name=name, model=model, example=example, loss=hugging_face_loss)
+    return ModelSource(
+        name=name, model=model, example=example, loss=hugging_face_loss, dtype=options.dtype
+    )
 
 
 def _named(text: str) -> tuple[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from partita.core.plan import Plan
 from partita.core.problem import Mode, Problem
 from partita.core.solution import Proof
 from partita.flows.answer import Answer
-from partita.flows.summary import Summary, estimate_basis
+from partita.flows.summary import Summary, estimate_basis, is_as_used
 from partita.names import escaped, escaped_lines
 from partita.units import format_bytes, format_count, format_rate, format_seconds, format_share
 
@@ -248,7 +248,11 @@ def basis_line(graph: Graph) -> str:
     size = basis["microbatch_size"]
     samples = f"{size:,} sample{'s' * (size != 1)} per microbatch"
     words = ", ".join([*weights, f"{basis['arithmetic']} arithmetic", *length, samples])
-    return f"{origin} profile{f' for {types}' * bool(types)}: {words}; nothing was measured"
+    usual = "; arithmetic is what such devices are used with (--arithmetic names another)"
+    return (
+        f"{origin} profile{f' for {types}' * bool(types)}: {words}; nothing was measured"
+        f"{usual * is_as_used(graph)}"
+    )
 
 
 def precision_line(problem: Problem) -> str:

@@ -40,10 +40,10 @@ def command(
     MODEL is a built-in name (see 'partita models'), package.module:callable or a Hugging Face
     configuration, all priced by shapes alone; or a graph: a document, a file that 'partita convert'
     reads, or a built-in example. A large transformer (llama3-70b, 'partita models large') or its
-    config.json gets the search of 'partita plan'. Nothing is launched. Plans that are tried are
-    pipelines of equal numbers of layers with replicas, and data parallelism at each level of
-    sharding. Exits with 3 where none fits; the smallest changes that make it fit are printed as
-    commands.
+    config.json is planned in all degrees. Nothing is launched. Plans that are tried are pipelines
+    of equal numbers of layers with replicas, data parallelism at each level of sharding, and what
+    the search of 'partita plan' finds, which answers the same. Exits with 3 where none fits; the
+    smallest changes that make it fit are printed as commands.
     """
     del debug  # read by main
     with progress("estimating", quiet=quiet or as_json) as on_progress:
@@ -97,7 +97,7 @@ def show(found: Estimate) -> None:
         console.print(line)
     if line := precision_line(problem):
         console.print(line)
-    console.print(step_line(problem))
+    console.print(step_line(problem, report.best.plan))
     if line := reserve_line(problem):
         console.print(line)
     console.print(table(_COLUMNS, [_row(trial) for trial in report.trials]))
@@ -110,7 +110,7 @@ def show(found: Estimate) -> None:
     if not report.fits:
         _show_changes(found)
     if found.plan_command:
-        click.echo("only equal pipelines were tried; 'partita plan' searches for faster plans:")
+        click.echo("the same search, with its plan shown and written:")
         click.echo(f"  {found.plan_command}")
 
 

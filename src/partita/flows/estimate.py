@@ -1,7 +1,8 @@
 """Does a model fit on a cluster: what ``partita.estimate`` and the command ``estimate`` do.
 
-Nothing is launched and nothing is searched: equal pipelines and data parallelism are tried
-(``fit``). Where none fits, the least changes that make it fit are said as commands.
+Nothing is launched. Equal pipelines and data parallelism are tried (``fit``), and the planner of
+``partita plan`` searches the same problem, so that both give the same answer. Where nothing fits,
+the least changes that make it fit are said as commands.
 """
 
 import shlex
@@ -35,6 +36,7 @@ from partita.flows.fields import (
 from partita.flows.fit import Change, FitReport, Question, fit, solution_of
 from partita.flows.fit_plans import Trial
 from partita.flows.least_change import Setting
+from partita.flows.planner_choice import planner_choice
 from partita.flows.problem import (
     DEFAULT_CLUSTER,
     brings_limits,
@@ -47,10 +49,12 @@ from partita.flows.problem import (
     read_graph,
     refuse_source_options,
     rules_of,
+    usual_size,
     with_usual_reserve,
 )
 from partita.flows.results import Result
 from partita.planners.pipeline import main_devices_of
+from partita.planners.table import DEFAULT_PLANNER
 from partita.requests import OnProgress, arguments_of, declare, make, part, silent
 from partita.units import format_bytes, format_rate, format_seconds
 
@@ -89,7 +93,7 @@ class Estimate(Result):
     Attributes:
         report: What was tried, and the least changes that make it fit.
         commands: What to type for each of the changes.
-        plan_command: What to type for a faster plan; empty where there is none.
+        plan_command: Command that finds the same plan and writes it; empty where there is none.
         remarks: What was done other than asked, a sentence each.
     """
 
@@ -111,7 +115,9 @@ class Estimate(Result):
     @property
     def solution(self) -> Solution:
         """The fastest plan that fits, else the one that is nearest to fitting."""
-        return solution_of(self.report.best)
+        searched, best = self.report.searched, self.report.best
+        is_searched = searched is not None and searched.plan is best.plan
+        return searched if searched is not None and is_searched else solution_of(best)
 
     @property
     def verdict(self) -> str:
@@ -253,6 +259,7 @@ def _question(
     base: Graph | Problem | None, graph_at: Callable[[int], Graph], request: EstimateRequest
 ) -> Question:
     """Return what is asked, but for the cluster."""
+    planner = planner_choice(DEFAULT_PLANNER, (), {}).function()
     start = base.objective if isinstance(base, Problem) else Objective()
     size, count, batch = request.microbatch_size, request.microbatches, request.batch_size
     if batch is not None and count is not None:
@@ -261,10 +268,10 @@ def _question(
             raise InvalidInputError(
                 f"--batch-size {batch} cannot be {count} microbatches of {size} samples"
             )
+    is_free = size is None and batch is None and count is None
     if size is None:
         usual = graph_at(0).batch_size
-        divides = (n for n in range(min(usual, batch or usual), 0, -1) if (batch or n) % n == 0)
-        size = next(divides)
+        size = usual if batch is None else usual_size(usual, batch)
     if batch is None and count is not None:
         batch = count * size
     if batch is not None and batch % size:
@@ -278,7 +285,9 @@ def _question(
             microbatch_size=size, recompute=request.recomputes_blocks, shard=Shard(request.shard)
         ),
         batch_size=batch,
+        is_free=is_free,
         rules=(*own, *rules_of(request)),
+        search=planner if Shard(request.shard) is Shard.NONE else None,
     )
 
 
@@ -354,7 +363,7 @@ def _command(request: EstimateRequest, question: Question, change: Change, large
     same_size = setting.microbatch_size == start.microbatch_size
     if not same_size or request.microbatch_size is not None:
         words += ["--microbatch-size", str(setting.microbatch_size)]
-    if not same_size or question.batch_size is not None:
+    if not same_size or setting.growth or question.batch_size is not None:
         words += ["--batch-size", str(change.samples)]
     if setting.recompute:
         words.append("--recompute")
@@ -364,16 +373,11 @@ def _command(request: EstimateRequest, question: Question, change: Change, large
 
 
 def _plan_command(request: EstimateRequest, report: FitReport) -> str:
-    """Return the command that searches for a faster plan of the same step; empty where none does.
+    """Return the command that searches the same problem and writes the plan; empty = none does.
 
-    The default planner starts from plans such as these; a name that an example has, too, means the
-    example there.
+    A name that an example has, too, means the example there.
     """
-    problem = report.problem
-    if not report.fits or len(problem.cluster) == 1 or is_of_zoo(request.model):
+    if report.searched is None or is_of_zoo(request.model):
         return ""
     words = ["partita", "plan", _name(request.model)]
-    words += arguments_of(request, without=(*_CHANGED, "seed"))
-    words += ["--microbatches", str(problem.microbatches)]
-    words += ["--microbatch-size", str(problem.microbatch_size)]
-    return shlex.join(words + ["--recompute"] * request.recomputes_blocks)
+    return shlex.join(words + arguments_of(request, without=("model", "shard", "seed")))

@@ -1,22 +1,22 @@
 """Models that are priced by their shapes alone: nothing is allocated, nothing runs."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.catalogue.catalogue import Catalogue, check_rates
+from partita.catalogue.catalogue import Catalogue, DeviceType, check_rates, load_catalogue
 from partita.catalogue.examples import EXAMPLES
 from partita.core.cluster import Cluster
-from partita.core.graph import Graph
+from partita.core.graph import DeviceKind, Graph
 from partita.core.precision import parse_precision
 from partita.core.problem import Mode
 from partita.errors import InvalidInputError
 from partita.flows.extras import torch_needed
 from partita.flows.fields import ShapeFields, SourceFields, StepFields
-from partita.flows.summary import estimate_basis
+from partita.flows.summary import AS_USED, estimate_basis
 from partita.names import nearest
 from partita.planners.pipeline import main_devices_of
 from partita.requests import fields_of
@@ -24,6 +24,9 @@ from partita.requests import fields_of
 if TYPE_CHECKING:
     from partita.capture.origin import ModelOrigin
     from partita.capture.sources import SourceOptions
+
+USUAL = ("bfloat16", "tfloat32")
+"""Arithmetic that accelerators are used with, the first that all of them have."""
 
 
 def find_modules_here() -> None:
@@ -81,6 +84,20 @@ def estimate_origin(
     return origin_of(text, request, mode, batch_size=graph.batch_size, seed=seed)
 
 
+def usual_arithmetic(types: Sequence[DeviceType]) -> str:
+    """Return the arithmetic that devices are used with where nobody names one; empty = float32.
+
+    Mixed precision in bfloat16 where all of them compute in it, else TF32 where all do. CPUs
+    compute in float32.
+    """
+    if any(device.kind is DeviceKind.CPU for device in types):
+        return ""
+    ranked = (
+        dtype for dtype in USUAL if all(device.peak_flop_per_s.get(dtype) for device in types)
+    )
+    return next(ranked, "")
+
+
 def estimator_of(
     text: str,
     request: SourceFields,
@@ -88,18 +105,30 @@ def estimator_of(
     *,
     batch_size: int | None = None,
     seed: int = 0,
+    as_used: bool = True,
 ) -> Callable[..., Graph]:
     """Return a function of types of devices that prices a model by shapes alone.
 
     It also takes ``batch_size`` and ``catalogue``.
+
+    Args:
+        text: Name of the model.
+        request: What it is built as, and how it is priced.
+        mode: Training or inference.
+        batch_size: Samples of the microbatch; None = as the source has it.
+        seed: Seed of weights and data.
+        as_used: Whether the arithmetic is that which the devices are used with where neither the
+            request nor the model's configuration says one; else that of the weights.
 
     Raises:
         UnsupportedError: torch is not there.
     """
     with torch_needed("estimates need"):
         from partita.capture.captured import CaptureMode, Granularity  # noqa: PLC0415 (torch)
+        from partita.capture.graph import arithmetic_of  # noqa: PLC0415 (likewise)
         from partita.capture.sources import load_source  # noqa: PLC0415 (likewise)
         from partita.profiler.estimate.estimate import (  # noqa: PLC0415 (likewise)
+            ANNOTATION,
             EstimateOptions,
             estimate_source,
         )
@@ -113,7 +142,25 @@ def estimator_of(
         mode=CaptureMode.EVAL if mode == Mode.INFERENCE.value else CaptureMode.TRAINING,
     )
     wanted = source_options(request, batch_size=batch_size, device="meta", seed=seed)
-    return partial(estimate_source, load_source(text, wanted), options=options)
+    source = load_source(text, wanted)
+    is_free = as_used and not (request.arithmetic or request.dtype or source.dtype)
+    if not is_free or arithmetic_of(source.model.parameters()) != "float32":
+        return partial(estimate_source, source, options=options)
+
+    def estimated(
+        types: Sequence[str], *, batch_size: int = 0, catalogue: Catalogue | None = None
+    ) -> Graph:
+        known = catalogue or load_catalogue()
+        usual = usual_arithmetic([known.device_type(name) for name in types])
+        how = replace(options, arithmetic=usual)
+        graph = estimate_source(source, types, how, batch_size=batch_size, catalogue=known)
+        notes = {
+            name: {**note, AS_USED: True} if usual else note
+            for name, note in graph.annotations[ANNOTATION].items()
+        }
+        return replace(graph, annotations={**graph.annotations, ANNOTATION: notes})
+
+    return estimated
 
 
 def estimated_graphs(

@@ -96,7 +96,9 @@ class EstimateFields(Request):
         help="Kernels of an estimate: today's, or unfused ones.",
     )
     arithmetic: str = declare(
-        "", usual="the dtype", help="Arithmetic of an estimate, such as tfloat32."
+        "",
+        usual="as the devices are used",
+        help="Arithmetic of an estimate, such as tfloat32.",
     )
     recompute: str | None = declare(
         None,

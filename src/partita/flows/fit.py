@@ -1,9 +1,10 @@
 """Does a model fit on a cluster, what would it need, and what is the least that makes it fit.
 
 Plans are tried in the one cost model: equal pipelines and sharded data parallelism
-(``fit_plans``). Where none fits, changes are searched along each axis, the smallest first: a
-smaller microbatch, recomputation, sharding of replicas, more devices; then pairs of these. Every
-change that is reported was tried with a graph of its own microbatch size.
+(``fit_plans``), and what the search of ``partita plan`` finds. Where none fits, changes are
+searched along each axis, the smallest first: a smaller microbatch, recomputation, sharding of
+replicas, more devices; then pairs of these. Every change that is reported was tried with a graph
+of its own microbatch size.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,9 +21,10 @@ from partita.core.solution import Solution
 from partita.cost.predict import simulate
 from partita.cost.tables import held_bytes
 from partita.errors import InfeasibleError, InvalidInputError
-from partita.flows.fit_plans import SHARDED, Trial, is_hopeless, shapes, try_shape
+from partita.flows.fit_plans import SHARDED, Trial, is_hopeless, searched_trial, try_shape
 from partita.flows.least_change import Search, Setting
 from partita.flows.summary import estimate_basis
+from partita.planners.equal_shapes import shapes
 from partita.planners.pipeline import main_devices_of
 from partita.profiler.estimate.recompute import with_recomputation
 
@@ -36,8 +38,11 @@ class Question:
         cluster_at: Returns the cluster enlarged so many times; None = no further.
         objective: Mode, schedule, memory factor, optimizer; microbatches are set by the setting.
         start: What is asked for.
-        batch_size: Samples of a step; None = as many microbatches as devices, 8 at the least.
+        batch_size: Samples of a step; None = 8 microbatches as ``partita plan`` has them; on more
+            devices than asked a microbatch each at the least.
+        is_free: Whether the samples of a step may be cut otherwise.
         rules: Where ops must and must not run.
+        search: Searches for the best plan of what is asked; None = equal shapes alone are tried.
     """
 
     graph_at: Callable[[int], Graph]
@@ -45,13 +50,15 @@ class Question:
     objective: Objective
     start: Setting
     batch_size: int | None = None
+    is_free: bool = False
     rules: tuple[Rule, ...] = ()
+    search: Callable[[Problem], Solution] | None = None
 
-    def samples(self, cluster: Cluster) -> int:
-        """Return the samples of a step on a cluster."""
+    def samples(self, cluster: Cluster, growth: int) -> int:
+        """Return the samples of a step on a cluster that was enlarged so many times."""
         if self.batch_size is not None:
             return self.batch_size
-        devices = len(main_devices_of(cluster))
+        devices = len(main_devices_of(cluster)) if growth else 1
         return self.start.microbatch_size * devices * -(-DEFAULT_MICROBATCHES // devices)
 
 
@@ -93,12 +100,14 @@ class FitReport:
         trials: What was tried, best first: fitting ones by their time, then the leanest.
         refusals: Shapes that could not be tried, and why.
         changes: The smallest changes that make it fit; empty where it fits.
+        searched: The best plan of a search; None where none was asked for, or it found none.
     """
 
     problem: Problem
     trials: tuple[Trial, ...]
     refusals: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
+    searched: Solution | None = None
 
     @property
     def best(self) -> Trial:
@@ -139,15 +148,43 @@ def fit(question: Question, *, progress: Callable[[str], None] = lambda _: None)
     progress("plans as asked")
     problem = problem_of(question, question.start)
     trials, refusals = try_all(problem, question.start.shard)
-    if not trials:
+    searched = _searched(question, problem, progress)
+    if not trials and searched is None:
         error = InfeasibleError if problem.rules else InvalidInputError
         raise error(f"no plan can be tried: {refusals[0]}")
-    ranked = sorted((timed(trial) for trial in trials), key=_rank)
-    report = FitReport(problem=problem, trials=tuple(ranked), refusals=tuple(refusals))
+    ranked = [timed(trial) for trial in trials]
+    if searched is not None:  # first among equals: its plan is what partita plan writes
+        ranked.insert(0, searched_trial(searched))
+    report = FitReport(
+        problem=problem,
+        trials=tuple(sorted(ranked, key=_rank)),
+        refusals=tuple(refusals),
+        searched=searched,
+    )
     if report.fits:
         return report
     changes = _TrialChanges(question, problem, progress).changes()
     return replace(report, changes=tuple(changes))
+
+
+def _searched(
+    question: Question, problem: Problem, progress: Callable[[str], None]
+) -> Solution | None:
+    """Return the best plan of the search; None where there is none, or no room for any."""
+    if question.search is None or not _has_room(problem.graph, problem.cluster, problem.objective):
+        return None
+    progress("searching")
+    try:
+        return question.search(problem)
+    except InfeasibleError:
+        return None
+
+
+def _has_room(graph: Graph, cluster: Cluster, objective: Objective) -> bool:
+    """Return whether a cluster could hold once what does not depend on the plan."""
+    held = float(held_bytes(graph.parameters, objective).total.sum())
+    memory = objective.usable_bytes(cluster)[main_devices_of(cluster)]
+    return held <= float(memory.sum())
 
 
 def solution_of(trial: Trial) -> Solution:
@@ -180,7 +217,7 @@ def problem_of(question: Question, setting: Setting, *, graph_size: int | None =
     cluster = question.cluster_at(setting.growth)
     if cluster is None:
         raise InvalidInputError(f"the cluster cannot grow {setting.growth} times")
-    size, samples = setting.microbatch_size, question.samples(cluster)
+    size, samples = setting.microbatch_size, question.samples(cluster, setting.growth)
     if samples % size:
         raise InvalidInputError(
             f"a batch of {samples} samples cannot be cut into microbatches of {size}; "
@@ -189,7 +226,10 @@ def problem_of(question: Question, setting: Setting, *, graph_size: int | None =
     graph = question.graph_at(graph_size or size)
     if setting.recompute:
         graph = with_recomputation(graph)
-    objective = replace(question.objective, microbatches=samples // size, microbatch_size=size)
+    objective = question.objective
+    as_asked = not setting.growth and size == question.start.microbatch_size
+    if not (question.is_free and as_asked):
+        objective = replace(objective, microbatches=samples // size, microbatch_size=size)
     return Problem(graph=graph, cluster=cluster, objective=objective, rules=question.rules)
 
 
@@ -271,10 +311,7 @@ class _TrialChanges:
         """Return whether an enlarged cluster could hold once what does not depend on the plan."""
         cluster = self.question.cluster_at(growth)
         assert cluster is not None  # it was asked for before
-        table, objective = self.problem.graph.parameters, self.question.objective
-        held = float(held_bytes(table, objective).total.sum())
-        memory = objective.usable_bytes(cluster)[main_devices_of(cluster)]
-        return held <= float(memory.sum())
+        return _has_room(self.problem.graph, cluster, self.question.objective)
 
     def seems_fit(self, setting: Setting) -> bool:
         """Return whether any shape fits by figures that are scaled from the start's microbatch."""
@@ -325,10 +362,10 @@ class _TrialChanges:
 def _trials(setting: Setting, problem: Problem) -> Iterator[Trial]:
     """Try the shapes of a setting that may fit."""
     for shape in shapes(problem, setting.shard):
-        if problem.microbatches % shape.replicas or is_hopeless(problem, shape):
-            continue
         try:
+            if is_hopeless(problem, shape):
+                continue
             trial = try_shape(problem, shape)
-        except InfeasibleError:
+        except (InvalidInputError, InfeasibleError):  # cannot be dealt, or breaks a rule
             continue
         yield trial

@@ -427,7 +427,7 @@ def _batch(graph: Graph, start: Objective, request: StepFields) -> tuple[int | N
             f"{count} microbatches of {size} samples are {count * size}, not --batch-size {batch}"
         )
     if count is None:
-        size = size or min(graph.batch_size, batch)
+        size = size or usual_size(graph.batch_size, batch)
         count = batch // size
     size = size or batch // count
     if count * size != batch or size < 1:
@@ -435,3 +435,8 @@ def _batch(graph: Graph, start: Objective, request: StepFields) -> tuple[int | N
             f"--batch-size {batch} cannot be {count} microbatches of {size or 'equal'} samples"
         )
     return count, size
+
+
+def usual_size(usual: int, batch: int) -> int:
+    """Return the samples of a microbatch: the largest divisor of a batch up to the usual size."""
+    return next(size for size in range(min(usual, batch), 0, -1) if batch % size == 0)

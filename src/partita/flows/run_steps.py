@@ -579,6 +579,7 @@ def _estimated(request: TrainRequest, cluster: Cluster) -> Graph:
         request.mode,
         batch_size=request.microbatch_size,
         seed=request.seed,
+        as_used=False,  # a run computes in the dtype of the model unless it is told otherwise
     )
     return estimated(sorted({device.type for device in cluster.devices}))
 

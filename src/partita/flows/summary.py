@@ -8,10 +8,13 @@ import numpy as np
 from partita.bounds import CLEARLY, bound
 from partita.core.graph import CostOrigin, Graph
 from partita.core.json_values import number_or_none, thawed
-from partita.core.plan import Plan
+from partita.core.plan import Plan, Shard
 from partita.core.solution import Solution
 from partita.cost.judge import Evaluation, evaluate
 from partita.units import format_bytes
+
+AS_USED = "as_used"
+"""Note of an estimate whose arithmetic nobody named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +166,12 @@ def estimate_basis(graph: Graph) -> dict[str, Any] | None:
     }
 
 
+def is_as_used(graph: Graph) -> bool:
+    """Return whether the arithmetic of an estimate is what its devices are used with by default."""
+    notes = graph.annotations.get("estimate", {}).get(graph.costs[0].device_type, {})
+    return bool(notes.get(AS_USED, False))
+
+
 def describe_plan(plan: Plan) -> str:
     """Return a plan in a few words."""
     replicas = sorted({stage.num_replicas for stage in plan.stage_index})
@@ -170,9 +179,12 @@ def describe_plan(plan: Plan) -> str:
         {device for stage in plan.stage_index for group in stage.devices for device in group}
     )
     tp = max(stage.tp for stage in plan.stage_index)
+    levels = {stage.shard for stage in plan.stage_index}
+    level = levels.pop() if len(levels) == 1 else Shard.NONE
+    end = f"{f', {level.value} sharded' * (level is not Shard.NONE)}, {plan.schedule.value}"
     visits = len(plan.stages) > used and plan.schedule.value != "interleaved-1f1b"
     if visits:
-        return f"{len(plan.stages)} stages on {used} devices, {plan.schedule.value}"
+        return f"{len(plan.stages)} stages on {used} devices{end}"
     words = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
     if replicas != [1]:
         per_stage = [stage.num_replicas for stage in plan.stages]
@@ -180,4 +192,4 @@ def describe_plan(plan: Plan) -> str:
         words += f" x {replicas[0]}" if same else f" ({'-'.join(map(str, per_stage[:8]))})"
     if tp > 1:
         words += f", tensor-parallel {tp}"
-    return f"{words}, {plan.schedule.value}"
+    return f"{words}{end}"

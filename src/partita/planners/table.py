@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, TypeAlias, get_args
 
 from partita.core.problem import Metric, Problem
@@ -250,7 +250,8 @@ def _options(planner: Planner) -> dict[str, inspect.Parameter]:
 def _check_option(planner: str, parameter: inspect.Parameter, value: object) -> None:
     """Check the value of an option that is of a plain type, or none; others are not checked."""
     kinds = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
-    parts = get_args(parameter.annotation) or (parameter.annotation,)
+    kind = parameter.annotation
+    parts = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     plain = [part for part in parts if part is not NoneType]
     allowed = kinds.get(plain[0]) if len(plain) == 1 else None
     if allowed is None or (value is None and NoneType in parts):

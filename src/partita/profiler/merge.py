@@ -73,5 +73,5 @@ def _check_same(first: Graph, other: Graph, names: tuple[str, str]) -> None:
         if ours != theirs:
             raise InvalidInputError(
                 f"{names[0]} has {what} {ours}, {names[1]} {theirs}; costs can be merged for one "
-                "graph of one batch size and type only"
+                "graph of one batch size and type only (options of profile name them)"
             )

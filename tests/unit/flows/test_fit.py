@@ -15,8 +15,9 @@ from partita.cost.predict import simulate
 from partita.cost.proof import check
 from partita.errors import InvalidInputError
 from partita.flows.fit import FitReport, Question, fit, problem_of, solution_of
-from partita.flows.fit_plans import Shape, is_hopeless, shapes, try_shape
+from partita.flows.fit_plans import is_hopeless, try_shape
 from partita.flows.least_change import Setting
+from partita.planners.equal_shapes import Shape, shapes
 from partita.testing.builders import Figures, chain, flat_cluster, random_figures
 
 

@@ -51,6 +51,7 @@ from partita.planners.auto.sketch import Sketch, shape, sketch_of, structure
 from partita.planners.auto.starts import likely_starts
 from partita.planners.auto.units import most_units
 from partita.planners.effort import Effort, SearchTrace
+from partita.planners.equal_shapes import equal_plans
 from partita.planners.pipeline import solution_of
 
 SIMULATED = (Metric.THROUGHPUT, Metric.LATENCY, Metric.ENERGY, Metric.COST)
@@ -144,6 +145,9 @@ class _Auto:
         self.first = math.inf
         # Plans with degrees that no move changes, or that cut units, are kept as they are.
         self.fixed = [plan for plan in starts if not self._begin_with(plan)]
+        if self.evaluator.model is not None:
+            for plan in equal_plans(working.problem):
+                self._begin_with(plan)
 
     def _begin_with(self, plan: Plan) -> bool:
         """Measure a plan that was given; return whether the search can change it."""
