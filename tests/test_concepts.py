@@ -84,6 +84,12 @@ CONCEPTS: Mapping[str, Concept] = {
     "keys that a YAML file must have": Concept(r": key \{key!r\} is missing", ("yaml_nodes.py",)),
     "near names": Concept(r"get_close_matches\(", ("names.py",)),
     "SQLite files that survive kills": Concept(r"sqlite3\.connect\(", ("store.py",)),
+    "versions of the tables of a file": Concept(r"versions \(part\b|user_version", ("store.py",)),
+    "texts of others on a terminal": Concept(r"unicode_escape", ("names.py",)),
+    "addresses of this machine alone": Concept(r"\.is_loopback\b", ("http.py",)),
+    "who may do what on a server": Concept(
+        r"class Role\b|def needed_role\b", ("service/users.py",)
+    ),
     "speaking HTTP to a server": Concept(
         r"import_module\(.httpx.\)|\b(import|from) (httpx|urllib\.request|http\.client)\b",
         # A job may have the standard library alone.

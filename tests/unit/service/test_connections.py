@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-from whole_app import TOKENS, whole_app
+from whole_app import TOKENS, builders, whole_app
 
-from partita.errors import InvalidInputError
+from partita.errors import InvalidInputError, UnsupportedError
 from partita.fleet.live.client import FleetClient
 from partita.http import ServerError, ServerLink
 from partita.service.serve import Clients, bound_socket, make_server
@@ -134,6 +134,23 @@ def test_a_client_has_a_share_of_all_connections(tmp_path: Path) -> None:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
         assert is_served(port)
+
+
+@pytest.mark.slow
+def test_a_submission_that_is_refused_is_not_sent_again(tmp_path: Path) -> None:
+    app, fleet = whole_app(tmp_path)
+    with listening(app, Clients(most=100)) as port:
+        spec = builders.spec(tmp_path)
+        for token, why in ((TOKENS[Role.READ], "needs submit"), ("wrong", "a token is needed")):
+            client = FleetClient(f"http://any:{token}@127.0.0.1:{port}", patience_s=LIMIT_S)
+            began_s = time.monotonic()
+            with pytest.raises(UnsupportedError, match=why) as refused:
+                client.submit(spec)
+            assert time.monotonic() - began_s < LIMIT_S
+            assert token not in str(refused.value)
+        token = TOKENS[Role.SUBMIT]
+        assert FleetClient(f"http://any:{token}@127.0.0.1:{port}").submit(spec) == 1
+        assert fleet.jobs()[0]["owner"] == "user-submit"
 
 
 @pytest.mark.slow

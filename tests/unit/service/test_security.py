@@ -299,16 +299,19 @@ def test_names_that_no_terminal_shows_are_refused_by_both_servers(
 def test_logs_have_one_line_per_record_and_no_secrets(
     tmp_path: Path, run: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="partita.service.requests")
+    caplog.set_level(logging.INFO, logger="partita")
 
     async def work() -> None:
         async with opened(tmp_path) as whole:
+            energy = {"pp_degree": 1, "dp_degree": 1, "tp_degree": 1, "world_size": 1}
+            for path, body in (("/fleet/jobs", job(tmp_path)), ("/register_job", energy)):
+                assert (await whole.ask("POST", path, json=body)).status_code == 200
             await whole.ask("GET", "/fleet/jobs/9%0aforged%1b[2J?token=in-query", TOKENS[Role.READ])
             await whole.ask("POST", "/fleet/drain", json={"on": False})
             await whole.ask("GET", "/fleet", "")
 
     run(work())
-    records = [each for each in caplog.records if each.name == "partita.service.requests"]
+    records = [each for each in caplog.records if each.name == "partita.service.requests"][2:]
     assert len(records) == 3
     found = [json.loads(JsonFormatter().format(each)) for each in records]
     keys = ["time", "level", "logger", "message"]
@@ -324,6 +327,15 @@ def test_logs_have_one_line_per_record_and_no_secrets(
         for line in (JsonFormatter().format(record), TextFormatter().format(record)):
             assert line.isprintable()
             assert not any(secret in line for secret in ("token-of", "in-query", "Bearer"))
+    events = [
+        json.loads(JsonFormatter().format(each))
+        for each in caplog.records
+        if "event" in getattr(each, "fields", {})
+    ]
+    assert [(each["job"], each["event"]) for each in events if each["job"] == 1][:1] == [
+        (1, "submitted")
+    ]
+    assert "registered" in [each["event"] for each in events]
     failure = logging.LogRecord("partita", logging.ERROR, "", 1, "it failed", None, None)
     try:
         raise ValueError("why")

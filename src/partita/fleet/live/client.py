@@ -56,8 +56,10 @@ class FleetClient:
                 return int(
                     self._asked(lambda: self._link.post("/fleet/jobs", body), submits=True)["id"]
                 )
-            except UnsupportedError:
-                if time.monotonic() > last_s:
+            except UnsupportedError as exc:
+                why = exc.__cause__
+                is_passing = isinstance(why, ServerError) and why.is_passing
+                if not is_passing or time.monotonic() > last_s:
                     raise
                 time.sleep(_PAUSE_S)
 

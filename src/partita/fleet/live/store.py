@@ -7,6 +7,7 @@ runs its own program, so that a new scheduler never looks too early.
 """
 
 import json
+import logging
 import sqlite3
 import uuid
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from partita.errors import InfeasibleError
 from partita.fleet.engines.protocol import Attempt, Place
 from partita.names import escaped
 from partita.store import Schema, SqliteFile
+
+logger = logging.getLogger(__name__)
 
 _FIRST_TABLES = (
     "CREATE TABLE IF NOT EXISTS fleet_facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -229,11 +232,12 @@ class FleetStore:
         self._update("fleet_jobs", values, "id = ?", (job,))
 
     def add_event(self, job: int, now_s: float, what: str) -> None:
-        """Keep a line of a job's history."""
+        """Keep a line of a job's history, and log it."""
         with self.change() as connection:
             connection.execute(
                 "INSERT INTO fleet_events (job, at_s, what) VALUES (?, ?, ?)", (job, now_s, what)
             )
+        logger.info("job %s: %s", job, what, extra={"fields": {"job": job, "event": what}})
 
     def add_attempt(
         self, attempt: Attempt, places: Sequence[Place], speed: float, now_s: float

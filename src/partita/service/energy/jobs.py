@@ -142,6 +142,7 @@ class EnergyJobs:
                     continue
                 raise
             break
+        _log_event(job.id, "registered")
         return job.id
 
     async def _new(self, body: JobBody, core: Job, configuration: str, name: str = "") -> LiveJob:
@@ -233,6 +234,7 @@ class EnergyJobs:
     async def end(self, job: LiveJob, reason: str) -> None:
         """End a job; what it was stays on disk for a while."""
         await self._store.end_job(job.id, reason, time.time())
+        _log_event(job.id, f"ended: {reason}")
         self.jobs.pop(job.id, None)
         job.stop()
 
@@ -313,6 +315,10 @@ class EnergyJobs:
         for job in list(self.jobs.values()):
             if now - job.touched > most_s and not job.waiters:
                 await self.end(job, f"idle for more than {most_s:g} s")
+
+
+def _log_event(job: str, what: str) -> None:
+    logger.info("job %s: %s", job, what, extra={"fields": {"job": job, "event": what}})
 
 
 def server_info(settings: EnergySettings, version: str) -> InfoReply:
