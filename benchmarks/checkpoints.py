@@ -23,7 +23,7 @@ from partita.capture.sources import SourceOptions
 from partita.core.plan import Shard, Stage
 from partita.core.problem import Objective, Problem
 from partita.planners.table import get_planner
-from partita.runtime.checkpoint_files import damage_of, list_checkpoints, read_manifest
+from partita.runtime.checkpoint.files import damage_of, list_checkpoints, read_manifest
 from partita.runtime.executor import make_task, run_forked
 from partita.runtime.rank import RankOptions
 from partita.runtime.recipe import Recipe

@@ -19,8 +19,8 @@ from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.flows.baselines import baseline_plan
 from partita.planners.table import solve
-from partita.runtime.baseline_names import BASELINES
-from partita.runtime.baselines import (
+from partita.runtime.baselines.names import BASELINES
+from partita.runtime.baselines.torch_ways import (
     TORCH_BASELINES,
     Subject,
     baseline_of,

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from partita.capture.blocks import Block, call_signature
 from partita.capture.op import CapturedOp, ValueInfo
-from partita.capture.tensor_code import SplitStages
-from partita.capture.tensor_costs import degree_table
-from partita.capture.tensor_parallel import TensorSplits, split_tensors
+from partita.capture.tensor.code import SplitStages
+from partita.capture.tensor.costs import degree_table
+from partita.capture.tensor.parallel import TensorSplits, split_tensors
 from partita.capture.tree import Value, map_leaves
 from partita.core.graph import DegreeTable, Graph
 from partita.core.plan import Plan

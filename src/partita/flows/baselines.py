@@ -12,7 +12,7 @@ from partita.core.solution import Solution
 from partita.errors import InvalidInputError
 from partita.planners.pipeline import main_devices, pipeline_plan, solution_of
 from partita.planners.table import solve
-from partita.runtime.baseline_names import BASELINES, TORCH_WAYS
+from partita.runtime.baselines.names import BASELINES, TORCH_WAYS
 
 
 def baseline_plan(name: str, problem: Problem, *, device: str = "", seed: int = 0) -> Solution:

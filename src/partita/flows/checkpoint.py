@@ -14,7 +14,7 @@ from partita.flows.extras import torch_needed
 from partita.flows.results import Result
 from partita.flows.summary import describe_plan
 from partita.requests import OnProgress, Request, declare, make, silent
-from partita.runtime.checkpoint_files import (
+from partita.runtime.checkpoint.files import (
     MANIFEST,
     PLAN,
     Manifest,
@@ -22,7 +22,7 @@ from partita.runtime.checkpoint_files import (
     newest_in,
     read_manifest,
 )
-from partita.runtime.checkpoint_files import list_checkpoints as checkpoints_in
+from partita.runtime.checkpoint.files import list_checkpoints as checkpoints_in
 from partita.units import format_bytes
 
 _PLAN_PREFIX = "plan:"
@@ -302,7 +302,7 @@ def checkpoint_convert_request(
     solution = _solution(request.to.removeprefix(_PLAN_PREFIX)) if for_plan else None
     config = b"" if request.model_config is None else read_bytes(request.model_config)
     with torch_needed("a checkpoint needs"):
-        from partita.runtime.checkpoint_convert import (  # noqa: PLC0415 (torch)
+        from partita.runtime.checkpoint.convert import (  # noqa: PLC0415 (torch)
             check_whole,
             write_for_plan,
             write_safetensors,

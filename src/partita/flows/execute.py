@@ -35,8 +35,8 @@ from partita.program.simulate import play
 from partita.ranks.setup import why_not_fork
 from partita.report.trace import chrome_trace
 from partita.requests import OnProgress, silent
-from partita.runtime.baseline_names import TORCH_WAYS
-from partita.runtime.baselines import make_subject, run_baseline, verify_baseline
+from partita.runtime.baselines.names import TORCH_WAYS
+from partita.runtime.baselines.torch_ways import make_subject, run_baseline, verify_baseline
 from partita.runtime.directory import write_results
 from partita.runtime.emulation import EmulatedWorkload, emulate_forked, emulated_workload, predicted
 from partita.runtime.evaluation import Evaluation

@@ -13,7 +13,7 @@ from partita.flows.solutions import SolutionRequest
 from partita.hosts.table import PlaceFields, check_place
 from partita.http import check_address
 from partita.requests import Request, declare
-from partita.runtime.baseline_names import BASELINES, TORCH_WAYS
+from partita.runtime.baselines.names import BASELINES, TORCH_WAYS
 from partita.runtime.metric_rows import SINKS
 from partita.runtime.recipe import SCHEDULES as LEARNING_RATE_SCHEDULES
 from partita.units import parse_tokens

@@ -62,9 +62,9 @@ from partita.profiler.measure.measure import ProfileOptions, this_gpu_type
 from partita.program.order import ListOrder
 from partita.ranks.setup import limit_threads, visible_gpus
 from partita.requests import OnProgress, silent
-from partita.runtime.baseline_names import TORCH_WAYS
+from partita.runtime.baselines.names import TORCH_WAYS
 from partita.runtime.batches import LastBatch, Sampling
-from partita.runtime.checkpoint_files import newest_in, newest_of_runs, read_manifest
+from partita.runtime.checkpoint.files import newest_in, newest_of_runs, read_manifest
 from partita.runtime.data import DataSpec, open_data, tokens_of
 from partita.runtime.directory import make_run_directory
 from partita.runtime.emulation import Emulation

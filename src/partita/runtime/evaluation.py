@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from partita.capture.tensor_ops import TensorGroup
+from partita.capture.tensor.ops import TensorGroup
 from partita.core.problem import Mode
 from partita.core.schedules import Schedule
 from partita.program.lower import lower

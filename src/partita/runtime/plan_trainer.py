@@ -34,7 +34,7 @@ from partita.ranks.device import has_ordered_groups
 from partita.ranks.member import Member
 from partita.ranks.status import StatusBoard
 from partita.runtime.batches import samples_of, split_batch
-from partita.runtime.checkpoint_files import read_manifest
+from partita.runtime.checkpoint.files import read_manifest
 from partita.runtime.device_parts import Cell
 from partita.runtime.evaluation import forward_task
 from partita.runtime.executor import make_task

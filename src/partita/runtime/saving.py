@@ -15,10 +15,10 @@ import torch
 from partita.core.plan import Plan
 from partita.errors import InvalidInputError
 from partita.ranks.member import Member
-from partita.runtime.checkpoint_files import newest_in, read_manifest
+from partita.runtime.checkpoint.files import newest_in, read_manifest
 
 if TYPE_CHECKING:
-    from partita.runtime.checkpoint import Holding
+    from partita.runtime.checkpoint.checkpoint import Holding
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def check_unstarted(steps: int) -> None:
 
 def import_writer() -> None:
     """Import what writes checkpoints, before ranks are forked: it takes each of them a second."""
-    importlib.import_module("partita.runtime.checkpoint")
+    importlib.import_module("partita.runtime.checkpoint.checkpoint")
 
 
 class Saver:
@@ -104,7 +104,7 @@ class Saver:
             warn: Called, on the first rank, with what people should know.
         """
         # Torch's part is imported here: it takes a second, and most runs save nothing.
-        from partita.runtime.checkpoint import Checkpoints, open_checkpoints  # noqa: PLC0415
+        from partita.runtime.checkpoint.checkpoint import Checkpoints, open_checkpoints  # noqa: PLC0415
 
         self._saving, self._plan, self._last = saving, plan, -1
         self._found: Path | None = None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from partita.capture.splits import Split
-from partita.capture.tensor_ops import TensorGroup
+from partita.capture.tensor.ops import TensorGroup
 from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.errors import InvalidInputError

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from partita.capture.tensor_ops import TensorGroup
+from partita.capture.tensor.ops import TensorGroup
 from partita.errors import InvalidInputError
 from partita.runtime.parameters import ParameterStore
 from partita.runtime.split_backward import SplitBackward

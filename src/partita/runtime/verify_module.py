@@ -16,8 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from partita.capture.captured import CapturedModel
-from partita.runtime.baselines import Subject
-from partita.runtime.baselines_replica import Wrapping, prepared_model, verify_whole
+from partita.runtime.baselines.replica import Wrapping, prepared_model, verify_whole
+from partita.runtime.baselines.torch_ways import Subject
 from partita.runtime.numerics import numerics_of
 from partita.runtime.rank import RankOptions
 from partita.runtime.results import RunResult

@@ -14,7 +14,7 @@ from partita.capture.capture import capture
 from partita.capture.captured import CapturedModel, Granularity
 from partita.capture.setting import Example, example_inputs
 from partita.capture.splits import Split
-from partita.capture.tensor_rules import CannotSplitError, reshaped
+from partita.capture.tensor.rules import CannotSplitError, reshaped
 from partita.core.graph import Graph
 from partita.core.plan import Plan, Stage
 

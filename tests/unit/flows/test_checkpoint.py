@@ -13,8 +13,8 @@ from partita.core.solution import Solution
 from partita.documents import save
 from partita.errors import FormatError, InvalidInputError
 from partita.planners.table import get_planner
-from partita.runtime.checkpoint import Checkpoints, load_tensors, tensors_in
-from partita.runtime.checkpoint_files import read_manifest
+from partita.runtime.checkpoint.checkpoint import Checkpoints, load_tensors, tensors_in
+from partita.runtime.checkpoint.files import read_manifest
 from partita.testing.builders import chain, flat_cluster
 
 

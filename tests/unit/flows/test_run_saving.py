@@ -11,7 +11,7 @@ from partita.errors import InvalidInputError
 from partita.flows.run_requests import TrainRequest, check_training
 from partita.flows.run_steps import job_of, with_checkpoints
 from partita.requests import make
-from partita.runtime.checkpoint_files import commit, make_manifest, temporary_path
+from partita.runtime.checkpoint.files import commit, make_manifest, temporary_path
 from partita.runtime.job import Job
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from partita.errors import FormatError, InvalidInputError, WorkerError
 from partita.ranks.member import Member
 from partita.ranks.pool import RankPool
-from partita.runtime.checkpoint import (
+from partita.runtime.checkpoint.checkpoint import (
     Checkpoints,
     open_checkpoints,
     tensors_in,
 )
-from partita.runtime.checkpoint_files import LATEST, list_checkpoints, read_manifest
+from partita.runtime.checkpoint.files import LATEST, list_checkpoints, read_manifest
 from partita.runtime.parts import Part, Slice, Stretch
 from partita.runtime.saving import random_state, set_random_state
 

@@ -15,7 +15,7 @@ from partita.core.problem import Objective, Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
 from partita.planners.table import get_planner
-from partita.runtime.checkpoint_files import list_checkpoints, newest_step, read_manifest
+from partita.runtime.checkpoint.files import list_checkpoints, newest_step, read_manifest
 from partita.runtime.executor import make_task, run_forked
 from partita.runtime.job import Job, read_job, write_job
 from partita.runtime.rank import RankOptions

@@ -14,7 +14,7 @@ from partita.capture.sources import ModelSource
 from partita.catalogue.shorthand import local_cluster
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.planners.table import solve
-from partita.runtime.baselines import Subject, make_subject
+from partita.runtime.baselines.torch_ways import Subject, make_subject
 from partita.runtime.interpreter import RunOptions, interpret
 from partita.runtime.rank import RankOptions
 from partita.runtime.recipe import Recipe

@@ -158,9 +158,9 @@ def _explained(exc: BaseException, where: str) -> PartitaError:
 
 
 TORCH_BASELINES: Mapping[str, str] = {
-    "ddp": "partita.runtime.baselines_ddp",
-    "fsdp": "partita.runtime.baselines_fsdp",
-    "torch-1f1b": "partita.runtime.baselines_pipeline",
+    "ddp": "partita.runtime.baselines.ddp",
+    "fsdp": "partita.runtime.baselines.fsdp",
+    "torch-1f1b": "partita.runtime.baselines.pipeline",
 }
 
 

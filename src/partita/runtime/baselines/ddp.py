@@ -9,8 +9,7 @@ import torch._dynamo  # noqa: F401 (torch imports it on first use; here it is on
 from torch.nn.parallel import DistributedDataParallel
 
 from partita.ranks.member import Member
-from partita.runtime.baselines import Baseline, Subject
-from partita.runtime.baselines_replica import (
+from partita.runtime.baselines.replica import (
     ReplicaTrainer,
     Wrapping,
     check_replicas,
@@ -20,6 +19,7 @@ from partita.runtime.baselines_replica import (
     unused_parameters,
     verify_replicas,
 )
+from partita.runtime.baselines.torch_ways import Baseline, Subject
 from partita.runtime.rank import RankOptions
 
 

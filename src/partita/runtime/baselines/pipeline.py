@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from partita.errors import UnsupportedError
 from partita.ranks.member import Member
-from partita.runtime.baselines import Baseline, Subject
+from partita.runtime.baselines.torch_ways import Baseline, Subject
 from partita.runtime.device_parts import StepRecord
 from partita.runtime.optimizers import Agreement, make_optimizer
 from partita.runtime.rank import RankOptions

@@ -22,8 +22,8 @@ from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.errors import FormatError, InvalidInputError
 from partita.program.layout import owners
-from partita.runtime.checkpoint import BoxPlanner, box, load_tensors, tensors_in
-from partita.runtime.checkpoint_files import (
+from partita.runtime.checkpoint.checkpoint import BoxPlanner, box, load_tensors, tensors_in
+from partita.runtime.checkpoint.files import (
     PLAN,
     commit,
     damage_of,

@@ -17,8 +17,7 @@ from torch.distributed.tensor import DTensor
 from partita.capture.setting import CONTAINERS
 from partita.errors import UnsupportedError
 from partita.ranks.member import Member
-from partita.runtime.baselines import Baseline, Subject
-from partita.runtime.baselines_replica import (
+from partita.runtime.baselines.replica import (
     ReplicaTrainer,
     WholeModel,
     Wrapping,
@@ -29,6 +28,7 @@ from partita.runtime.baselines_replica import (
     rank_trainer,
     verify_replicas,
 )
+from partita.runtime.baselines.torch_ways import Baseline, Subject
 from partita.runtime.rank import RankOptions
 
 

@@ -2,7 +2,7 @@
 
 Every tensor is replicated or split (``Split``). A region of split tensors begins at a product with
 a parameter, whose columns are split, and goes on through whatever can be computed part by part
-(``tensor_rules``): element by element, by heads, by batches. It ends where a sum over the split
+(``rules``): element by element, by heads, by batches. It ends where a sum over the split
 dimension makes whole tensors again: at a product whose rows are split, or at the loss. Tables of
 embeddings are split by rows where the model's own inputs index them.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from partita.capture.op import CapturedOp, ModuleCall, ValueInfo, refs_in
 from partita.capture.splits import Split
 from partita.capture.stages import Code
-from partita.capture.tensor_rules import (
+from partita.capture.tensor.rules import (
     SEEDS,
     CannotSplitError,
     Layout,

@@ -17,7 +17,7 @@ import torch
 
 from partita.capture.op import CapturedOp, refs_in
 from partita.capture.splits import Split
-from partita.capture.tensor_ops import (
+from partita.capture.tensor.ops import (
     TensorGroup,
     mean_of,
     reduced,

@@ -19,7 +19,7 @@ from partita.capture.tree import Value, leaves_of, map_leaves
 from partita.core.plan import Plan
 from partita.errors import UnsupportedError
 from partita.ranks.member import Member
-from partita.runtime.baselines import Subject
+from partita.runtime.baselines.torch_ways import Subject
 from partita.runtime.device_parts import StepRecord
 from partita.runtime.optimizers import Agreement, RankOptimizer, make_optimizer
 from partita.runtime.rank import RankOptions

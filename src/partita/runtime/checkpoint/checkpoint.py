@@ -7,7 +7,7 @@ plan that wrote it, and other plans, other numbers of devices and a single proce
 
 A save copies the tensors and goes on; a thread writes the copies and agrees with the threads of the
 other ranks in a group of its own. What can go wrong with a disk costs that checkpoint and a line of
-warning, not the run. How a checkpoint becomes one that counts is ``checkpoint_files``'s business.
+warning, not the run. How a checkpoint becomes one that counts is the business of ``files``.
 """
 
 import logging
@@ -50,7 +50,7 @@ from partita.core.plan import Plan
 from partita.errors import FormatError, InvalidInputError, WorkerError
 from partita.ranks.failures import PeerError, first_line, speaks_of_peer
 from partita.ranks.member import Member
-from partita.runtime.checkpoint_files import (
+from partita.runtime.checkpoint.files import (
     MANIFEST,
     PLAN,
     FileDigest,

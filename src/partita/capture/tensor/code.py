@@ -1,7 +1,7 @@
 """The stages of a plan as one rank of a tensor-parallel group runs them: a ``StageCode``.
 
 The ops of the captured model are written anew: calls on parts of tensors, with the moves between
-whole and split tensors among them (``tensor_ops``). A move is made once for all of its readers in a
+whole and split tensors among them (``ops``). A move is made once for all of its readers in a
 stage. What crosses stages is whole.
 """
 
@@ -15,8 +15,8 @@ from torch import Tensor
 from partita.capture.op import CapturedOp, ValueInfo
 from partita.capture.splits import Split
 from partita.capture.stages import CapturedStages, StageCall
-from partita.capture.tensor_ops import TensorGroup, gather, scatter, share
-from partita.capture.tensor_parallel import (
+from partita.capture.tensor.ops import TensorGroup, gather, scatter, share
+from partita.capture.tensor.parallel import (
     SplitCode,
     SplitOp,
     TensorSplits,

@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from partita.capture.op import CapturedOp, ValueInfo
-from partita.capture.tensor_code import GroupCode
-from partita.capture.tensor_parallel import SplitCode, SplitOp, TensorSplits
+from partita.capture.tensor.code import GroupCode
+from partita.capture.tensor.parallel import SplitCode, SplitOp, TensorSplits
 from partita.core.columns import Array
 from partita.core.graph import DegreeTable, Graph
 from partita.core.plan import Plan, Stage

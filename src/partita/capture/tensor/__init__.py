@@ -1,0 +1,1 @@
+"""A captured model as the ranks of a tensor-parallel group run it."""

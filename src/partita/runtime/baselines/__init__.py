@@ -1,0 +1,1 @@
+"""What our executor is compared with."""

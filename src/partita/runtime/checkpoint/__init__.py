@@ -1,0 +1,1 @@
+"""Checkpoints of a run: written, found, read by any plan, and converted."""
