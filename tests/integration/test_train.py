@@ -92,6 +92,20 @@ for epoch in range(2):
 """
 
 
+POISONED = """
+import own
+import partita
+import torch
+from torch.utils.data import TensorDataset
+
+inputs = torch.randn(48, 8, generator=torch.Generator().manual_seed(1))
+inputs[20, 0] = float("nan")
+trainer = partita.parallelize(own.build()[0], own.loss, optimizer="adam")
+for batch in trainer.loader(TensorDataset(inputs, torch.zeros(48).long()), shuffle=False):
+    trainer.step(batch)
+"""
+
+
 class Place(NamedTuple):
     """A folder, and what runs commands in it."""
 
@@ -296,6 +310,21 @@ def test_a_script_of_the_users_own_trains_by_a_plan(place: Place, own_plan: str)
     ]
     missing = partita(place, "run", own_plan, "--", "missing.py", code=2).stderr
     assert "no script 'missing.py'" in missing
+
+
+def test_a_script_goes_back_and_leaves_out_data_without_numbers(
+    place: Place, own_plan: str
+) -> None:
+    (place.folder / "poisoned.py").write_text(POISONED)
+    options = ("--save-every", "2", "--max-restarts", "1", "--on-nan", "rollback", "--json")
+    done = partita(place, "run", own_plan, *options, "--", "poisoned.py")
+    found = json.loads(done.stdout)
+    assert "gradients of step 3 are no numbers" in found["incidents"][0]["cause"]
+    assert found["incidents"][0]["resumed"] == 2
+    assert len(found["losses"]) == 5  # of six batches one is left out
+    stopped = partita(place, "run", own_plan, "--on-nan", "stop", "--", "poisoned.py", code=5)
+    assert "step 3 are no numbers: rank 0, forward of stage 0, microbatch 2" in stopped.stderr
+    assert ", in the input 'input'" in stopped.stderr
 
 
 def test_past_runs_are_listed_and_compared(place: Place) -> None:

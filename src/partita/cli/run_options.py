@@ -61,6 +61,7 @@ class StepLine:
         self._steps, self._samples = prepared.steps, plan.samples
         self._quiet, self._live = quiet, sys.stderr.isatty()
         emulated = prepared.request.emulate
+        self._has_loss = not emulated
         self._predicted_s = math.nan if emulated else summary.evaluation.step_s
         # The same arithmetic in another time.
         self._flop_s = summary.evaluation.flop_utilisation * self._predicted_s
@@ -86,7 +87,7 @@ class StepLine:
 
     def _text(self, row: "StepRow") -> str:
         words = [f"run: step {row.step}/{self._steps}"]
-        if not math.isnan(row.loss):
+        if self._has_loss:
             words.append(f"loss {row.loss:.4f}")
         if row.held_out_loss is not None:
             words.append(f"held out {row.held_out_loss:.4f}")

@@ -54,6 +54,7 @@ from partita.runtime.workload import Workload, model_workload, use_repeatable_al
 from partita.units import format_seconds, format_share
 
 CHECKED_STEPS = 2
+SHOWN_WARNINGS = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -154,8 +155,10 @@ class Outcome(Result):
         """Return the verdicts of a run, and its speed beside the predicted one."""
         steps = max((*self.run.losses, len(self.run.step_s) - 1)) + 1
         words = [f"step {steps}/{steps}"]
-        if self.losses[0] is not None and self.losses[-1] is not None:
-            words.append(f"loss {self.losses[0]:.4g} -> {self.losses[-1]:.4g}")
+        losses = self.losses
+        if any(loss is not None for loss in losses):
+            first, last = (math.nan if loss is None else loss for loss in (losses[0], losses[-1]))
+            words.append(f"loss {first:.4g} -> {last:.4g}")
         if self.run.held_out:
             words.append(f"held out {self.run.held_out[max(self.run.held_out)]:.4g}")
         words += [
@@ -384,7 +387,17 @@ def _outcome(solution: Solution, run: Run, program: Program, job: Job) -> Outcom
         if run.timelines
         else None,
         checkpoints=job.checkpoints,
+        remarks=_some_warnings(run.warnings),
     )
+
+
+def _some_warnings(warnings: Sequence[str]) -> tuple[str, ...]:
+    """Return what ranks have warned of, each sentence once, and of many the first ones."""
+    found = list(dict.fromkeys(warnings))
+    more = len(found) - SHOWN_WARNINGS
+    if more > 0:
+        found[SHOWN_WARNINGS:] = [f"and {more} more warnings: logs and metrics have all"]
+    return tuple(found)
 
 
 def _emulate(solution: Solution, execution: Execution) -> Outcome | None:

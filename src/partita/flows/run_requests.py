@@ -42,10 +42,11 @@ class SurvivalFields(Request):
         None, help="With --elastic: file that names the devices that can be used, as they change."
     )
     on_nan: str = declare(
-        "ignore",
-        choices=("ignore", "stop", "skip", "rollback"),
-        help="Answer to a loss or gradient that is no number: stop, skip the update, or go back to "
-        "the newest checkpoint and leave out the data since.",
+        "warn",
+        choices=("warn", "ignore", "stop", "skip", "rollback"),
+        help="Answer to a loss or gradient that is no number: say so once and go on, say nothing, "
+        "stop and name rank, stage and op, skip the update, or go back to the newest checkpoint "
+        "and leave out the data since.",
     )
 
 

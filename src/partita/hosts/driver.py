@@ -309,8 +309,9 @@ class _Driver:
             begin = self._places.get((attempt, rank), 0)
             files = JobDirectory(self._files.path, attempt)
             news, self._places[attempt, rank] = files.read_news(rank, begin)
-            for step in news:
-                self._watch.on_step(rank, step)
+            for one in news:
+                if not isinstance(one, str):  # what people should read comes by itself
+                    self._watch.on_step(rank, one)
         elif path.suffix == ".log":
             *lines, self._lines[rank] = (self._lines.get(rank, b"") + chunk.content()).split(b"\n")
             for line in lines:

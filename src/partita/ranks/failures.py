@@ -32,6 +32,10 @@ class NotFiniteError(WorkerError):
     """A loss or gradient is no number: all ranks have agreed on that, before any weight changed."""
 
 
+class BadDataError(NotFiniteError):
+    """The same, in a run that is to go back to its newest checkpoint and leave out the data."""
+
+
 _ERRORS: Mapping[str, type[PartitaError]] = {
     kind.__name__: kind
     for kind in (
@@ -41,6 +45,7 @@ _ERRORS: Mapping[str, type[PartitaError]] = {
         WorkerError,
         PeerError,
         NotFiniteError,
+        BadDataError,
     )
 }
 
@@ -122,7 +127,7 @@ def error_of(
     if stands:
         parts.append(stands)
     if isinstance(error, NotFiniteError):
-        return NotFiniteError(str(error))  # where ranks stood says nothing about it
+        return type(error)(str(error))  # where ranks stood says nothing about it
     found = WorkerError("\n".join(parts))
     if not held_up:
         found.rank = failure.rank

@@ -19,7 +19,7 @@ from partita.errors import UnsupportedError, WorkerError
 from partita.processes import ended_by_signals
 from partita.program.lower import lower
 from partita.program.order import ListOrder
-from partita.ranks.failures import NotFiniteError
+from partita.ranks.failures import BadDataError, NotFiniteError
 from partita.ranks.member import Member
 from partita.ranks.pool import Main, RankPool
 from partita.ranks.status import StatusBoard, StatusView
@@ -27,8 +27,14 @@ from partita.runtime.clocks import to_rank_0
 from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import RankOptions, RankReport, StepNews, run_rank
 from partita.runtime.rank_capture import MemoryUse, merged_trace
-from partita.runtime.recipe import NanPolicy
-from partita.runtime.restarts import Attempts, Incident, Stopper, Survival, newest_step
+from partita.runtime.restarts import (
+    Attempts,
+    Incident,
+    PassedData,
+    Stopper,
+    Survival,
+    newest_step,
+)
 from partita.runtime.results import RunResult, merged, step_result
 from partita.runtime.saving import import_writer
 from partita.runtime.task import Task
@@ -59,6 +65,7 @@ class Run:
             count.
         incidents: Failures that it has survived.
         stopped: Why it ended before its last step; empty = it did not.
+        warnings: Sentences of its ranks that people should read.
     """
 
     result: RunResult
@@ -71,6 +78,7 @@ class Run:
     losses: Mapping[int, float] = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()
     stopped: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def check_runnable(plan: Plan) -> None:
@@ -134,7 +142,13 @@ def run_forked(
     survival = Survival() if survival is None else survival
     attempts = Attempts(survival, partial(newest_step, options.saving))
 
+    warnings: list[str] = []
+
     def note(rank: int, news: Any) -> None:  # noqa: ANN401 (ranks may send anything)
+        if isinstance(news, str):
+            warnings.append(news)
+            survival.say(news)
+            return
         if isinstance(news, StepNews):
             attempts.note(rank, news)
         on_step(rank, news)
@@ -163,6 +177,7 @@ def run_forked(
                 losses=attempts.record.losses(),
                 incidents=tuple(attempts.incidents),
                 stopped=stopper.why if reports[0].has_stopped else "",
+                warnings=tuple(warnings),
             )
 
 
@@ -176,13 +191,17 @@ def _past_bad_data(
     Raises:
         NotFiniteError: The run is not to go on.
     """
-    if options.recipe.on_nan is not NanPolicy.ROLLBACK or options.saving is None:
+    if not isinstance(error, BadDataError) or options.saving is None:
         raise error
-    resumed, load = newest_step(options.saving), workload.load
-    shift = attempts.record.steps_done + 1 - resumed
+    return passing_over(workload, attempts.passed_data())
+
+
+def passing_over(workload: Workload, passed: PassedData) -> Workload:
+    """Return a workload that leaves out some of its data."""
+    load = workload.load
 
     def shifted(step: int, microbatch: int, name: str) -> Tensor:
-        return load(step + shift if step >= resumed else step, microbatch, name)
+        return load(step + passed.count if step >= passed.step else step, microbatch, name)
 
     return replace(workload, load=shifted)
 

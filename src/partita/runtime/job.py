@@ -35,6 +35,7 @@ from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import RankOptions, RankReport, StepNews
 from partita.runtime.rank_capture import Capture
 from partita.runtime.recipe import Recipe
+from partita.runtime.restarts import PassedData
 from partita.runtime.saving import Saving
 
 _T = TypeVar("_T")
@@ -68,6 +69,7 @@ class Job:
         keep: Number of checkpoints that stay.
         resume: A checkpoint, or a folder of them, to go on from; ``auto`` = the newest of its own
             folder; None = it begins at the beginning.
+        passed: Data that are left out, as steps on them had no numbers.
     """
 
     model: ModelOrigin | None = None
@@ -91,6 +93,7 @@ class Job:
     save_every: int = 0
     keep: int = 2
     resume: str | None = None
+    passed: tuple[PassedData, ...] = ()
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -222,6 +225,10 @@ class JobDirectory:
         """Write a plan and how it is run; the directory is made if it is not there."""
         self.path.mkdir(parents=True, exist_ok=True)
         _write_whole(self.path / "plan.json", write_json(solution).encode())
+        self.write_job(job)
+
+    def write_job(self, job: Job) -> None:
+        """Write how the plan is run, from the next attempt on."""
         # The address of the energy server may have its token in it.
         secret = job.power is not None and split_address(job.power.server)[1]
         _write_whole(
@@ -287,13 +294,13 @@ class JobDirectory:
         path = self.ranks / f"rank{rank}.error"
         return read_error(path.read_text(encoding="utf-8")) if path.exists() else None
 
-    def write_news(self, rank: int, news: StepNews) -> None:
-        """Add a step that a rank has done."""
+    def write_news(self, rank: int, news: StepNews | str) -> None:
+        """Add a step that a rank has done, or a sentence that people should read."""
         with (self.ranks / f"rank{rank}.news").open("a", encoding="utf-8") as file:
             file.write(json.dumps(news) + "\n")
 
-    def read_news(self, rank: int, begin: int) -> tuple[list[StepNews], int]:
-        """Return the steps that a rank has done, from a place in the file, and the next place."""
+    def read_news(self, rank: int, begin: int) -> tuple[list[StepNews | str], int]:
+        """Return what a rank has done and said, from a place in the file, and the next place."""
         path = self.ranks / f"rank{rank}.news"
         if not path.exists():
             return [], begin
@@ -302,7 +309,8 @@ class JobDirectory:
             whole = file.read().rpartition(b"\n")[0]
         lines = whole.splitlines()
         end = begin + len(whole) + 1 if lines else begin
-        return [StepNews(*json.loads(line)) for line in lines], end
+        found = map(json.loads, lines)
+        return [one if isinstance(one, str) else StepNews(*one) for one in found], end
 
 
 def _write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:

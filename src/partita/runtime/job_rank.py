@@ -25,7 +25,7 @@ from partita.ranks.member import Member
 from partita.ranks.setup import local_device, warm_up_autograd
 from partita.ranks.status import Phase, StatusBoard
 from partita.runtime.emulation import emulated_workload, run_emulated_rank
-from partita.runtime.executor import make_task
+from partita.runtime.executor import make_task, passing_over
 from partita.runtime.job import Job, JobDirectory, Placement, place_ranks
 from partita.runtime.numerics import ready_numerics
 from partita.runtime.ownership import held_names
@@ -159,6 +159,8 @@ def _prepare(
         workload = model_workload(
             captures, problem, plan, same_data=job.same_data, data=job.data, hands_over=True
         )
+    for passed in job.passed:
+        workload = passing_over(workload, passed)
     task = make_task(problem, plan, workload, order=job.order)
     options = job.rank_options().again() if is_again else job.rank_options()
 

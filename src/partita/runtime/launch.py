@@ -40,6 +40,7 @@ from partita.core.solution import Solution
 from partita.errors import InvalidInputError, PartitaError, UnsupportedError, WorkerError
 from partita.processes import ended_by_signals, is_noticed
 from partita.ranks.failures import (
+    BadDataError,
     Failure,
     NotFiniteError,
     error_of,
@@ -211,11 +212,15 @@ def launch(
             _check_unused(files, ranks)
             board.clear()
             stopper = hosts.stopper(board, ranks, survival.stop)
-            watcher = _Watcher(view, job.stall_limit_s, files, _both(attempts.note, on_step))
+            watcher = _Watcher(
+                view, job.stall_limit_s, files, _both(attempts.note, on_step), survival.say
+            )
             watcher.stopper = stopper
             result = _run_agent(hosts, files, ranks, watcher)
             if result.is_failed():
                 error = _error_of(result, files, view, watcher, hosts)
+                if isinstance(error, NotFiniteError):
+                    job = _past_bad_data(files, job, attempts, error, host)
             elif not follows or hosts.is_done():
                 hosts.end(restarts=survival.limit.restarts)
                 break
@@ -243,11 +248,27 @@ def _error_of(
     failure = first_cause(_failures(result, files, view.ranks))
     explained = _explained(failure, view, watcher)
     shared = _shared(hosts, explained, is_own=failure.is_own or bool(watcher.frozen))
-    if not isinstance(shared, WorkerError) or isinstance(shared, NotFiniteError):
+    if not isinstance(shared, WorkerError):
         raise shared
     if isinstance(explained, WorkerError):
         shared.rank = explained.rank
     return shared
+
+
+def _past_bad_data(
+    files: JobDirectory, job: Job, attempts: Attempts, error: NotFiniteError, host: Host
+) -> Job:
+    """Let the next attempt leave out the data since the newest checkpoint.
+
+    Raises:
+        NotFiniteError: The run is not to go on.
+    """
+    goes_back = isinstance(error, BadDataError) and host.num_hosts == 1
+    if not goes_back or job.saving() is None:
+        raise error
+    job = replace(job, passed=(*job.passed, attempts.passed_data()))
+    files.write_job(job)
+    return job
 
 
 def _both(note: OnStep, on_step: OnStep) -> OnStep:
@@ -281,13 +302,22 @@ def collect(directory: Path, ended: Ended | None = None) -> Run:
         run = put_emulated_together(emulated_workload(problem, plan, emulation), reports)
     else:
         run = put_together(Task(problem, plan, program, NoCode()), reports)
-    record = LossRecord()
+    record, warnings = LossRecord(), list[str]()
     for attempt in made:
         for rank in ranks:
             for news in attempt.read_news(rank, 0)[0]:
-                record.note(attempt.attempt, rank, news)
+                if isinstance(news, str):
+                    warnings.append(news)
+                else:
+                    record.note(attempt.attempt, rank, news)
     stopped = ended.asked if reports[0].has_stopped else ""  # they may have ended before
-    return replace(run, losses=record.losses(), incidents=ended.incidents, stopped=stopped)
+    return replace(
+        run,
+        losses=record.losses(),
+        incidents=ended.incidents,
+        stopped=stopped,
+        warnings=tuple(warnings),
+    )
 
 
 def _check_unused(files: JobDirectory, ranks: Sequence[int]) -> None:
@@ -649,9 +679,14 @@ class _Watcher:
     """
 
     def __init__(
-        self, view: StatusView, limit_s: float, files: JobDirectory, on_step: OnStep
+        self,
+        view: StatusView,
+        limit_s: float,
+        files: JobDirectory,
+        on_step: OnStep,
+        say: Callable[[str], None],
     ) -> None:
-        self._view, self._files, self._on_step = view, files, on_step
+        self._view, self._files, self._on_step, self._say = view, files, on_step, say
         self._silence_s = limit_s + STALE_S
         self._places = dict.fromkeys(view.ranks, 0)
         self.frozen = ""
@@ -684,8 +719,11 @@ class _Watcher:
     def _pass_news_on(self) -> None:
         for rank, begin in self._places.items():
             news, self._places[rank] = self._files.read_news(rank, begin)
-            for step in news:
-                self._on_step(rank, step)
+            for one in news:
+                if isinstance(one, str):
+                    self._say(one)
+                else:
+                    self._on_step(rank, one)
 
 
 def _is_running_child(pid: int) -> bool:

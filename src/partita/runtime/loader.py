@@ -33,7 +33,7 @@ class LoaderPositions:
         self._saved: Mapping[str, Any] | None = None
         self._reached: dict[str, Mapping[str, Any]] = {}
         self._given: tuple[str, Mapping[str, Any]] | None = None
-        self._begun = 0
+        self._begun, self._passes = 0, 0
         self.is_paused, self.goes_on = False, False
 
     def begin(self) -> tuple[str, Mapping[str, Any]]:
@@ -43,6 +43,7 @@ class LoaderPositions:
         if self._saved is None:
             self._saved = self._find()
             self._reached = dict(self._saved.get("loaders") or {})
+            self._passes = int(self._saved.get("passes", 0))
         number, self._begun = str(self._begun), self._begun + 1
         return number, self._reached.get(number, {})
 
@@ -53,10 +54,16 @@ class LoaderPositions:
             set_random_state(saved)
             self.goes_on = True
 
-    def give(self, number: str, position: Mapping[str, Any]) -> None:
-        """Take note of the position after a batch that is given to the script."""
-        if number:
-            self._given = number, position
+    def gives(self, number: str, position: Mapping[str, Any]) -> bool:
+        """Take note of the position after a batch; returns whether the script is given it.
+
+        It is not where a run has gone back and leaves out the data since.
+        """
+        if not number:
+            return True
+        self._given = number, position
+        self._passes -= 1
+        return self._passes < 0
 
     def reach(self) -> None:
         """Take note that a step was made on the batch that was given last."""
@@ -119,8 +126,8 @@ class Loader:
                     break
                 after = {**facts, "epoch": epoch, "position": place + len(rows)}
                 batch = collate([self.dataset[row] for row in rows])
-                self.positions.give(number, after)
-                yield batch
+                if self.positions.gives(number, after):
+                    yield batch
 
     def _streamed(self) -> Iterator[Any]:
         """Yield what an iterable gives.
@@ -148,8 +155,8 @@ class Loader:
             for batch in items:
                 read += 1
                 state = {"state": self.dataset.state_dict()} if seeks else {}
-                self.positions.give(number, {**before, **state, "batches": read})
-                yield batch
+                if self.positions.gives(number, {**before, **state, "batches": read}):
+                    yield batch
 
 
 def has_items(dataset: Any) -> bool:  # noqa: ANN401  # the user's

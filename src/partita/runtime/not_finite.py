@@ -8,14 +8,13 @@ costs nothing as long as all is well.
 
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its stubs
 
-from partita.ranks.failures import NotFiniteError, PeerError
+from partita.ranks.failures import BadDataError, NotFiniteError, PeerError
 from partita.ranks.member import Member
 from partita.runtime.device_loop import DeviceLoop
 from partita.runtime.device_parts import Runner
@@ -70,6 +69,10 @@ class CheckedRunner:
     def forward(self, step: int, visit: Visit, inputs: dict[int, Tensor]) -> StagePass:
         """Run a stage on its inputs."""
         given = dict(inputs)
+        table = self._task.graph.tensors
+        bad = [t for t, value in given.items() if table.producer[t] < 0 and not is_finite([value])]
+        if bad:
+            self._find(visit, f"in the input {table.names[bad[0]]!r}", backward=False)
         done = self._runner.forward(step, visit, inputs)
         if is_finite(given.values()) and not is_finite(done.outputs.values()):
             op = ""
@@ -161,8 +164,11 @@ class NumberCheck:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the gradients of the last step were no numbers; all ranks know the same."""
-        asked = self._policy is not NanPolicy.IGNORE and self._store.agrees
+        """Whether the gradients of the last step were no numbers; all ranks know the same.
+
+        Where losses are scaled, those that overflow by their scale are no fault.
+        """
+        asked = self._policy.acts and self._store.agrees and self._store.loss_scale <= 1
         return asked and not math.isfinite(self._store.gradient_norm)
 
     def explain(self, loop: DeviceLoop, step: int) -> None:
@@ -195,14 +201,14 @@ class NumberCheck:
         found = self._exchanged(step, checked[0].findings)
         first = min(found, default=None)
         where = first.describe() if first is not None else "where could not be found again"
-        text = f"loss or gradients of step {step} are no numbers: {where}"
+        text = f"loss or gradients of step {step + 1} are no numbers: {where}"
         if self._policy is NanPolicy.SKIP:
             if rank == 0:
-                sys.stderr.write(f"partita: {text}; its update is left out\n")
-                sys.stderr.flush()
+                self._member.notify(f"{text}; its update is left out")
             return
         blamed = first.rank if first is not None else 0
-        raise (NotFiniteError if rank == blamed else PeerError)(text)
+        kind = BadDataError if self._policy is NanPolicy.ROLLBACK else NotFiniteError
+        raise (kind if rank == blamed else PeerError)(text)
 
     def _exchanged(self, step: int, findings: list[Finding]) -> list[Finding]:
         """Return the findings of all ranks."""

@@ -20,7 +20,7 @@ from torch.optim.sgd import sgd
 
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.runtime.numerics import numerics_of
-from partita.runtime.recipe import NanPolicy, Recipe, Schedule, ScriptRecipe
+from partita.runtime.recipe import Recipe, Schedule, ScriptRecipe
 
 _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8
@@ -115,7 +115,7 @@ class Agreement:
     def is_needed(self) -> bool:
         """Whether there is anything to agree on."""
         clips = self._clip_norm is not None
-        return clips or self._scales or self._on_nan is not NanPolicy.IGNORE
+        return clips or self._scales or self._on_nan.acts
 
     def measure(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the sum of squares of some gradients."""
@@ -131,7 +131,7 @@ class Agreement:
         scale = self.scale
         self.norm = math.sqrt(squares) / scale if squares >= 0 else math.nan
         is_known = math.isfinite(self.norm)
-        self.skips = not is_known and (self._scales or self._on_nan is not NanPolicy.IGNORE)
+        self.skips = not is_known and (self._scales or self._on_nan.acts)
         self._factor = 1.0
         if self._scales:
             self._good = self._good + 1 if is_known else 0

@@ -19,7 +19,7 @@ import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from partita.ranks.status import Phase, StatusBoard
 from partita.runtime.job import Job
 from partita.runtime.plan_trainer import PlanTrainer, RankPlace
 from partita.runtime.rank import RankReport, Watchdog
+from partita.runtime.recipe import Recipe, nan_policy
 from partita.runtime.trainer import Callback, LocalTrainer, Trainer, make_recipe
 
 _CHECKED_STEPS = 10
@@ -129,6 +130,7 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
     precision: str | Precision | None = None,
     clip_norm: float | None = None,
     scheduler: Any = None,  # noqa: ANN401  # the user's
+    on_nan: str | None = None,
     callbacks: Sequence[Callback] = (),
     microbatches: int = 1,
 ) -> Trainer:
@@ -152,6 +154,9 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
         precision: Types of numbers, such as ``bf16``.
         clip_norm: Largest norm of all gradients together.
         scheduler: A function that makes a scheduler of torch for an optimizer.
+        on_nan: Answer to a loss or gradient that is no number: ``warn`` once and go on, ``ignore``,
+            ``stop``, ``skip`` the update, or ``rollback`` to the newest checkpoint and leave out
+            the data since; what ``partita run --on-nan`` says if not given.
         callbacks: Called after every step with the trainer and the loss.
         microbatches: Parts that a batch is computed in where there is no plan.
 
@@ -161,7 +166,9 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
     """
     if callable(plan) and not isinstance(plan, Solution):
         optimizer_fn, plan = plan, plan_of_before
-    recipe = make_recipe(
+    usual = _current[-1].job.recipe if _current else Recipe()
+    policy = usual.on_nan if on_nan is None else nan_policy(on_nan)
+    made = make_recipe(
         model,
         optimizer=optimizer_fn if optimizer is None else optimizer,
         groups=groups,
@@ -170,6 +177,7 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
         scheduler=scheduler,
         bare=optimizer is None and optimizer_fn is not None,
     )
+    recipe = replace(made, on_nan=policy)
     if not _current:
         if plan is not None:
             raise UnsupportedError(

@@ -235,8 +235,9 @@ class PlanTrainer(Trainer):
         loop.on_last_pass = start if early else lambda: None
         seen = self._played(way)
         if early:
-            ((sums, work),) = under_way
-            work.wait()
+            for _, work in under_way:  # a step without numbers is played twice
+                work.wait()
+            sums = under_way[0][0]
         else:
             sums = self._sums(way, seen)
             dist.all_reduce(sums)
@@ -391,13 +392,19 @@ class PlanTrainer(Trainer):
         plan, graph = place.solution.plan, place.solution.problem.graph
         self._saving = saving
         if saving is not None:
-            self._saver = Saver(saving, place.member, plan=plan, model=graph.name)
+            self._saver = Saver(
+                saving, place.member, plan=plan, model=graph.name, warn=place.member.notify
+            )
 
     def _saved_values(self) -> Mapping[str, Any]:
         if self._saver is None and self._player is None:
             self._open_saver(self._place.job.saving())
         found = None if self._saver is None else self._saver.found()
-        return {} if found is None else read_manifest(found).extra
+        values = {} if found is None else dict(read_manifest(found).extra)
+        done = int(values.get("step", 0))
+        # Earlier data that were left out are part of the saved position.
+        passes = sum(passed.count for passed in self._place.job.passed if passed.step == done)
+        return {**values, "passes": passes}
 
     def report(self) -> RankReport:
         """Return what this rank saw in its steps on whole batches; saves where that is due."""

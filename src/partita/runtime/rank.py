@@ -1,5 +1,6 @@
 """One rank of a run: carries out its list step by step, under a watchdog."""
 
+import math
 import os
 import sys
 import threading
@@ -375,10 +376,11 @@ class RankPlayer:
         )
         if options.evaluation.every:
             self._steps.evaluator = self.evaluator(task, device, workload)
-        if options.recipe.on_nan is not NanPolicy.IGNORE:
+        if options.recipe.on_nan.acts:
             self._steps.numbers = NumberCheck(options.recipe.on_nan, task, self.store, member, job)
         self._member, self._options, self._board = member, options, board
         self._task, self._batches = task, workload.batches
+        self._steps.settle = self._wait_for_saver
         self.saver: Saver | None = None
         self.loop, self._device = loop, device
 
@@ -406,7 +408,9 @@ class RankPlayer:
         # Reading may take any time.
         with Watchdog(member.rank, self._board, limit_s, phase=Phase.BUILD):
             task = self._task
-            self.saver = saver or Saver(saving, member, plan=task.plan, model=task.graph.name)
+            self.saver = saver or Saver(
+                saving, member, plan=task.plan, model=task.graph.name, warn=member.notify
+            )
             path = self.saver.found()
             if path is not None:
                 self._load(self.saver, path)
@@ -438,6 +442,11 @@ class RankPlayer:
             "seed": self._options.seed,
         }
         saver.save(done, self.holdings(), extra)
+
+    def _wait_for_saver(self) -> None:
+        """Let a checkpoint that is being written count, before the run goes back to the newest."""
+        if self.saver is not None:
+            self.saver.wait()
 
     def holdings(self) -> dict[str, Tensor | Part]:
         """Return what this rank holds, live, by the names that checkpoints have."""
@@ -487,6 +496,10 @@ class RankPlayer:
         player = StepPlayer(
             loop, task, self._device, member, options=options, board=board, watchdog=self._watchdog
         )
+        policy = options.recipe.on_nan
+        if policy.acts and task.is_training:
+            player.numbers = NumberCheck(policy, task, self.store, member, job)
+            player.settle = self._wait_for_saver
         return OtherSteps(self, loop, player)
 
     def play(self, steps: int, on_step: Callable[[StepNews], None]) -> None:
@@ -600,6 +613,7 @@ class StepPlayer:
         has_stopped: Whether the ranks were asked to stop, and all have agreed to do so here.
         evaluator: What evaluates the weights; None = nothing does.
         numbers: Looks whether gradients are numbers; None = nothing does.
+        settle: Called before it is looked for why they are not, on all ranks.
     """
 
     def __init__(
@@ -615,9 +629,10 @@ class StepPlayer:
     ) -> None:
         self._loop, self._task, self._device, self._member = loop, task, device, member
         self._options, self._board, self._watchdog = options, board, watchdog
-        self.first_step, self.has_stopped = 0, False
+        self.first_step, self.has_stopped, self._has_warned = 0, False, False
         self.evaluator: Evaluator | None = None
         self.numbers: NumberCheck | None = None
+        self.settle: Callable[[], None] = lambda: None
         self._held_out: dict[int, float] = {}
         self._step_ns: list[tuple[int, int]] = []
         self._captured = Captured()
@@ -671,12 +686,16 @@ class StepPlayer:
         with capturing(kind, self._member.device, held) as self._captured:
             self._timed(number)
         if self.numbers is not None and self.numbers.is_bad:
+            self.settle()
             self.numbers.explain(self._loop, number)
         record = self._loop.records[-1]
         evaluated, memory = self._evaluate(self._watchdog), 0.0
         if number % _MEMORY_STEPS in (0, 1):
             memory = most_memory(self._member.device)
-        on_step(StepNews(number, loss_share(self._task, record), evaluated, memory))
+        share = loss_share(self._task, record)
+        if not math.isfinite(share):
+            self._warn_of(number, share)
+        on_step(StepNews(number, share, evaluated, memory))
         if not self._options.keep_results:
             record.forget_results(self._task.graph.loss)
             if len(self._loop.records) > KEPT_STAMPS:
@@ -697,6 +716,15 @@ class StepPlayer:
         watchdog.enter(Phase.STEPS)
         self._held_out[done - 1] = share
         return share
+
+    def _warn_of(self, number: int, loss: float) -> None:
+        """Say, once, that a loss is no number, where nothing else is done about it."""
+        if self._options.recipe.on_nan is NanPolicy.WARN and not self._has_warned:
+            self._has_warned = True
+            self._member.notify(
+                f"the loss of step {number + 1} is {loss}; the run goes on with it: --on-nan stop "
+                "would name rank, stage and op"
+            )
 
     def _timed(self, number: int) -> None:
         self._watchdog.begin_step(number)

@@ -30,9 +30,26 @@ class NanPolicy(StrEnum):
     """What a step does whose loss or gradients are no numbers."""
 
     IGNORE = "ignore"
+    WARN = "warn"
     STOP = "stop"
     SKIP = "skip"
     ROLLBACK = "rollback"
+
+    @property
+    def acts(self) -> bool:
+        """Whether all ranks look at the gradients of every step, and leave out a bad update."""
+        return self not in (NanPolicy.IGNORE, NanPolicy.WARN)
+
+
+def nan_policy(text: str) -> NanPolicy:
+    """Return the policy of a name.
+
+    Raises:
+        InvalidInputError: There is none.
+    """
+    if text not in tuple(NanPolicy):
+        raise InvalidInputError(f"on_nan {text!r} is not one of {', '.join(NanPolicy)}")
+    return NanPolicy(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +143,7 @@ class Recipe:
     clip_norm: float | None = None
     schedule: Schedule = field(default_factory=Schedule)
     precision: Precision | None = None
-    on_nan: NanPolicy = NanPolicy.IGNORE
+    on_nan: NanPolicy = NanPolicy.WARN
 
     def __post_init__(self) -> None:
         if self.optimizer not in LEARNING_RATES:

@@ -93,6 +93,19 @@ class Incident:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedData:
+    """Data that a run leaves out, as the same steps on them would come to the same end.
+
+    Attributes:
+        step: The step that the run goes on with.
+        count: Steps whose data are left out from there on.
+    """
+
+    step: int
+    count: int
+
+
 class LossRecord:
     """The loss of every step, whichever attempt did it last."""
 
@@ -197,6 +210,11 @@ class Attempts:
             if math.isnan(incident.seconds) and news.step + 1 >= incident.step:
                 seconds = self._clock() - self._failed_s[place]
                 self.incidents[place] = replace(incident, seconds=seconds)
+
+    def passed_data(self) -> PassedData:
+        """Return the data from the newest checkpoint to a step that failed on them."""
+        newest = self._newest()
+        return PassedData(step=newest, count=self.record.steps_done + 1 - newest)
 
     def fail(self, error: WorkerError) -> None:
         """Begin the next attempt, after a pause where there was no progress.

@@ -9,6 +9,8 @@ A ``Trainer`` runs in one process, by plain torch (``LocalTrainer``), or as one 
 """
 
 import itertools
+import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -25,11 +27,12 @@ from partita.capture.setting import Example, LossFunction, with_metrics
 from partita.capture.tree import leaves_of
 from partita.core.precision import Precision, parse_precision
 from partita.errors import InvalidInputError
+from partita.ranks.failures import NotFiniteError
 from partita.runtime.batches import samples_of, split_batch
 from partita.runtime.loader import Loader, LoaderPositions, has_items
 from partita.runtime.numerics import ready_numerics
 from partita.runtime.optimizers import Agreement, RankOptimizer, make_optimizer
-from partita.runtime.recipe import LEARNING_RATES, Recipe, ScriptRecipe
+from partita.runtime.recipe import LEARNING_RATES, NanPolicy, Recipe, ScriptRecipe
 from partita.runtime.safetensors_file import write_weights
 from partita.runtime.saving import (
     Saver,
@@ -39,6 +42,8 @@ from partita.runtime.saving import (
     saving_of,
     set_random_state,
 )
+
+logger = logging.getLogger(__name__)
 
 Callback: TypeAlias = Callable[["Trainer", "Loss"], None]
 """Called after every step with the trainer and the loss of the step."""
@@ -333,6 +338,7 @@ class LocalTrainer(Trainer):
         self._agreement = Agreement(recipe)
         self._saver: Saver | None = None
         self._resumed: Mapping[str, Any] = {}
+        self._has_warned = False
         self._leaves: dict[str, Tensor] = {}
 
     def _optimizer(self) -> RankOptimizer:
@@ -410,12 +416,32 @@ class LocalTrainer(Trainer):
         gradients = {n: value.to(self._trained[n].dtype) for n, value in sums.items()}
         if agreement.is_needed:
             agreement.conclude(float(agreement.measure(list(gradients.values()))))
+        self._look_at(found)
         if not agreement.skips:
             self._steps_by.step(
                 {n: (self._trained[n], agreement.used(value)) for n, value in gradients.items()}
             )
         self._steps_by.end_step()
         return found
+
+    def _look_at(self, loss: Loss) -> None:
+        """Do what the recipe says where a loss or gradient is no number, before the update.
+
+        Raises:
+            NotFiniteError: It says to stop; a single process has nothing to go back to, either.
+        """
+        policy, agreement = self.recipe.on_nan, self._agreement
+        bad_gradient = policy.acts and agreement.skips and agreement.scale <= 1
+        if math.isfinite(loss) and not bad_gradient:
+            return
+        text = f"loss or gradients of step {self.steps + 1} are no numbers: the loss is {loss}"
+        if policy in (NanPolicy.STOP, NanPolicy.ROLLBACK):
+            raise NotFiniteError(text)
+        if policy is NanPolicy.SKIP:
+            logger.warning("%s; its update is left out", text)
+        elif policy is NanPolicy.WARN and not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s; on_nan='stop' would end the training here", text)
 
     def _evaluate(self, batch: Any) -> Loss:  # noqa: ANN401  # the user's
         self._round(grad=False)

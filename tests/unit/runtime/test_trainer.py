@@ -18,15 +18,15 @@ from partita.core.plan import Plan, Shard, Stage
 from partita.core.precision import parse_precision
 from partita.core.problem import Metric, Objective, Problem, Schedule
 from partita.core.solution import Solution
-from partita.errors import InvalidInputError, UnsupportedError
+from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.ranks.pool import RankPool
 from partita.ranks.status import StatusBoard
 from partita.runtime.job import Job
 from partita.runtime.optimizers import Agreement
 from partita.runtime.parallelize import ScriptRank, being_rank
 from partita.runtime.plan_trainer import deal
-from partita.runtime.recipe import Recipe
-from partita.runtime.restarts import Stopper
+from partita.runtime.recipe import NanPolicy, Recipe
+from partita.runtime.restarts import PassedData, Stopper
 from partita.runtime.trainer import group_options
 from partita.testing.builders import flat_cluster
 
@@ -119,7 +119,12 @@ def solution(
 
 
 def in_ranks(
-    planned: Solution, script: Callable[[], Any], *, stops: bool = False, **settings: Any
+    planned: Solution,
+    script: Callable[[], Any],
+    *,
+    stops: bool = False,
+    told: list[str] | None = None,
+    **settings: Any,
 ) -> list[Any]:
     """Run a script in forked ranks of a plan; returns what it returned in each.
 
@@ -127,6 +132,7 @@ def in_ranks(
         planned: The plan.
         script: The script.
         stops: Whether the ranks are asked to stop as soon as they have begun.
+        told: Gets the sentences that ranks want people to read.
         settings: Of the job.
     """
     world = len(planned.plan.devices)
@@ -134,13 +140,17 @@ def in_ranks(
     job = Job(script=("script.py",), stall_limit_s=60, **settings)
     stopper = Stopper(board, range(world), lambda: "SIGTERM" if stops else "")
 
+    def note(_: int, news: object) -> None:
+        if isinstance(news, str) and told is not None:
+            told.append(news)
+
     def main(member: Any, _: object) -> Any:
         torch.set_num_threads(1)
         with being_rank(ScriptRank(member=member, board=board, solution=planned, job=job)):
             return script()
 
     with RankPool(world, main, limit_s=60, board=board) as pool:
-        return pool.call(None, on_look=stopper.look)
+        return pool.call(None, on_look=stopper.look, on_message=note)
 
 
 def train(model: nn.Module, loss: Any, data: Sequence[Any], **settings: Any) -> dict[str, Any]:
@@ -592,3 +602,86 @@ def test_a_scaled_step_that_overflows_is_skipped_and_the_scale_halved() -> None:
     assert (agreement.skips, agreement.norm) == (False, 2.0)
     used = agreement.used(torch.ones(1) * agreement.scale)
     assert float(used) == pytest.approx(0.5, rel=1e-5)
+
+
+class Poisoned(Net):
+    """A model whose logits are no numbers where the first feature of a sample is large."""
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        return super().forward(x, scale) + torch.log(torch.relu(100 - x[:, :1]))
+
+
+def poisoned(count: int, at: int, sizes: Sequence[int] = (SAMPLES,)) -> list[tuple[Tensor, Tensor]]:
+    data = batches(count, sizes=sizes)
+    data[at][0][0, 0] = 200
+    return data
+
+
+def train_poisoned(data: Sequence[Any], on_nan: str | None) -> tuple[list[float], str]:
+    trainer = partita.parallelize(made(Poisoned), loss_fn, optimizer="sgd", on_nan=on_nan)
+    losses: list[float] = []
+    try:
+        for batch in data:
+            losses.append(float(trainer.step(batch)))  # noqa: PERF401 (those before an error count)
+    except WorkerError as exc:
+        return losses, str(exc)
+    return losses, ""
+
+
+def poisoned_plan() -> Solution:
+    inputs, labels = batches(1)[0]
+    example = Example(args=(inputs[:2],), labels=labels[:2], batch_size=2)
+    return solution(made(Poisoned), example, loss_fn, PIPELINE)
+
+
+@pytest.mark.parametrize("sizes", [(SAMPLES,), (SAMPLES, 5)])
+def test_a_script_stops_at_a_loss_that_is_no_number(sizes: Sequence[int]) -> None:
+    data = poisoned(3, 1, sizes)
+    asked = {"recipe": Recipe(on_nan=NanPolicy.STOP)}
+    for given, job in (("stop", {}), (None, asked)):
+        found = in_ranks(poisoned_plan(), lambda given=given: train_poisoned(data, given), **job)
+        for losses, error in found:
+            assert len(losses) == 1
+            assert "loss or gradients of step 2 are no numbers: rank 1, " in error
+    losses, error = train_poisoned(data, "stop")
+    assert len(losses) == 1
+    assert "step 2 are no numbers" in error
+
+
+def test_a_script_skips_a_step_without_numbers_and_says_so() -> None:
+    data = poisoned(3, 1)
+    told: list[str] = []
+    found = in_ranks(poisoned_plan(), lambda: train_poisoned(data, "skip"), told=told)
+    assert [text for text in told if "step 2 are no numbers" in text]
+    wanted, _ = train_poisoned([data[0], data[2]], "skip")
+    assert [found[0][0][0], found[0][0][2]] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_a_loss_without_numbers_is_never_silent(caplog: pytest.LogCaptureFixture) -> None:
+    data = poisoned(2, 0)
+    told: list[str] = []
+    in_ranks(poisoned_plan(), lambda: train_poisoned(data, None), told=told)
+    assert [text for text in told if text.startswith("the loss of step 1 is nan")]
+    train_poisoned(data, None)
+    assert "loss or gradients of step 1 are no numbers" in caplog.text
+    with pytest.raises(InvalidInputError, match="on_nan 'explode' is not one of ignore, warn"):
+        partita.parallelize(made(), loss_fn, on_nan="explode")
+
+
+def test_a_loader_passes_over_data_that_had_no_numbers(tmp_path: Path) -> None:
+    data = batches(6)
+
+    def script() -> list[float]:
+        trainer = adam()
+        found = [float(trainer.step(batch)) for batch in trainer.loader(iter(data))]
+        trainer.report()
+        return found
+
+    trainer = adam()
+    for batch in trainer.loader(iter(data[:2])):
+        trainer.step(batch)
+    trainer.save(tmp_path)
+    passed = (PassedData(step=2, count=3),)
+    settings = {"checkpoints": str(tmp_path), "resume": "auto", "passed": passed}
+    (loss,) = in_ranks(small_plan(), script, **settings)[0]
+    assert loss == pytest.approx(float(trainer.step(data[5])), rel=1e-9)
