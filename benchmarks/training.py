@@ -72,12 +72,9 @@ def numbers(script: ModuleType) -> list[float]:
 
 def solution(name: str, groups: list[list[int]]) -> Solution:
     """Return a plan for the model of a script: its ops in equal shares, stage by stage."""
-    torch.set_default_dtype(torch.float64)
-    model, inputs, loss = load(f"{name}_ported").build()
+    model, (inputs, labels), loss = load(f"{name}_ported").build()
     sizes = MICROBATCHES[name]
-    output = model(inputs[: sizes[0]])
-    labels = torch.zeros(output.shape[:-1], dtype=torch.int64)
-    example = Example(args=(inputs[: sizes[0]],), labels=labels)
+    example = Example(args=(inputs[: sizes[0]],), labels=labels[: sizes[0]])
     source = ModelSource(name=name, model=model, example=lambda *_: example, loss=loss)
     origin = ModelOrigin(text=name)
     graph = origin.recorded_in(Captures(source, origin).at(sizes[0]).graph)
@@ -136,7 +133,6 @@ def against_ddp() -> list[float]:
         return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
     def work() -> list[float]:
-        torch.set_default_dtype(torch.float64)
         images, labels = script.dataset(1, script.BATCH).tensors
         trainer = partita.parallelize(script.build()[0], script.loss_fn, optimizer=optimizer)
         model = DistributedDataParallel(script.build()[0])
@@ -189,7 +185,6 @@ def against_1f1b() -> list[float]:
         return torch.optim.AdamW(groups, lr=3e-3, weight_decay=0.1)
 
     def work() -> list[float]:
-        torch.set_default_dtype(torch.float64)
         tokens, labels = next(script.batches(1, 1))
         trainer = partita.parallelize(
             script.build()[0], script.loss_fn, optimizer=optimizer, clip_norm=1.0

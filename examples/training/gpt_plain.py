@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+STEPS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdecimal() else 100
 BATCH, LENGTH, WIDTH, HEADS, LAYERS = 8, 32, 32, 4, 4
 TEXT = "It is a truth universally acknowledged, that a plan is in want of a run. " * 48
 LETTERS = sorted(set(TEXT))
@@ -68,11 +68,11 @@ def rate(step: int) -> float:
 
 def build():
     torch.manual_seed(0)
-    return GPT(), next(batches(0, 1))[0][:2], loss_fn
+    inputs, labels = next(batches(0, 1))
+    return GPT().double(), (inputs[:2], labels[:2]), loss_fn
 
 
 def main() -> None:
-    torch.set_default_dtype(torch.float64)
     model = build()[0]
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import partita
 
-STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+STEPS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdecimal() else 100
 BATCH, LENGTH, WIDTH, HEADS, LAYERS = 8, 32, 32, 4, 4
 TEXT = "It is a truth universally acknowledged, that a plan is in want of a run. " * 48
 LETTERS = sorted(set(TEXT))
@@ -70,11 +70,11 @@ def rate(step: int) -> float:
 
 def build():
     torch.manual_seed(0)
-    return GPT(), next(batches(0, 1))[0][:2], loss_fn
+    inputs, labels = next(batches(0, 1))
+    return GPT().double(), (inputs[:2], labels[:2]), loss_fn
 
 
 def main() -> None:
-    torch.set_default_dtype(torch.float64)
     model = build()[0]
     trainer = partita.parallelize(
         model, loss_fn, groups=lambda _, p: p.dim() < 2, clip_norm=1.0,

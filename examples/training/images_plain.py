@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+STEPS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdecimal() else 100
 BATCH, CLASSES = 32, 5
 
 
@@ -35,16 +35,15 @@ def dataset(seed: int, count: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, CLASSES, (count,), generator=generator)
     images = torch.randn(count, 3, 32, 32, generator=generator) + labels[:, None, None, None] / 4
-    return TensorDataset(images, labels)
+    return TensorDataset(images.double(), labels)
 
 
 def build():
     torch.manual_seed(0)
-    return Net(), torch.zeros(8, 3, 32, 32), loss_fn
+    return Net().double(), dataset(0, 8)[:], loss_fn
 
 
 def main() -> None:
-    torch.set_default_dtype(torch.float64)
     model = build()[0]
     torch.manual_seed(1)
     loader = DataLoader(dataset(1, BATCH * STEPS), batch_size=BATCH, shuffle=True)

@@ -327,6 +327,28 @@ def test_a_script_goes_back_and_leaves_out_data_without_numbers(
     assert ", in the input 'input'" in stopped.stderr
 
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "training"
+
+
+@pytest.mark.parametrize("name", ["gpt", "images"])
+def test_the_examples_train_by_the_documented_commands(place: Place, name: str) -> None:
+    for kind in ("plain", "ported"):
+        (place.folder / f"{name}_{kind}.py").write_text(
+            (EXAMPLES / f"{name}_{kind}.py").read_text()
+        )
+    plan = f"{name}.plan.json"
+    partita(place, "profile", f"{name}_ported:build", "--rounds", "2", "-o", f"{name}.json")
+    two = ("--devices", "2", "--microbatches", "4", "--planner", "uniform", "-O", "stages=2")
+    partita(place, "plan", f"{name}.json", *two, "-o", plan)
+    ported = partita(place, "run", plan, "--", f"{name}_ported.py", "3").stdout
+    alone = f"import runpy; runpy.run_path('{name}_plain.py', run_name='__main__')"
+    plain = place.commands.run("3", python=alone, folder=place.folder).stdout.splitlines()
+    assert len(plain) == 4
+    found = [line for line in ported.splitlines() if line.startswith(("loss ", "validation "))]
+    for one, other in zip(found, plain, strict=True):
+        assert float(one.split()[1]) == pytest.approx(float(other.split()[1]), rel=1e-9)
+
+
 def test_past_runs_are_listed_and_compared(place: Place) -> None:
     first = train(place, "--devices", "2")
     second = train(place, "--devices", "2", "--schedule", "gpipe")

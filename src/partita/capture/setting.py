@@ -18,6 +18,8 @@ LossFunction: TypeAlias = Callable[[Any, Any], Any]
 """Returns the loss, given what the model returned and the labels; or a pair of the loss and other
 single numbers by name."""
 
+LABELS = ("labels", "label", "targets", "target")
+"""Names under which a mapping has the labels of a loss function."""
 CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 
@@ -36,6 +38,31 @@ class Example:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     labels: Any = None
     batch_size: int = 0
+
+
+def split_labels(batch: Any) -> tuple[Any, Any]:  # noqa: ANN401  # the user's
+    """Return the inputs of a batch and the labels of a loss function.
+
+    Args:
+        batch: A pair of them, a longer tuple that ends with the labels, or a mapping that has them
+            under one of ``LABELS``.
+
+    Raises:
+        InvalidInputError: It is something else.
+    """
+    if isinstance(batch, Mapping):
+        name = next((name for name in LABELS if name in batch), None)
+        if name is None:
+            raise InvalidInputError(
+                f"the batch has {', '.join(map(str, batch))}; a loss function needs its labels as "
+                f"one of {', '.join(LABELS)}"
+            )
+        return {key: value for key, value in batch.items() if key != name}, batch[name]
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        raise InvalidInputError(
+            f"the batch is a {type(batch).__name__}; expected a pair of inputs and labels"
+        )
+    return (batch[0] if len(batch) == 2 else tuple(batch[:-1])), batch[-1]
 
 
 def with_metrics(found: Any) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ANN401  # the user's

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from partita.capture.setting import Example, LossFunction
+from partita.capture.setting import LABELS, Example, LossFunction, split_labels
 from partita.capture.tree import map_leaves
 from partita.errors import FormatError, InvalidInputError, PartitaError, UnsupportedError
 from partita.models.huggingface import (
@@ -113,7 +113,9 @@ def load_source(text: str, options: SourceOptions | None = None) -> ModelSource:
             ``dtype``, ``device`` and ``seed``, and returns a model with an example, and a loss
             function as a third if the model returns no loss. The example is a tensor, a tuple of
             arguments, a mapping of arguments by name, an ``Example``, a callable of the batch size
-            that makes one, or an iterator over such.
+            that makes one, or an iterator over such. With a loss function it has the labels, too,
+            as a batch of a script does: a pair of inputs and labels, a longer tuple that ends with
+            them, or a mapping that has ``labels``.
         options: Request for the model.
 
     Raises:
@@ -285,6 +287,7 @@ def _from_callable(text: str, options: SourceOptions, device: torch.device) -> M
             return _parts(text, made)
 
     model, given, loss = called(0)
+    has_loss = loss is not None
     if options.dtype:
         model = model.to(DTYPES[options.dtype])
     model = model.to(device)
@@ -299,7 +302,7 @@ def _from_callable(text: str, options: SourceOptions, device: torch.device) -> M
         size = size or options.batch_size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed + turn)
-            found = _example_of(text, given_at(size), size, turn)
+            found = _example_of(text, given_at(size), size, turn, has_loss=has_loss)
         return _cast(found, options, device)
 
     name = text.rpartition(":")[2].rpartition(".")[2]
@@ -373,19 +376,23 @@ class _Kept:
         return self._seen[number]
 
 
-def _example_of(text: str, given: object, size: int, turn: int) -> Example:
+def _example_of(text: str, given: object, size: int, turn: int, *, has_loss: bool) -> Example:
+    """Return an example of the user's; where there is a loss function, with its labels."""
     made: Any = given
+    labels = None
     with _foreign_code(f"{text}: no example could be made"):
         if isinstance(made, _Kept):
             made = made.item(turn)
         elif callable(made) and not isinstance(made, Tensor | Example):
             made = made(size) if size else made(1)
+    if has_loss and _brings_labels(made):
+        made, labels = split_labels(made)
     if isinstance(made, Tensor):
         made = (made,)
     if isinstance(made, Mapping):
-        made = Example(kwargs=dict(made))
+        made = Example(kwargs=dict(made), labels=labels)
     elif isinstance(made, tuple | list):
-        made = Example(args=tuple(made))
+        made = Example(args=tuple(made), labels=labels)
     if not isinstance(made, Example):
         raise InvalidInputError(
             f"{text}: the example is a {type(made).__name__}; "
@@ -397,6 +404,13 @@ def _example_of(text: str, given: object, size: int, turn: int) -> Example:
             f"{text} makes {found} samples, {size} are wanted; let it take batch_size"
         )
     return made
+
+
+def _brings_labels(made: object) -> bool:
+    """Return whether an example has labels by the rule for batches; a loss may need none."""
+    if isinstance(made, Mapping):
+        return any(name in made for name in LABELS)
+    return isinstance(made, tuple | list) and len(made) > 1
 
 
 def _first_length(example: Example) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from partita.capture.setting import Example, example_inputs
+from partita.capture.setting import Example, example_inputs, split_labels
 from partita.capture.sources import ModelSource
 from partita.capture.tree import leaves_of, map_leaves
 from partita.core.columns import Longs
@@ -111,6 +111,7 @@ class SampleOrder:
         sampling: The order.
         last: What becomes of the samples that fill no batch.
         seed: Seed of the order.
+        epoch_items: Samples that hold all data once, where samples overlap; 0 = all of them do.
     """
 
     num_items: int
@@ -118,6 +119,7 @@ class SampleOrder:
     sampling: Sampling = Sampling.SHUFFLED
     last: LastBatch = LastBatch.DROP
     seed: int = 0
+    epoch_items: int = 0
 
     def __post_init__(self) -> None:
         if self.num_items < 1:
@@ -132,7 +134,8 @@ class SampleOrder:
     def steps_per_epoch(self) -> int:
         """Batches in which all samples are read once, or about as many are drawn."""
         more = self.batch_size - 1 if self.last is LastBatch.FILL else 0
-        return (self.num_items + more) // self.batch_size
+        steps = ((self.epoch_items or self.num_items) + more) // self.batch_size
+        return max(1, steps) if self.epoch_items else steps
 
     def rows(self, position: int) -> Longs:
         """Return the samples of the batch that begins at a position, counted in samples."""
@@ -360,20 +363,14 @@ def split_batch(batch: Any, sizes: Sequence[int], *, has_labels: bool) -> list[E
     """Return the microbatches of a batch.
 
     Args:
-        batch: Arguments of the model; with labels a pair of them and the labels.
+        batch: Arguments of the model; with labels as ``split_labels`` takes it.
         sizes: Samples of each microbatch.
         has_labels: Whether there are labels.
 
     Raises:
         InvalidInputError: It is something else, or has another number of samples.
     """
-    labels = None
-    if has_labels:
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise InvalidInputError(
-                f"the batch is a {type(batch).__name__}; expected a pair of inputs and labels"
-            )
-        batch, labels = batch
+    batch, labels = split_labels(batch) if has_labels else (batch, None)
     samples = sum(sizes)
     found = {leaf.shape[0] for _, leaf in leaves_of(batch) if _is_cut(leaf)}
     if samples not in found:

@@ -142,7 +142,7 @@ def _opened(
     if path.is_file():
         sampling = spec.sampling or Sampling.RANDOM
         windows = TokenFile(place, source, overlapping=sampling is Sampling.RANDOM)
-        return _sampled(spec, windows, sampling, source.model, sizes)
+        return _sampled(spec, windows, sampling, source.model, sizes, epoch_items=windows.num_apart)
     if (path / split).is_dir():
         path = path / split
     images = ImageFolder(path, source)
@@ -150,7 +150,13 @@ def _opened(
 
 
 def _sampled(
-    spec: DataSpec, samples: Samples, sampling: Sampling, model: nn.Module, sizes: Sequence[int]
+    spec: DataSpec,
+    samples: Samples,
+    sampling: Sampling,
+    model: nn.Module,
+    sizes: Sequence[int],
+    *,
+    epoch_items: int = 0,
 ) -> SampledBatches:
     try:
         order = SampleOrder(
@@ -159,6 +165,7 @@ def _sampled(
             sampling=sampling,
             last=spec.last_batch,
             seed=spec.seed,
+            epoch_items=epoch_items if sampling is Sampling.RANDOM else 0,
         )
     except InvalidInputError as exc:
         raise InvalidInputError(f"{samples.name}: {exc}") from exc
@@ -310,8 +317,12 @@ class TokenFile:
 
     def __len__(self) -> int:
         """Return how many windows there are."""
-        starts = len(self._tokens) - self._length
-        return starts if self._overlapping else (starts + self._length - 1) // self._length
+        return len(self._tokens) - self._length if self._overlapping else self.num_apart
+
+    @property
+    def num_apart(self) -> int:
+        """Windows that do not overlap: those that hold every token once."""
+        return (len(self._tokens) - 1) // self._length
 
     def read(self, rows: Longs) -> Example:
         """Return some windows."""

@@ -33,8 +33,26 @@ _CLIP_MARGIN = 1e-6  # as ``torch.nn.utils.clip_grad_norm_`` has it
 State: TypeAlias = dict[str, Any]
 
 
+def check_optimizer(saved: str, here: str) -> None:
+    """Check that a checkpoint was saved by the optimizer that goes on from it.
+
+    Raises:
+        InvalidInputError: It was another one, whose state means something else here.
+    """
+    if saved and here and saved != here:
+        raise InvalidInputError(
+            f"the checkpoint was saved by optimizer {saved}, this run steps with {here}; step with "
+            f"{saved}, or take its weights alone: partita checkpoint convert"
+        )
+
+
 class RankOptimizer(Protocol):
     """Steps the parameters that a rank owns."""
+
+    @property
+    def name(self) -> str:
+        """The kind of the optimizer, as checkpoints have it; empty where nothing is stepped."""
+        ...
 
     def step(self, named: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Change parameters in place.
@@ -268,6 +286,11 @@ class NamedOptimizer:
         self._kernel, self._step = _KERNELS[recipe.optimizer], 0
         self._state = {name: self._first_state(value) for name, value in named.items()}
 
+    @property
+    def name(self) -> str:
+        """The name of the recipe's optimizer."""
+        return self._recipe.optimizer
+
     def _first_state(self, value: Tensor) -> State:
         state: State = {entry: torch.zeros_like(value) for entry in self._kernel.entries}
         if self._kernel.counts:
@@ -370,6 +393,16 @@ class TorchOptimizer:
                 self.scheduler = recipe.make_scheduler(found)
             elif recipe.schedule != Schedule():
                 self.scheduler = torch.optim.lr_scheduler.LambdaLR(found, recipe.schedule.factor)
+
+    @property
+    def name(self) -> str:
+        """The class of the optimizer, or the name that a recipe has for it."""
+        if self.optimizer is None:
+            return ""
+        name = type(self.optimizer).__name__.lower()
+        groups = self.optimizer.param_groups
+        has_momentum = name == "sgd" and any(group.get("momentum") for group in groups)
+        return "momentum" if has_momentum else name
 
     def _argument(self, recipe: ScriptRecipe, options: Mapping[str, dict[str, Any]]) -> list[Any]:
         """Return what the script's function is called with."""

@@ -22,7 +22,12 @@ from partita.core.plan import Shard
 from partita.core.program import Kind
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.runtime.numerics import numerics_of
-from partita.runtime.optimizers import Agreement, RankOptimizer, make_optimizer
+from partita.runtime.optimizers import (
+    Agreement,
+    RankOptimizer,
+    check_optimizer,
+    make_optimizer,
+)
 from partita.runtime.parts import Part, Slice, Stretch
 from partita.runtime.recipe import Recipe
 from partita.runtime.task import Task
@@ -407,10 +412,19 @@ class ParameterStore:
 
     def small_state(self) -> dict[str, Any]:
         """Return where schedule and scale of losses stand, as values of JSON."""
-        return {"schedule": self.optimizer.schedule_state(), "scaler": self._agreement.state()}
+        return {
+            "optimizer": self.optimizer.name,
+            "schedule": self.optimizer.schedule_state(),
+            "scaler": self._agreement.state(),
+        }
 
     def load_small_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where schedule and scale stood."""
+        """Go on where schedule and scale stood.
+
+        Raises:
+            InvalidInputError: They are those of another optimizer.
+        """
+        check_optimizer(state.get("optimizer") or "", self.optimizer.name)
         if state.get("schedule"):
             self.optimizer.load_schedule_state(state["schedule"])
         self._agreement.load_state(state.get("scaler") or {})

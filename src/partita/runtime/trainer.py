@@ -31,7 +31,7 @@ from partita.ranks.failures import NotFiniteError
 from partita.runtime.batches import samples_of, split_batch
 from partita.runtime.loader import Loader, LoaderPositions, has_items
 from partita.runtime.numerics import ready_numerics
-from partita.runtime.optimizers import Agreement, RankOptimizer, make_optimizer
+from partita.runtime.optimizers import Agreement, RankOptimizer, check_optimizer, make_optimizer
 from partita.runtime.recipe import LEARNING_RATES, NanPolicy, Recipe, ScriptRecipe
 from partita.runtime.safetensors_file import write_weights
 from partita.runtime.saving import (
@@ -49,8 +49,6 @@ Callback: TypeAlias = Callable[["Trainer", "Loss"], None]
 """Called after every step with the trainer and the loss of the step."""
 GroupChoice: TypeAlias = Any
 """What says which parameters are stepped differently; see ``group_options``."""
-
-_LABELS = ("labels", "label", "targets", "target")
 
 
 class Loss(float):
@@ -108,7 +106,7 @@ class Trainer:
             InvalidInputError: The batch is none, or the model is not the plan's.
             WorkerError: Ranks have different batches; names them.
         """
-        loss = self._train(self._given(batch))
+        loss = self._train(batch)
         self.steps += 1
         self._positions.reach()
         self._end_step()
@@ -128,9 +126,8 @@ class Trainer:
         self._positions.is_paused = True
         try:
             for batch in itertools.islice(batches, most):
-                given = self._given(batch)
-                size = samples_of(given)
-                found = self._evaluate(given)
+                size = samples_of(batch)
+                found = self._evaluate(batch)
                 for name, value in {"loss": float(found), **found.metrics}.items():
                     sums[name] = sums.get(name, 0.0) + value * size
                 samples += size
@@ -259,22 +256,6 @@ class Trainer:
     def state_dict(self) -> dict[str, Tensor]:
         """Return the parameters and buffers that this process holds whole, by their names."""
         raise NotImplementedError
-
-    def _given(self, batch: Any) -> Any:  # noqa: ANN401  # the user's
-        """Return a batch as a pair of inputs and labels, where there is a loss function."""
-        if self._loss is None:
-            return batch
-        if isinstance(batch, Mapping):
-            name = next((name for name in _LABELS if name in batch), None)
-            if name is None:
-                raise InvalidInputError(
-                    f"the batch has {', '.join(map(str, batch))}; a loss function needs its labels "
-                    f"as one of {', '.join(_LABELS)}"
-                )
-            return {key: value for key, value in batch.items() if key != name}, batch[name]
-        if isinstance(batch, tuple | list) and len(batch) > 2:
-            return tuple(batch[:-1]), batch[-1]
-        return batch
 
     def _samples(self) -> int | None:
         """Return the samples of a batch, where something says so."""
@@ -463,6 +444,7 @@ class LocalTrainer(Trainer):
             saving, name = Saving(folder=str(folder), keep=keep), type(self.model).__name__
             self._saver = Saver(saving, None, plan=None, model=name)
         extra = {
+            "optimizer": self._steps_by.name,
             "schedule": self._steps_by.schedule_state(),
             "scaler": self._agreement.state(),
             "random": random_state(),
@@ -490,6 +472,7 @@ class LocalTrainer(Trainer):
             return 0
         self._steps_by.prepare()
         extra = self._saver.load(found, self._holdings())
+        check_optimizer(extra.get("optimizer") or "", self._steps_by.name)
         if extra.get("schedule"):
             self._steps_by.load_schedule_state(extra["schedule"])
         self._agreement.load_state(extra.get("scaler") or {})

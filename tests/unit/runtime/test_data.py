@@ -76,6 +76,14 @@ def test_random_windows_of_a_token_file_depend_on_seed_and_step_alone(tokens: Pa
     assert not torch.equal(seen[0][0], seen[1][0])
 
 
+def test_an_epoch_of_random_windows_has_as_many_tokens_as_the_file(tokens: Path) -> None:
+    random, _ = open_data(spec(tokens), text_source(), [2, 1])
+    apart, _ = open_data(spec(tokens, sampling=Sampling.SHUFFLED), text_source(), [2, 1])
+    assert random.steps_per_epoch == apart.steps_per_epoch == 33
+    large, _ = open_data(spec(tokens), text_source(), [150])
+    assert large.steps_per_epoch == 1
+
+
 def test_sequential_windows_follow_one_another_and_begin_again(tokens: Path) -> None:
     batches, _ = open_data(spec(tokens, sampling=Sampling.SEQUENTIAL), text_source(), [3])
     assert batches.steps_per_epoch == 33  # 100 windows, the last one is dropped

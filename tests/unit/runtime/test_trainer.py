@@ -484,6 +484,26 @@ def test_a_script_reads_on_where_it_was_saved(name: str, tmp_path: Path) -> None
     assert found == pytest.approx(wanted, rel=1e-7)
 
 
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    trainer = adam()
+    trainer.step(batches(1)[0])
+    trainer.save(tmp_path)
+
+    def script() -> str:
+        other = partita.parallelize(made(), loss_fn, optimizer="sgd")
+        try:
+            other.resume(tmp_path)
+            other.step(batches(1)[0])
+        except InvalidInputError as exc:
+            return str(exc)
+        return ""
+
+    for told in (script(), *in_ranks(small_plan(), script)):
+        assert told.startswith(
+            "the checkpoint was saved by optimizer adamw, this run steps with sgd"
+        )
+
+
 def test_a_position_in_other_data_is_refused(tmp_path: Path) -> None:
     read_on(tmp_path, LOADERS["items"], 2)
     with pytest.raises(InvalidInputError, match="seed 5, the saved position is one with seed 4"):
