@@ -57,6 +57,9 @@ class Plan:
         seconds: Least and most seconds of a job at its fair share.
         span_s: Seconds in which the jobs arrive.
         seed: Of the jobs.
+        servers: Names of the servers.
+        gpus: Numbers of GPUs that jobs ask for, each as likely.
+        sleeps_start: Whether a job sleeps until the cost of a start is over.
     """
 
     jobs: int = 20
@@ -66,18 +69,21 @@ class Plan:
     seconds: tuple[float, float] = (3.0, 8.0)
     span_s: float = 6.0
     seed: int = 1
+    servers: tuple[str, ...] = tuple(f"host{row}" for row in range(SERVERS))
+    gpus: tuple[int, ...] = (1, 1, 1, 2, 4)
+    sleeps_start: bool = True
 
 
-def declared() -> Servers:
+def declared(names: tuple[str, ...]) -> Servers:
     """Return the declared servers."""
     return Servers(
-        names=tuple(f"host{row}" for row in range(SERVERS)),
+        names=names,
         gpu_types=("v100",),
-        gpu_type=np.zeros(SERVERS, dtype=np.int32),
-        gpus=np.full(SERVERS, GPUS, dtype=np.int32),
-        cpus=np.full(SERVERS, float(CPUS)),
-        memory_gb=np.full(SERVERS, float(MEMORY_GB)),
-        storage_mb_per_s=np.zeros(SERVERS),
+        gpu_type=np.zeros(len(names), dtype=np.int32),
+        gpus=np.full(len(names), GPUS, dtype=np.int32),
+        cpus=np.full(len(names), float(CPUS)),
+        memory_gb=np.full(len(names), float(MEMORY_GB)),
+        storage_mb_per_s=np.zeros(len(names)),
     )
 
 
@@ -102,13 +108,14 @@ def metered_jobs(plan: Plan, folder: Path) -> list[tuple[float, JobSpec]]:
     found = []
     for number in range(plan.jobs):
         name = rng.choice(list(CURVES))
-        gpus = rng.choice((1, 1, 1, 2, 4))
+        gpus = rng.choice(plan.gpus)
         text = ",".join(f"{cpus:g}:{speed:g}" for cpus, speed in CURVES[name])
         spec = JobSpec(
             name=f"{name}-{number}",
             command=(
                 *(sys.executable, str(METERED), "--iteration", f"{ITERATION_S}"),
-                *("--curve", text, "--grant", "lease", "--start", f"{plan.restart_s}"),
+                *("--curve", text, "--grant", "lease", "--start"),
+                f"{plan.restart_s if plan.sleeps_start else 0.0}",
             ),
             folder=folder,
             gpus=(GpuChoice(least=gpus, most=gpus),),
@@ -290,11 +297,13 @@ def _simulated_once(
         curve = replace(spec.sensitivity, iteration_s=small_s)
         spec = replace(spec, sensitivity=curve, steps=spec.steps * SMALL + added)
         jobs.append(
-            core_job(spec, row["id"], row["submitted_s"] - epoch_s, {"v100": SERVERS * GPUS})
+            core_job(
+                spec, row["id"], row["submitted_s"] - epoch_s, {"v100": len(plan.servers) * GPUS}
+            )
         )
     trace = replace(trace_of(_sharing(jobs)), start_s=0.0)
     rules = Rules(round_s=plan.round_s, restart_s=plan.restart_s, record=True)
-    return simulate_rounds(trace, declared(), policy_of(plan.policy), rules=rules)
+    return simulate_rounds(trace, declared(plan.servers), policy_of(plan.policy), rules=rules)
 
 
 def _sharing(jobs: list[Job]) -> list[Job]:

@@ -31,6 +31,7 @@ NAMES = [
     "explain",
     "export",
     "fleet_curve",
+    "fleet_doctor",
     "fleet_trace",
     "frontier",
     "job_log",

@@ -34,6 +34,7 @@ _HOME_OF = {
     "evaluate": "partita.cost.judge",
     "explain": "partita.flows.explain",
     "export": "partita.flows.export",
+    "fleet_doctor": "partita.flows.fleet.doctor",
     "fleet_curve": "partita.flows.fleet.curve",
     "fleet_trace": "partita.flows.fleet.trace",
     "frontier": "partita.flows.energy.frontier",

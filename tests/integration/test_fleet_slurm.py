@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from partita.catalogue.catalogue import load_catalogue
 from partita.fleet.engines.protocol import (
     Attempt,
     Cause,
@@ -21,6 +22,7 @@ from partita.fleet.engines.protocol import (
 )
 from partita.fleet.engines.slurm import SlurmEngine, SlurmOptions
 from partita.fleet.policies.resources import Servers
+from partita.flows.slurm_cluster import read_slurm_cluster
 from partita.slurm.commands import SlurmCommands
 from partita.testing.slurm import PrivateSlurm
 
@@ -232,3 +234,26 @@ def test_many_jobs_are_looked_at_with_two_calls(engine: SlurmEngine, start: Star
     before = engine.commands.calls
     assert len(engine.look(handles).statuses) == 8
     assert engine.commands.calls - before == 2
+
+
+def test_doctor_and_cluster_speak_of_this_slurm(
+    slurm: PrivateSlurm, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in slurm.environment.items():
+        monkeypatch.setenv(name, text)
+    code, out, _ = run("fleet", "doctor", "--engine", "slurm", "--engine-option", "partition=gone")
+    lines = {line.split()[1].rstrip(":"): line for line in out.splitlines()}
+    assert code == 4
+    assert lines["commands"].startswith("ok")
+    assert lines["partition"].startswith("missing partition: partition 'gone' is not up")
+    assert lines["accounting"].startswith("missing accounting: sacct: Slurm accounting storage is")
+    code, out, _ = run("fleet", "doctor", "--engine", "slurm", "--json")
+    checks = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert checks["gres"]["detail"] == "16 GPUs on 4 nodes"
+    assert checks["permission"]["ok"]
+    assert checks["controller"]["ok"]
+    code, _, err = run("plan", "gpt-small", "--cluster", "slurm:main")
+    assert code == 0, err
+    cluster = read_slurm_cluster("slurm:main", load_catalogue())
+    assert [host.name for host in cluster.hosts] == ["n1", "n2", "n3", "n4"]
+    assert [level.name for level in cluster.levels] == ["host", "rack", "spine"]

@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "cancel": "End jobs for good.",
     "drain": "Stop all jobs with their checkpoints, and start none.",
     "top": "Watch a live fleet.",
+    "doctor": "Say what an engine needs and lacks.",
 }
 
 

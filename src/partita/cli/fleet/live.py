@@ -19,6 +19,8 @@ _JOB_COLUMNS = (
     ("GPUs", "left"),
     ("where", "left"),
     ("CPUs", "right"),
+    ("speed", "right"),
+    ("lease", "right"),
     ("age", "right"),
     ("tenant", "left"),
     ("note", "left"),
@@ -47,7 +49,22 @@ def _job_row(job: Mapping[str, Any]) -> list[str]:
         gpus_words(job["gpus"]),
         "; ".join(f"{place['server']}:{gpu_list(place)}" for place in job["places"]) or "-",
         f"{sum(place['cpus'] for place in job['places']):g}" if job["places"] else "-",
+        _speed(job),
+        _lease(job),
         format_seconds(max(0.0, end_s - job["submitted_s"])),
         job["tenant"] or "-",
         job["note"] or "-",
     ]
+
+
+def _speed(job: Mapping[str, Any]) -> str:
+    """Return how fast a job runs, in parts of what its curve says."""
+    if job["measured_speed"] is None:
+        return "-"
+    return f"{job['measured_speed'] / job['curve_speed']:.0%}"
+
+
+def _lease(job: Mapping[str, Any]) -> str:
+    if job["lease_end_s"] is None:
+        return "-"
+    return format_seconds(max(0.0, job["lease_end_s"] - time.time()))

@@ -56,6 +56,7 @@ def _view(found: FleetJobs) -> Any:
         ("GPUs", "right"),
         ("CPUs", "right"),
         ("memory", "right"),
+        ("note", "left"),
     )
     rows = [
         [
@@ -64,6 +65,7 @@ def _view(found: FleetJobs) -> Any:
             f"{server['gpus_in_use']}/{server['gpus']}",
             f"{server['cpus_granted']:g}/{server['cpus']:g}",
             f"{server['memory_gb_granted']:.0f}/{server['memory_gb']:.0f} GB",
+            server["away"] or "-",
         ]
         for server in found.info["servers"]
     ]

@@ -72,6 +72,7 @@ class Order:
         directory: Where lease, progress and logs of the job are.
         environment: Variables besides those of the scheduler's own environment.
         places: What it holds, one place per server.
+        grace_s: Seconds that the command may take to end after it was asked to.
     """
 
     fleet: str
@@ -81,6 +82,7 @@ class Order:
     directory: Path
     environment: Mapping[str, str]
     places: tuple[Place, ...]
+    grace_s: float = 30.0
 
     @property
     def name(self) -> str:

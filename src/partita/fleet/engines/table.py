@@ -40,6 +40,9 @@ ENGINES: Mapping[str, EngineEntry] = {
     "slurm": EngineEntry(
         target="partita.fleet.engines.slurm:make_slurm_engine", title="batch jobs of Slurm"
     ),
+    "ray": EngineEntry(
+        target="partita.fleet.engines.ray:make_ray_engine", title="jobs of a Ray cluster"
+    ),
 }
 
 

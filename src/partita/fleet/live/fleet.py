@@ -253,7 +253,22 @@ class Fleet:
             "faults": row.faults,
             "owner": row.owner,
             "places": [place.to_json() for place in attempt.places] if attempt else [],
+            "engine": self.engine.name,
+            "lease_end_s": self._lease_end_s(attempt),
+            "curve_speed": None if attempt is None else attempt.speed,
+            "measured_speed": None if attempt is None else self._speed(row, attempt),
         }
+
+    def _lease_end_s(self, attempt: AttemptRow | None) -> float | None:
+        """Return when the lease of a job that runs ends if nobody renews it."""
+        if attempt is None or attempt.stop_s is not None:
+            return None
+        rounds = self.scheduler.rounds
+        return rounds.start_s(rounds.number(time.time()) + 1)
+
+    def _speed(self, row: JobRow, attempt: AttemptRow) -> float | None:
+        iteration_s = self.scheduler.spec(row).sensitivity.iteration_s
+        return self.scheduler.measured_speed(attempt, iteration_s)
 
     def history(self) -> FleetHistory:
         """Return who ran where and when, as the simulator does."""

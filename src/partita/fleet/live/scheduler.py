@@ -131,6 +131,7 @@ class Scheduler:
         """Address at which jobs elsewhere reach this scheduler; empty = they do not."""
         self._news_secret = store.fact("news_secret", secrets.token_hex(32))
         self._is_recovered = False
+        self._first_words: dict[tuple[Attempt, tuple[Place, ...]], tuple[float, float]] = {}
         self.seen = Look(statuses={})
         """How jobs and servers were when they were last looked at."""
 
@@ -229,6 +230,20 @@ class Scheduler:
         step = figure(values, "step" if running else "saved_step")
         return row.step if step is None else int(step)
 
+    def measured_speed(self, attempt: AttemptRow, iteration_s: float) -> float | None:
+        """Return how fast an attempt runs, in the unit of its curve; None = not known yet.
+
+        Counted from the first word of the attempt that was seen on its present grant.
+        """
+        values = self._progress(attempt)
+        step, at_s = figure(values, "step"), figure(values, "at_s")
+        if step is None or at_s is None:
+            return None
+        first = self._first_words.setdefault((attempt.id, attempt.places), (at_s, step))
+        if at_s <= first[0] or step <= first[1]:
+            return None
+        return (step - first[1]) / (at_s - first[0]) * iteration_s
+
     # Rounds
 
     def _round(self, at_s: float, now_s: float) -> None:
@@ -255,6 +270,9 @@ class Scheduler:
             )
         places = self._places(grants, attempts)
         self._targets = {job: (grants[job], places[job]) for job in grants}
+        self._first_words = {
+            key: word for key, word in self._first_words.items() if key[0].job in attempts
+        }
         for job, attempt in attempts.items():
             if job in ended:
                 self._stop_if_stuck(attempt, now_s)
@@ -443,6 +461,7 @@ class Scheduler:
             directory=self.settings.directory(row.id),
             environment={**_environment(spec), **self._news_variables(attempt)},
             places=places,
+            grace_s=spec.grace_s,
         )
         try:
             handle = self.engine.start(order)

@@ -19,6 +19,7 @@ from partita.core.cluster import Cluster
 from partita.core.fleet import Sensitivity, Trace
 from partita.documents import open_file, read_text
 from partita.errors import FormatError, InvalidInputError
+from partita.fleet.engines.ray import ray_servers
 from partita.fleet.engines.slurm import servers_of_nodes
 from partita.fleet.policies.resources import Servers, servers_of
 from partita.fleet.study.generated import GPU_SHARES
@@ -347,10 +348,25 @@ def parse_quotas(pairs: Sequence[str]) -> dict[str, int]:
     return found
 
 
+RAY = "ray"
+"""Cluster that means the nodes of a Ray cluster."""
+
+
 def declared_servers(
-    cluster: str | Cluster | None, gpus: int | None, cpus: int | None, memory: str | None
+    cluster: str | Cluster | None,
+    gpus: int | None,
+    cpus: int | None,
+    memory: str | None,
+    engine_options: Mapping[str, str] | None = None,
 ) -> Servers:
     """Return the servers that the options declare.
+
+    Args:
+        cluster: A cluster, or what names one.
+        gpus: GPUs of one server, instead.
+        cpus: CPUs per server; None = the cluster's, this machine's.
+        memory: Memory per server; None = the cluster's, this machine's.
+        engine_options: Say where Ray is, if its nodes are meant.
 
     Raises:
         InvalidInputError: They are not given, given twice, or wrong.
@@ -359,6 +375,8 @@ def declared_servers(
         raise InvalidInputError("give either --gpus N or --cluster")
     if isinstance(cluster, str) and is_slurm(cluster):
         servers = servers_of_nodes(slurm_nodes(cluster))
+    elif cluster == RAY:
+        servers = ray_servers(engine_options or {})
     elif cluster is not None:
         servers = servers_of(_read_cluster(cluster))
     else:

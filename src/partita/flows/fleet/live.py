@@ -430,11 +430,29 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
         f"{place['memory_gb']:.3g} GB"
         for place in status["places"]
     ]
+    if status["places"]:
+        lines.append(f"runs on {status['engine']} · {lease_words(status)} · {speed_words(status)}")
     if status["read_back"]:
         lines.append(f"read back from its process: {status['read_back']}")
     lines.append(f"command {' '.join(status['command'])}")
     lines += [f"{_clock(event['at_s'])}  {event['what']}" for event in status["events"]]
     return [escaped(line) for line in lines]
+
+
+def lease_words(job: Mapping[str, Any]) -> str:
+    """Return until when a job holds its lease."""
+    end_s = job["lease_end_s"]
+    if end_s is None:
+        return "its lease has ended"
+    return f"lease for {format_seconds(max(0.0, end_s - time.time()))} more"
+
+
+def speed_words(job: Mapping[str, Any]) -> str:
+    """Return how fast a job runs against what its curve says for its grant."""
+    curve, measured = job["curve_speed"], job["measured_speed"]
+    if measured is None:
+        return f"speed {curve:.2f} by its curve, not measured yet"
+    return f"speed {measured:.2f}, {measured / curve:.0%} of its curve's {curve:.2f}"
 
 
 def gpu_list(place: Mapping[str, Any]) -> str:

@@ -113,6 +113,10 @@ class JobReply(BaseModel):
     faults: int
     owner: str
     places: list[PlaceReply]
+    engine: str
+    lease_end_s: float | None
+    curve_speed: float | None
+    measured_speed: float | None
 
 
 class AttemptReply(BaseModel):

@@ -13,7 +13,7 @@ from partita.fleet.live.client import DEFAULT_PORT
 from partita.fleet.live.fleet import Fleet
 from partita.fleet.live.scheduler import FleetSettings
 from partita.fleet.live.token import TOKEN_FILE, make_token, note_fleet
-from partita.flows.fleet.inputs import declared_servers, parse_pairs, parse_quotas
+from partita.flows.fleet.inputs import RAY, declared_servers, parse_pairs, parse_quotas
 from partita.flows.slurm_cluster import SLURM
 from partita.http import is_loopback, read_token
 from partita.requests import declare, make
@@ -42,7 +42,7 @@ class ServeFleetRequest(ListenFields):
         None,
         flags=("-c",),
         help="Declared servers: 2x4xa100, a cluster file, Synergy's INI file; slurm or "
-        "slurm:PARTITION: the nodes of Slurm.",
+        "slurm:PARTITION, ray: the nodes of that cluster.",
     )
     gpus: int | None = declare(
         None, minimum=1, maximum=4096, help="Number of GPUs of one server, instead of --cluster."
@@ -178,10 +178,11 @@ def open_fleet(request: ServeFleetRequest) -> tuple[Fleet, Engine]:
     Raises:
         InvalidInputError: The servers, the policy, the engine or a time are wrong.
     """
+    options = parse_pairs(request.engine_option, "--engine-option")
     cluster = request.cluster
-    if cluster is None and request.gpus is None and request.engine == SLURM:
-        cluster = SLURM
-    servers = declared_servers(cluster, request.gpus, request.cpus, request.memory)
+    if cluster is None and request.gpus is None and request.engine in (SLURM, RAY):
+        cluster = request.engine
+    servers = declared_servers(cluster, request.gpus, request.cpus, request.memory, options)
     round_s = parse_seconds(request.round, "--round")
     settings = FleetSettings(
         state=Path(request.state),
@@ -196,6 +197,6 @@ def open_fleet(request: ServeFleetRequest) -> tuple[Fleet, Engine]:
         request.engine,
         servers,
         groups=request.groups,
-        options=parse_pairs(request.engine_option, "--engine-option"),
+        options=options,
     )
     return Fleet(settings, servers, request.policy, engine), engine

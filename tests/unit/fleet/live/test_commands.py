@@ -7,6 +7,7 @@ import pytest
 from partita.errors import InvalidInputError
 from partita.fleet.engines.local import machine_for
 from partita.fleet.live.jobfile import JobFile
+from partita.flows.fleet.doctor import fleet_doctor
 from partita.flows.fleet.inputs import declared_servers
 from partita.flows.fleet.live import gpus_words, profile_first, server_line, status_lines
 
@@ -72,6 +73,10 @@ def test_lines_for_people() -> None:
         "faults": 0,
         "places": [place],
         "read_back": "CPUs 0-5 by affinity",
+        "engine": "slurm",
+        "lease_end_s": None,
+        "curve_speed": 1.6,
+        "measured_speed": 1.2,
         "command": ["python", "x.py"],
         "events": [{"at_s": 0.0, "what": "submitted"}],
     }
@@ -79,7 +84,9 @@ def test_lines_for_people() -> None:
     assert lines[0] == "job 3 bert · running"
     assert "asks for 1 to 2 a100 or 4 GPUs" in lines[1]
     assert lines[2] == "holds host0: GPUs 0,2, 6 CPUs, 20 GB"
-    assert lines[3] == "read back from its process: CPUs 0-5 by affinity"
+    speed = "speed 1.20, 75% of its curve's 1.60"
+    assert lines[3] == f"runs on slurm · its lease has ended · {speed}"
+    assert lines[4] == "read back from its process: CPUs 0-5 by affinity"
     assert lines[-1].endswith("  submitted")
     assert status_lines({**said, "owner": "ana"})[0] == "job 3 bert of ana · running"
     assert gpus_words([[2, 2, ""]]) == "2"
@@ -101,3 +108,13 @@ def test_the_line_of_a_fleet_says_what_is_wrong() -> None:
         "GPUs 2/4 · CPUs 6/8 · 1 running, 2 waiting · draining · the scheduler fails: "
         "the disk is full"
     )
+
+
+def test_the_doctor_of_an_engine_stops_at_the_first_thing_that_all_else_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = fleet_doctor(engine="slurm")
+    assert not found.ok
+    (line,) = found.lines()
+    assert line.startswith("missing commands: sbatch is not installed here")

@@ -1,0 +1,281 @@
+"""A fleet on real engines with fake GPUs: Slurm (slurmctld, four slurmd) and Ray (two raylets).
+
+* 12 jobs whose loading work is metered to their CPU grant (EMULATED) under ``fifo:tune``: every one
+  finishes once, grants are what the engine says it gave, and completion times are held against the
+  simulator's for the same arrivals, with the cost of a start that was measured on the engine.
+* The same jobs while the scheduler is killed five times, a node is killed and comes back, and the
+  controller is restarted: nothing is lost, doubled or left behind. One more job is cancelled in the
+  engine by hand, and told as such.
+* 200 jobs in the queue of a fleet on Slurm: CPU time and calls of Slurm's commands per look.
+
+Engines that are not here are named and left out.
+"""
+
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from _fleet_engines import Cluster, ray_cluster, slurm_cluster
+from _fleet_live import (
+    Plan,
+    Server,
+    check_segments,
+    compared,
+    declared,
+    epoch_of,
+    fleet_name,
+    left_over,
+    metered_jobs,
+    start_costs,
+    submit_all,
+    wait_for_all,
+)
+from _harness import run_benchmark
+
+from partita.core.fleet import Sensitivity
+from partita.fleet.engines.slurm import SlurmEngine, SlurmOptions
+from partita.fleet.live.fleet import Fleet
+from partita.fleet.live.jobspec import GpuChoice, JobSpec, Progress
+from partita.fleet.live.scheduler import FleetSettings
+from partita.slurm.commands import SlurmCommands
+from partita.testing.ray import why_no_ray
+from partita.testing.slurm import why_no_slurm
+
+LIMIT = 0.20
+KILLS = 5
+QUEUED = 200
+MOST_CALLS = 3
+JOBS = Plan(
+    jobs=12,
+    policy="fifo:tune",
+    round_s=4.0,
+    restart_s=1.0,
+    seconds=(10.0, 24.0),
+    span_s=12.0,
+    gpus=(1, 1, 2, 4),
+    sleeps_start=False,
+)
+
+# A start on Ray takes some seconds: a driver and a worker come up, each of which imports Ray.
+PLANS = {
+    "slurm": JOBS,
+    "ray": replace(JOBS, round_s=12.0, restart_s=5.0, seconds=(20.0, 40.0), gpus=(1, 1, 2)),
+}
+
+
+def serve(cluster: Cluster, plan: Plan, folder: Path) -> Server:
+    """Return a server of a fleet on a cluster."""
+    os.environ.update(cluster.environment)
+    server = Server(plan, folder, more=cluster.more)
+    server.start()
+    return server
+
+
+def watch_grants(cluster: Cluster, server: Server, fleet: str) -> tuple[int, list[str]]:
+    """Return how many running jobs were compared, and where fleet and engine differ."""
+    before = cluster.held()
+    time.sleep(0.7)
+    rows = server.client.jobs()
+    after = cluster.held()
+    checked, wrong = 0, []
+    for row in rows:
+        name = f"partita-{fleet}-{row['id']}-{row['attempts']}"
+        if row["state"] != "running" or name not in before or before[name] != after.get(name):
+            continue  # it has just started or ended
+        ours = [(p["server"], len(p["gpus"]), p["cpus"]) for p in row["places"]]
+        checked += 1
+        if sorted(ours) != sorted(before[name]):
+            wrong.append(f"{name}: fleet {ours}, engine {before[name]}")
+    return checked, wrong
+
+
+def against_simulator(cluster: Cluster, plan: Plan, folder: Path) -> dict[str, Any]:
+    """Return completion times, live against simulated, and whether grants were real."""
+    jobs = metered_jobs(plan, folder)
+    server = serve(cluster, plan, folder)
+    checked, wrong = 0, []
+    try:
+        submitting = submit_all(server.client, jobs)
+        last_s = time.monotonic() + 400
+        while time.monotonic() < last_s:
+            found, differ = watch_grants(cluster, server, fleet_name(folder))
+            checked, wrong = checked + found, [*wrong, *differ]
+            if not submitting.is_alive() and not server.client.jobs():
+                break
+        rows = wait_for_all(server.client, len(jobs), 10)
+        specs = [spec for _, spec in jobs]
+        starts = sorted(start_costs(plan, specs, epoch_of(folder)))
+        measured = replace(plan, restart_s=sum(starts) / len(starts))
+        return {
+            **compared(measured, specs, rows, epoch_of(folder)),
+            "measured_start_s": measured.restart_s,
+            "finished": sum(row["state"] == "finished" for row in rows),
+            "grants_compared": checked,
+            "grants_wrong": wrong,
+            "left": cluster.left(),
+        }
+    finally:
+        server.end()
+
+
+def under_faults(cluster: Cluster, plan: Plan, folder: Path) -> dict[str, Any]:
+    """Return what became of jobs while scheduler, nodes and controller failed."""
+    rng = random.Random(plan.seed)
+    jobs = metered_jobs(plan, folder)
+    victim = replace(jobs[0][1], name="victim", steps=10**6, checkpoint=folder / "victim")
+    server, kills, done = serve(cluster, plan, folder), 0, []
+    try:
+        number = server.client.submit(victim)
+        submitting = submit_all(server.client, jobs)
+        faults = list(cluster.faults)
+        time.sleep(1.5 * plan.round_s)
+        for _ in range(KILLS):
+            time.sleep(rng.uniform(0.3, 1.0) * plan.round_s)
+            server.kill()
+            kills += 1
+            if faults:
+                words, happens = faults.pop(0)
+                happens()
+                done.append(words)
+            server.start()
+        attempts = _until_running(server, number)
+        cluster.cancel(f"partita-{fleet_name(folder)}-{number}-{attempts}")
+        submitting.join(timeout=120)
+        rows = wait_for_all(server.client, len(jobs) + 1, 300)
+        told = next(row for row in rows if row["id"] == number)
+        others = [row for row in rows if row["id"] != number]
+        finishes = Counter(
+            row["id"]
+            for row in others
+            for event in server.client.status(row["id"])["events"]
+            if event["what"].startswith("finished")
+        )
+        return {
+            "jobs": len(others),
+            "finished": sum(row["state"] == "finished" for row in others),
+            "finished_once": sum(count == 1 for count in finishes.values()),
+            "scheduler_kills": kills,
+            "faults": done,
+            "starts": sum(row["attempts"] for row in others),
+            "wrong": [text for _, spec in jobs for text in check_segments(spec)],
+            "cancelled_by_hand": f"{told['state']}: {told['note']}",
+            "left": cluster.left(),
+            "processes_left": len(left_over(folder)),
+        }
+    finally:
+        server.end()
+
+
+def _until_running(server: Server, number: int) -> int:
+    last_s = time.monotonic() + 120
+    while time.monotonic() < last_s:
+        found = server.client.status(number)
+        if found["state"] == "running" and found["read_back"]:
+            return int(found["attempts"])
+        time.sleep(0.3)
+    raise RuntimeError(f"job {number} does not run: {found['state']} {found['note']}")
+
+
+def long_queue(cluster: Cluster, folder: Path) -> dict[str, Any]:
+    """Return CPU time and calls of one look at a long queue of a fleet on Slurm."""
+    servers = declared(cluster.names)
+    commands = SlurmCommands(cluster.environment)
+    engine = SlurmEngine(servers, SlurmOptions(every=0.0), commands=commands)
+    settings = FleetSettings(state=folder / "queue.sqlite", round_s=5.0)
+    fleet = Fleet(settings, servers, "fifo:tune", engine)
+    curve = Sensitivity(name="flat", iteration_s=1.0, cpus=[1.0], memory_bytes=[1e9], speed=[1.0])
+    spec = JobSpec(
+        name="sleeper",
+        command=("sleep", "600"),
+        folder=folder,
+        gpus=(GpuChoice(least=1, most=1),),
+        steps=600,
+        progress=Progress.NONE,
+        sensitivity=curve,
+        grace_s=1.0,
+    )
+    try:
+        for _ in range(QUEUED):
+            fleet.submit(spec)
+        fleet.scheduler.poll(time.time())
+        running = sum(row["state"] == "running" for row in fleet.jobs())
+        looks, rounds = [], []
+        begin_s = time.time()
+        for number in range(12):
+            # Every second look begins a round.
+            now_s = begin_s + (number // 2) * settings.round_s + 0.1
+            calls, cpu_s = commands.calls, time.process_time()
+            fleet.scheduler.poll(now_s)
+            kept = rounds if number % 2 == 0 else looks
+            kept.append((commands.calls - calls, time.process_time() - cpu_s))
+        return {
+            "queued": len(fleet.jobs()),
+            "running": running,
+            "calls_per_round": max(calls for calls, _ in [*rounds, *looks]),
+            "cpu_s_per_round": sorted(cpu for _, cpu in rounds)[len(rounds) // 2],
+            "cpu_s_per_look": sorted(cpu for _, cpu in looks)[len(looks) // 2],
+        }
+    finally:
+        for row in fleet.store.attempts(open_only=True):
+            engine.stop(row.handle, grace_s=0)
+        fleet.close()
+
+
+def measure() -> tuple[dict[str, Any], list[str]]:
+    """Return the figures and what is missed."""
+    figures: dict[str, Any] = {}
+    missed: list[str] = []
+    for engine, why, make in (
+        ("slurm", why_no_slurm(), slurm_cluster),
+        ("ray", why_no_ray(), ray_cluster),
+    ):
+        if why:
+            print(f"{engine} is left out: {why}", file=sys.stderr)
+            continue
+        with ExitStack() as stack:
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines")))
+            (home / "engine").mkdir()
+            cluster = stack.enter_context(make(home / "engine"))
+            for name, part in (("simulator", against_simulator), ("faults", under_faults)):
+                (home / name).mkdir()
+                plan = replace(PLANS[engine], servers=cluster.names)
+                figures[f"{engine}_{name}"] = part(cluster, plan, home / name)
+                print(f"{engine} {name}: {figures[f'{engine}_{name}']}")
+            if engine == "slurm":
+                (home / "queue").mkdir()
+                figures["slurm_queue"] = long_queue(cluster, home / "queue")
+                print(f"slurm queue: {figures['slurm_queue']}")
+        missed += checks(engine, figures)
+    return figures, missed
+
+
+def checks(engine: str, figures: dict[str, Any]) -> list[str]:
+    """Return what is missed on an engine."""
+    first, second = figures[f"{engine}_simulator"], figures[f"{engine}_faults"]
+    conditions = {
+        "all jobs finish": first["finished"] == JOBS.jobs,
+        f"completion within {LIMIT:.0%} of the simulator's": abs(first["mean_error"]) <= LIMIT,
+        "grants are what the engine gave": first["grants_compared"] > 0
+        and not first["grants_wrong"],
+        "nothing is left": not first["left"] and not second["left"],
+        "under faults every job finishes once": second["finished_once"] == JOBS.jobs,
+        "under faults no step is lost or doubled": not second["wrong"],
+        "a cancellation by hand is told": second["cancelled_by_hand"].startswith("cancelled: can"),
+        "all faults happened": second["scheduler_kills"] == KILLS and len(second["faults"]) > 0,
+    }
+    if engine == "slurm":
+        queue = figures["slurm_queue"]
+        conditions["at most 3 calls of Slurm per round"] = queue["calls_per_round"] <= MOST_CALLS
+        conditions["200 jobs in the queue"] = queue["queued"] == QUEUED
+    return [f"{engine}: {what}" for what, holds in conditions.items() if not holds]
+
+
+if __name__ == "__main__":
+    run_benchmark(__doc__, measure)

@@ -1,0 +1,169 @@
+"""What a fleet's engine needs and lacks: ``partita fleet doctor``, one line for each."""
+
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from partita.errors import PartitaError
+from partita.fleet.engines.ray import ray_servers
+from partita.flows.fleet.inputs import RAY, parse_pairs
+from partita.flows.results import Result
+from partita.flows.slurm_cluster import SLURM
+from partita.requests import Request, declare, make
+from partita.slurm.commands import SlurmCommands, SlurmError
+from partita.slurm.nodes import read_nodes
+
+_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetDoctorRequest(Request):
+    """The engine to examine."""
+
+    engine: str = declare(SLURM, choices=[SLURM, RAY], help="Engine to examine.")
+    engine_option: tuple[str, ...] = declare(
+        (), help="Option of the engine, as for serve: partition=gpu, address=http://head:8265."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that an engine needs.
+
+    Attributes:
+        name: What it is, in a word.
+        ok: Whether it is there.
+        detail: What was found, or what is missing and what would do.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class EngineExamination(Result):
+    """What an engine needs and whether it is there.
+
+    Attributes:
+        engine: The engine.
+        checks: What it needs; after one that fails, what depends on it is left out.
+    """
+
+    engine: str
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether jobs can be run."""
+        return all(check.ok for check in self.checks)
+
+    def lines(self) -> list[str]:
+        """Return a line for each thing."""
+        return [f"{'ok' if c.ok else 'missing':8}{c.name}: {c.detail}" for c in self.checks]
+
+    def rows(self) -> list[Mapping[str, object]]:
+        """Return a row for each thing."""
+        return [{"name": c.name, "ok": c.ok, "detail": c.detail} for c in self.checks]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it."""
+        return {"engine": self.engine, "ok": self.ok, "checks": self.rows()}
+
+
+def fleet_doctor(**options: Any) -> EngineExamination:  # noqa: ANN401 (of FleetDoctorRequest)
+    """Say what an engine needs and lacks on this machine, a line for each thing.
+
+    Args:
+        **options: The fields of :class:`FleetDoctorRequest`: the options of
+            ``partita fleet doctor``.
+
+    Raises:
+        InvalidInputError: There is no such option.
+    """
+    return fleet_doctor_request(make(FleetDoctorRequest, **options))
+
+
+def fleet_doctor_request(request: FleetDoctorRequest) -> EngineExamination:
+    """Examine what a request asks for; see :func:`fleet_doctor`."""
+    options = parse_pairs(request.engine_option, "--engine-option")
+    steps = _slurm_steps(options) if request.engine == SLURM else _ray_steps(options)
+    checks = []
+    for name, needed, look in steps:
+        try:
+            checks.append(Check(name=name, ok=True, detail=look()))
+        except (PartitaError, OSError, subprocess.SubprocessError) as exc:
+            checks.append(Check(name=name, ok=False, detail=str(exc).splitlines()[0]))
+            if needed:
+                break
+    return EngineExamination(engine=request.engine, checks=tuple(checks))
+
+
+_Step = tuple[str, bool, Callable[[], str]]
+"""A name, whether the rest makes no sense without it, and the look that raises where it lacks."""
+
+
+def _slurm_steps(options: Mapping[str, str]) -> list[_Step]:
+    commands = SlurmCommands(limit_s=_LIMIT_S)
+    partition = options.get("partition", "")
+
+    def version() -> str:
+        return commands.call("sbatch", "--version").strip()
+
+    def munge() -> str:
+        made = commands.call("munge", "--no-input")
+        commands.call("unmunge", text=made)
+        return "credentials are made and read"
+
+    def controller() -> str:
+        return commands.call("scontrol", "ping").strip().splitlines()[0]
+
+    def partitions() -> str:
+        words = ["sinfo", "--noheader", "--format=%R %a"]
+        found = [row.split() for row in commands.call(*words).splitlines() if row]
+        up = [name for name, state in found if state == "up"]
+        if not up or (partition and partition not in up):
+            what = f"partition {partition!r}" if partition else "any partition"
+            raise SlurmError(
+                f"{what} is not up; there are {', '.join(up) or 'none'}", is_away=False
+            )
+        return f"{partition or ', '.join(up)} up"
+
+    def gres() -> str:
+        nodes = read_nodes(commands.call("scontrol", "show", "node", "--oneliner"))
+        mine = [one for one in nodes if not partition or partition in one.partitions]
+        gpus = {one.name: sum(count for _, count in one.gpus) for one in mine if one.gpus}
+        if not gpus:
+            raise SlurmError("no node has GPUs (GresTypes=gpu, Gres=gpu:TYPE:N)", is_away=False)
+        away = [one.name for one in mine if one.away and one.gpus]
+        rest = f", {len(away)} of them away ({', '.join(away[:4])})" if away else ""
+        return f"{sum(gpus.values())} GPUs on {len(gpus)} nodes{rest}"
+
+    def permission() -> str:
+        words = ["sbatch", "--test-only", "--gres=gpu:1", "--wrap=true", "--output=/dev/null"]
+        words += [f"--{n}={options[n]}" for n in ("partition", "account", "qos") if n in options]
+        commands.call(*words)
+        return "a job with a GPU may be submitted"
+
+    def accounting() -> str:
+        commands.call("sacct", "--noheader", "--allocations", "--format=JobID")
+        return "sacct remembers ended jobs"
+
+    return [
+        ("commands", True, version),
+        ("munge", False, munge),
+        ("controller", True, controller),
+        ("partition", False, partitions),
+        ("gres", False, gres),
+        ("permission", False, permission),
+        ("accounting", False, accounting),
+    ]
+
+
+def _ray_steps(options: Mapping[str, str]) -> list[_Step]:
+    def nodes() -> str:
+        servers = ray_servers(options)
+        return f"{servers.num_gpus} GPUs on {len(servers)} nodes"
+
+    return [("nodes", True, nodes)]
