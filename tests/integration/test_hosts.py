@@ -20,6 +20,7 @@ from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
 from partita.documents import save
 from partita.testing.builders import pipeline
+from partita.testing.ray import PrivateRay
 from partita.testing.slurm import PrivateSlurm
 
 pytestmark = pytest.mark.slow
@@ -30,6 +31,8 @@ HOSTS = {"gpu2": 3, "gpu10": 1}
 """Hosts of the plan and their ranks: as texts the second name comes first."""
 NODES = {"n3": 3, "n1": 1}
 """The same for nodes of Slurm."""
+RAYLETS = {"r2": 3, "r1": 1}
+"""The same for nodes of Ray."""
 SCRIPT = """
 import os
 import partita
@@ -70,7 +73,7 @@ class Place(NamedTuple):
 def place(commands: Any, small_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("hosts")
     graph = MODEL.recorded_in(small_graph)
-    for name, hosts in (("plan", HOSTS), ("slurm", NODES)):
+    for name, hosts in (("plan", HOSTS), ("slurm", NODES), ("ray", RAYLETS)):
         cluster = cpu_hosts(hosts)
         problem = Problem(graph=graph, cluster=cluster, objective=Objective())
         plan = pipeline(graph, cluster, [0, 1, 2, 3], microbatches=4)
@@ -193,20 +196,45 @@ def test_a_host_that_cannot_be_reached_is_named(place: Place) -> None:
     assert "Connection refused" in told
 
 
-@pytest.mark.root
-def test_a_plan_on_uneven_nodes_of_slurm_equals_one_process(
-    place: Place, slurm: PrivateSlurm
-) -> None:
+def check_uneven(place: Place, plan: str, on: str, nodes: dict[str, int], **settings: str) -> None:
+    """Run a plan on uneven hosts, and check that it equals one process and ran where it says."""
     found, _ = place.partita(
-        *("run", "slurm.json", "--on", "slurm", "--steps", "2", "--check", "--json"),
-        **slurm.environment,
+        *("run", plan, "--on", on, "--steps", "2", "--check", "--json"), **settings
     )
     results = json.loads(found)
     assert results["check"]["equal"]
     assert results["check"]["module"]["equal"]
     hosts = json.loads((place.folder / results["directory"] / "hosts.json").read_text())
-    assert [(row["name"], row["ranks"]) for row in hosts] == [("n3", [0, 1, 2]), ("n1", [3])]
+    first, second = nodes
+    assert [(row["name"], row["ranks"]) for row in hosts] == [(first, [0, 1, 2]), (second, [3])]
+
+
+@pytest.mark.root
+def test_a_plan_on_uneven_nodes_of_slurm_equals_one_process(
+    place: Place, slurm: PrivateSlurm
+) -> None:
+    check_uneven(place, "slurm.json", "slurm", NODES, **slurm.environment)
     assert "partita" not in slurm.call("squeue", "-h", "-o", "%j")
+
+
+def test_a_plan_on_uneven_nodes_of_ray_equals_one_process(place: Place, ray: PrivateRay) -> None:
+    check_uneven(place, "ray.json", f"ray:{ray.address}", RAYLETS)
+
+
+def test_a_node_of_ray_that_is_killed_is_named_and_leaves_no_process(
+    place: Place, ray: PrivateRay
+) -> None:
+    driver = start(place, "raylet", "ray.json", "--on", f"ray:{ray.address}", "--steps", "100000")
+    assert len(of_run("raylet")) == 4
+    ray.kill_node("r2")
+    try:
+        _, told = driver.communicate(LIMIT_S)
+        assert driver.returncode == 5, told
+        assert "host r2 (ranks 0, 1, 2) went away: " in told
+        await_that(lambda: not of_run("raylet"))
+    finally:
+        ray.start_node("r2")
+        ray.wait_for_nodes()
 
 
 @pytest.mark.root
@@ -227,3 +255,10 @@ def test_a_node_of_slurm_that_is_killed_is_named_and_leaves_no_process(
         slurm.start_node("n1")
         slurm.wait_for_nodes()
     assert "partita" not in slurm.call("squeue", "-h", "-o", "%j")
+
+
+def test_simulations_on_a_ray_are_those_of_this_process(place: Place, ray: PrivateRay) -> None:
+    study = ("fleet", "simulate", "generated:jobs=20", "-c", "2x8xv100", "--loads", "4,8", "--json")
+    here, _ = place.partita(*study)
+    there, _ = place.partita(*study, "--workers", f"ray:{ray.address}")
+    assert json.loads(there) == json.loads(here)

@@ -1,5 +1,7 @@
 """Groups of options that several requests share, each declared once."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -16,6 +18,7 @@ from partita.documents import OpenedFile
 from partita.errors import InvalidInputError
 from partita.planners.table import DEFAULT_PLANNER, PLANNERS
 from partita.requests import Request, declare
+from partita.workers import Workers, check_workers, open_workers
 
 Model: TypeAlias = str | Graph | Problem | Solution
 """A model: its name or the path of a file, or the object itself."""
@@ -55,6 +58,32 @@ class ClusterFields(Request):
     bandwidth: str | None = declare(None, help="Bandwidth by level: host=25GB/s,rack=1e9.")
     latency: str | None = declare(None, help="Latency by level: host=5us.")
     catalogue: str | None = declare(None, help="Your own device types, a YAML file.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFields(Request):
+    """What works where there is much to do."""
+
+    workers: str | int = declare(
+        "1",
+        metavar="N|ray[:ADDRESS]",
+        help="Processes of this machine that work at a time, or those of a Ray; same results.",
+    )
+
+    @contextmanager
+    def working(self) -> Iterator[Workers | None]:
+        """Yield the workers; None = this process alone.
+
+        Raises:
+            InvalidInputError: There are none of that name.
+            UnsupportedError: There is no Ray.
+        """
+        check_workers(str(self.workers))
+        if str(self.workers) == "1":
+            yield None
+            return
+        with open_workers(str(self.workers)) as workers:
+            yield workers
 
 
 @dataclass(frozen=True, kw_only=True)

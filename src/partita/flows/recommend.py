@@ -10,8 +10,10 @@ search.
 
 import math
 import shlex
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from partita.core.json_values import number_or_none
 from partita.core.precision import parse_precision
 from partita.documents import open_catalogue, read_text
 from partita.errors import FormatError, InfeasibleError, InvalidInputError
-from partita.flows.fields import LengthFields, StateFields, TrainingFields
+from partita.flows.fields import LengthFields, StateFields, TrainingFields, WorkerFields
 from partita.flows.offers import Offer, Offers, catalogue_offers, mixtures, read_offers
 from partita.flows.problem import memory_share
 from partita.flows.results import Result
@@ -55,6 +57,7 @@ from partita.units import (
     parse_money,
     parse_tokens,
 )
+from partita.workers import Workers
 
 PLAYED = 3
 """Layouts over several types of devices that are played, of which the best counts."""
@@ -67,7 +70,7 @@ MOST_LAYOUTS = 300_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecommendRequest(StateFields, LengthFields, TrainingFields):
+class RecommendRequest(StateFields, LengthFields, TrainingFields, WorkerFields):
     """A model, a target, and what is on offer."""
 
     model: str = declare("", is_argument=True, help="Large transformer, or its config.json.")
@@ -407,10 +410,11 @@ def recommend_request(
     catalogue = open_catalogue(request.catalogue)
     offers = _offers(request, catalogue)
     pricing = _Pricing(request, named, catalogue)
-    found = _best_of(pricing, offers, request, goal, on_progress)
-    kept = [option for option in found if goal.keeps(option.tokens_per_s, option.price_per_hour)]
-    if not kept:
-        raise _missed(pricing, offers, request, goal, on_progress)
+    with request.working() as workers:
+        found = _best_of(pricing, offers, goal, workers, on_progress)
+        kept = [each for each in found if goal.keeps(each.tokens_per_s, each.price_per_hour)]
+        if not kept:
+            raise _missed(pricing, offers, goal, workers, on_progress)
     economical = min(kept, key=lambda x: (x.price_per_million_tokens, -x.tokens_per_s))
     return Recommendation(
         model=named.shape.name,
@@ -506,6 +510,24 @@ class _Need:
     need_bytes: float
     limit_bytes: float
 
+    @property
+    def share(self) -> float:
+        """What is needed, as a share of what may be used."""
+        return self.need_bytes / self.limit_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    """What came of pricing machines.
+
+    Attributes:
+        option: The best layout over them; None = nothing fits.
+        need: What is missing where nothing fits, if it is known.
+    """
+
+    option: Option | None = None
+    need: _Need | None = None
+
 
 class _Pricing:
     """Prices of machines for one model: the best layout over each number of them.
@@ -522,7 +544,7 @@ class _Pricing:
         self.least_need: _Need | None = None
         self._machines: dict[str, Machine] = {}
         self._layouts: dict[tuple[int, int, str], tuple[Layout, ...]] = {}
-        self._found: dict[tuple[object, ...], Option | None] = {}
+        self._found: dict[tuple[object, ...], _Priced] = {}
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -568,59 +590,70 @@ class _Pricing:
         )
 
     def best(self, trial: _Trial) -> Option | None:
-        """Return the best layout over machines; None where nothing fits."""
+        """Return the best layout over machines; None where nothing fits, which is noted."""
+        priced = self.price(trial)
+        self.note(priced.need)
+        return priced.option
+
+    def note(self, need: _Need | None) -> None:
+        """Take note of what is missing where nothing fits; the least of all counts."""
+        least = self.least_need
+        if need is not None and (least is None or need.share < least.share):
+            self.least_need = need
+
+    def price(self, trial: _Trial) -> _Priced:
+        """Return the best layout over machines, or what is missing."""
         kinds = tuple((self._kind(offer), count) for offer, count in trial.parts)
         if kinds not in self._found:
             whole = self._regular if len(trial.parts) == 1 else self._mixed
             self._found[kinds] = whole(trial)
         found = self._found[kinds]
-        if found is None:
-            return None
-        return replace(
-            found,
+        if found.option is None:
+            need = None if found.need is None else replace(found.need, parts=trial.parts)
+            return _Priced(need=need)
+        option = replace(
+            found.option,
             machines=tuple((offer.name, count) for offer, count in trial.parts),
             cluster=_shorthand(trial.parts),
             price_per_hour=trial.price_per_hour,
         )
+        return _Priced(option=option)
 
-    def _regular(self, trial: _Trial) -> Option | None:
-        """Return the best layout over equal devices; notes what is missing where none fits."""
+    def _regular(self, trial: _Trial) -> _Priced:
+        """Return the best layout over equal devices, or what is missing."""
         cluster = self._cluster(_shorthand(trial.parts))
         task = self._task(cluster)
         layouts = self._layouts_of(task)
         if not layouts:  # the number of devices divides neither batch nor layers
-            return None
+            return _Priced()
         priced = search(task, layouts)
         row = int(np.argmin(np.where(priced.fits, priced.step_s, np.inf)))
         if not priced.fits[row]:
             need = float(priced.total_bytes.min())
-            least = self.least_need
-            if least is None or need / task.limit_bytes < least.need_bytes / least.limit_bytes:
-                self.least_need = _Need(
-                    parts=trial.parts, need_bytes=need, limit_bytes=task.limit_bytes
-                )
-            return None
+            return _Priced(
+                need=_Need(parts=trial.parts, need_bytes=need, limit_bytes=task.limit_bytes)
+            )
         layout, step_s = priced.layouts[row], float(priced.step_s[row])
         held = float(priced.total_bytes[row])
-        return self._option(cluster, task, layout, step_s, held=held)
+        return _Priced(option=self._option(cluster, task, layout, step_s, held=held))
 
-    def _mixed(self, trial: _Trial) -> Option | None:
+    def _mixed(self, trial: _Trial) -> _Priced:
         """Return the best layout that uses devices of two types; the best few are played."""
         cluster = self._cluster(_shorthand(trial.parts))
         task = self._task(cluster)
         share = task.limit_bytes / cluster.devices[0].memory_bytes
         groups = groups_of(cluster, share, compute=parse_precision(task.precision).compute)
         if len(groups) < 2:
-            return None
+            return _Priced()
         found = mixed_candidates(task, cluster, groups)[:PLAYED]
         if not found:
-            return None
+            return _Priced()
         step_s, lanes = min(
             ((played_s(candidate.lanes), candidate.lanes) for candidate in found),
             key=lambda row: row[0],
         )
         way = "side by side" if len(lanes) > 1 else "in a row"
-        return self._option(cluster, task, lanes[0].layout, step_s, way=way)
+        return _Priced(option=self._option(cluster, task, lanes[0].layout, step_s, way=way))
 
     def _layouts_of(self, task: Task) -> tuple[Layout, ...]:
         """Return the layouts of a task, which hosts with as many devices have in common."""
@@ -734,14 +767,17 @@ def _trials(pricing: _Pricing, offers: Offers, request: RecommendRequest) -> Ite
 def _best_of(
     pricing: _Pricing,
     offers: Offers,
-    request: RecommendRequest,
     goal: Goal,
+    workers: Workers | None,
     on_progress: OnProgress,
 ) -> list[Option]:
     """Return the options that may be the best in anything.
 
     Trials go by their least money per token, so that what is beaten by others comes after them.
+    Workers price some of them before it is known whether they are beaten; what comes of those that
+    are is dropped, so that the options are the same.
     """
+    request = pricing.request
     trials = sorted(
         _trials(pricing, offers, request),
         key=lambda trial: (
@@ -756,18 +792,44 @@ def _best_of(
             f"--most-devices {request.most_devices} is less than the {least} of one machine"
         )
     found: list[Option] = []
-    for trial in trials:
+
+    def is_beaten(trial: _Trial) -> bool:
         rate, price = trial.most_tokens_per_s, trial.price_per_hour
-        if not goal.keeps(rate, price):
-            continue
         money = goal.money(rate, price)
-        if any(x.tokens_per_s >= rate and _money(goal, x) <= money for x in found):
-            continue
-        on_progress(_shorthand(trial.parts))
-        option = pricing.best(trial)
-        if option is not None:
-            found.append(option)
+        return any(x.tokens_per_s >= rate and _money(goal, x) <= money for x in found)
+
+    asked = deque(t for t in trials if goal.keeps(t.most_tokens_per_s, t.price_per_hour))
+    while asked:
+        ahead = 1 if workers is None else 2 * workers.size
+        some: list[_Trial] = []
+        while asked and len(some) < ahead:
+            if not is_beaten(trial := asked.popleft()):
+                some.append(trial)
+        priced = (
+            map(pricing.price, some)
+            if workers is None
+            else workers.map(partial(_price, request), some)
+        )
+        for trial, one in zip(some, priced, strict=True):
+            if is_beaten(trial):
+                continue
+            on_progress(_shorthand(trial.parts))
+            pricing.note(one.need)
+            if one.option is not None:
+                found.append(one.option)
     return found
+
+
+def _price(request: RecommendRequest, trial: _Trial) -> _Priced:
+    """Price machines in a worker, which keeps what it has found so far."""
+    return _pricing_of(request).price(trial)
+
+
+@cache
+def _pricing_of(request: RecommendRequest) -> _Pricing:
+    named = find_shape(request.model)
+    assert named is not None  # seen where the request was made
+    return _Pricing(request, named, open_catalogue(request.catalogue))
 
 
 def _money(goal: Goal, option: Option) -> float:
@@ -792,13 +854,13 @@ def pareto(options: Sequence[Option], goal: Goal) -> Iterator[Option]:
 def _missed(
     pricing: _Pricing,
     offers: Offers,
-    request: RecommendRequest,
     goal: Goal,
+    workers: Workers | None,
     on_progress: OnProgress,
 ) -> TargetMissedError:
     """Return the error of a target that nothing keeps: how far the nearest is, what would do."""
     everything = replace(goal, tokens_per_s=0.0, within_s=math.inf, budget=math.inf)
-    found = _best_of(pricing, offers, request, everything, on_progress)
+    found = _best_of(pricing, offers, everything, workers, on_progress)
     by_name = {offer.name: offer for offer in offers.offers}
     if not found:
         return _does_not_fit(pricing, goal)

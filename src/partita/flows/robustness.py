@@ -40,13 +40,20 @@ from partita.flows.fields import (
     PlanSource,
     RuleFields,
     SourceFields,
+    WorkerFields,
 )
-from partita.flows.planner_choice import chosen_planner, effort_of, planner_choice
+from partita.flows.planner_choice import (
+    PlannerChoice,
+    chosen_planner,
+    effort_of,
+    planner_choice,
+)
 from partita.flows.problem import ProblemRequest, is_path, pose, refuse_source_options
 from partita.flows.results import Result
 from partita.flows.solutions import changed_solution, is_large
 from partita.flows.summary import describe_plan
 from partita.requests import OnProgress, declare, make, part, silent
+from partita.workers import Workers
 
 _Links = TypeVar("_Links", Level, LinkMatrix)
 
@@ -61,7 +68,13 @@ QUANTILES: Mapping[str, float] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RobustnessRequest(
-    ClusterFields, ChangeFields, ChoiceFields, ObjectiveFields, RuleFields, SourceFields
+    ClusterFields,
+    ChangeFields,
+    ChoiceFields,
+    ObjectiveFields,
+    RuleFields,
+    SourceFields,
+    WorkerFields,
 ):
     """A plan, or a model to plan, and how its costs are drawn."""
 
@@ -225,9 +238,15 @@ def robustness_request(request: RobustnessRequest, on_progress: OnProgress = sil
     )
     solution = _read(request)
     rivals = [_rival(rank, other, solution) for rank, other in enumerate(request.others, 1)]
-    return under_doubt(
-        solution, doubt, rivals=rivals, planner=_again(solution, request), on_progress=on_progress
-    )
+    with request.working() as workers:
+        return under_doubt(
+            solution,
+            doubt,
+            rivals=rivals,
+            planner=_again(solution, request),
+            workers=workers,
+            on_progress=on_progress,
+        )
 
 
 def _read(request: RobustnessRequest) -> Solution:
@@ -254,14 +273,14 @@ def _read(request: RobustnessRequest) -> Solution:
     return chosen_planner(request).function()(pose(asked).problem)
 
 
-def _again(solution: Solution, request: RobustnessRequest) -> Callable[[Problem], Solution] | None:
+def _again(solution: Solution, request: RobustnessRequest) -> PlannerChoice | None:
     """Return what plans again as a plan was planned, with other limits where they are given."""
     # A transformer that is planned by its shape has a search of its own, over other figures than
     # those that are in doubt here.
     if solution.planner in FIXED or is_large(solution):
         return None
     options = thawed(solution.options)
-    return planner_choice(solution.planner, options, effort_of(request)).function()
+    return planner_choice(solution.planner, options, effort_of(request))
 
 
 def _rival(rank: int, other: PlanSource | Plan, solution: Solution) -> tuple[str, Plan]:
@@ -290,7 +309,8 @@ def under_doubt(
     doubt: Doubt,
     *,
     rivals: Sequence[tuple[str, Plan]] = (),
-    planner: Callable[[Problem], Solution] | None = None,
+    planner: PlannerChoice | Callable[[Problem], Solution] | None = None,
+    workers: Workers | None = None,
     on_progress: OnProgress = silent,
 ) -> Robustness:
     """Return how a plan fares when costs are drawn around what they are thought to be.
@@ -300,6 +320,7 @@ def under_doubt(
         doubt: How costs are drawn.
         rivals: Names of other plans for the same problem, and these.
         planner: Plans again for some draws; None = nothing is planned again.
+        workers: What measures and plans; None = this process. The figures are the same.
         on_progress: Called with each step.
     """
     others = [
@@ -311,12 +332,20 @@ def under_doubt(
     values = np.empty((len(plans), doubt.samples))
     regret: list[float] = []
     rng = np.random.default_rng(doubt.seed)
-    for draw in range(doubt.samples):
-        problem = perturbed(solution.problem, doubt.perturb, rng)
-        values[:, draw] = [measure(problem, plan).value for _, plan, _ in plans]
-        if planner is not None and draw < doubt.replans:
-            on_progress(f"planning draw {draw + 1} of {doubt.replans} again")
-            regret.append(_regret(problem, planner, values[:, draw]))
+    draws = (
+        _Draw(
+            problem=perturbed(solution.problem, doubt.perturb, rng),
+            plans=tuple(plan for _, plan, _ in plans),
+            planner=planner if draw < doubt.replans else None,
+        )
+        for draw in range(doubt.samples)
+    )
+    seen = map(_measure, draws) if workers is None else workers.map(_measure, draws)
+    for draw, (measured, worse) in enumerate(seen):
+        values[:, draw] = measured
+        if worse is not None:
+            on_progress(f"planned draw {draw + 1} of {min(doubt.replans, doubt.samples)} again")
+            regret.append(worse)
     best = values.argmin(axis=0)
     contenders = [
         Contender(
@@ -335,6 +364,31 @@ def under_doubt(
         regret=np.array(regret),
         rivals_regret=_relative(values[0], values.min(axis=0)),
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Draw:
+    """A problem whose costs were drawn, and what is asked of it.
+
+    Attributes:
+        problem: The problem.
+        plans: Plans to measure.
+        planner: Plans it again; None = it is not.
+    """
+
+    problem: Problem
+    plans: tuple[Plan, ...]
+    planner: PlannerChoice | Callable[[Problem], Solution] | None = None
+
+
+def _measure(draw: _Draw) -> tuple[Array, float | None]:
+    """Return the values of the plans, and the regret of the first; None = it was not asked for."""
+    values = np.array([measure(draw.problem, plan).value for plan in draw.plans])
+    if draw.planner is None:
+        return values, None
+    chosen = draw.planner
+    planner = chosen.function() if isinstance(chosen, PlannerChoice) else chosen
+    return values, _regret(draw.problem, planner, values)
 
 
 def _regret(problem: Problem, planner: Callable[[Problem], Solution], known: Array) -> float:

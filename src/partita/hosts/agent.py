@@ -17,12 +17,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
-from partita.core.codec import encode_part
+from partita.core.codec import encode_part, parse_json
 from partita.errors import PartitaError, WorkerError
 from partita.hosts.messages import (
     Beat,
@@ -187,10 +186,23 @@ def _job_directory(start: Start) -> Iterator[Path]:
         os.chdir(start.folder if start.folder and Path(start.folder).is_dir() else root)
         for name, text in start.files.items():
             (root / name).write_text(text, encoding="utf-8")
+        if start.script:
+            _put_script(root, start.script)
         yield root
     finally:
         os.chdir("/")
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _put_script(root: Path, text: str) -> None:
+    """Put a user's script beside the job where this host does not have it."""
+    values = parse_json((root / "job.json").read_text(encoding="utf-8"))
+    name, *arguments = values["script"]
+    if not Path(name).is_file():
+        here = root / Path(name).name
+        here.write_text(text, encoding="utf-8")
+        values["script"] = [str(here), *arguments]
+        (root / "job.json").write_text(json.dumps(values), encoding="utf-8")
 
 
 def _run(start: Start, root: Path, ear: _Ear, voice: _Voice) -> Message:
@@ -212,13 +224,7 @@ def _run(start: Start, root: Path, ear: _Ear, voice: _Voice) -> Message:
             voice.send(Told(text=text))
 
     try:
-        files = JobDirectory(root)
-        job = files.read_job()
-        if start.script and not Path(job.script[0]).is_file():
-            here = root / Path(job.script[0]).name
-            here.write_text(start.script, encoding="utf-8")
-            job = replace(job, script=(str(here), *job.script[1:]))
-            files.create(files.read_solution(), job)
+        job = JobDirectory(root).read_job()
         limit = RestartLimit(restarts=start.restarts)
         stop = ear.reason if job.checkpoints else never
         ended = launch(root, host, survival=Survival(limit=limit, stop=stop, say=tell))

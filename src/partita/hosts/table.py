@@ -18,8 +18,8 @@ class PlaceFields(Request):
     on: str | None = declare(
         None,
         usual="this machine",
-        metavar="slurm|ssh:HOSTFILE",
-        help="Run on other hosts: an agent on each, started by Slurm or ssh.",
+        metavar="slurm|ray[:ADDRESS]|ssh:HOSTFILE",
+        help="Run on other hosts: an agent on each, started by Slurm, Ray or ssh.",
     )
     detach: bool = declare(
         False, help="With --on: leave the run to itself; partita results --follow shows it again."
@@ -36,7 +36,7 @@ class PlaceFields(Request):
         None, usual="the path of this one", help="With --on: Python interpreter on the hosts."
     )
     queue_limit: float = declare(
-        86400.0, above=0, help="With --on slurm: seconds to wait until the hosts are free."
+        86400.0, above=0, help="With --on slurm or ray: seconds to wait until the hosts are free."
     )
 
 
@@ -63,6 +63,7 @@ PLACES: Mapping[str, PlaceEntry] = {
     "slurm": PlaceEntry(
         target="partita.hosts.slurm:slurm_place", options=("slurm_options", "queue_limit")
     ),
+    "ray": PlaceEntry(target="partita.hosts.ray:ray_place", options=("queue_limit",)),
 }
 
 

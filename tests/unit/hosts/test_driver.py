@@ -236,10 +236,10 @@ def test_agents_are_asked_to_stop_once_there_is_a_reason(directory: Path) -> Non
     def stopping(agent: Agent) -> None:
         agent.say(HELLO)
         assert agent.await_told(Stop) == Stop(why="SIGTERM")
-        agent.say(Done(ended=json.dumps(encode_part(Ended(stopped="SIGTERM")))))
+        agent.say(Done(ended=json.dumps(encode_part(Ended(asked="SIGTERM")))))
 
     ended = run_on(directory, Hosts(stopping, stopping), survival=Survival(stop=lambda: "SIGTERM"))
-    assert ended.stopped == "SIGTERM"
+    assert ended.asked == "SIGTERM"
 
 
 def test_an_agent_cannot_write_outside_the_directory(directory: Path) -> None:

@@ -11,8 +11,9 @@ differs from that: who runs longer also takes CPUs from others, which `Capped.he
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from partita.fleet.policies.table import policy_of
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.table import DEFAULT_SIMULATOR, Simulator, simulator_of
 from partita.fleet.study.generated import at_load
+from partita.workers import Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,31 +237,105 @@ class Study:
         return [line for lines in found.values() for line in lines] if len(found) > 1 else []
 
 
-def study(question: Question, *, on_progress: OnProgress = lambda _: None) -> Study:
+def study(
+    question: Question,
+    *,
+    workers: Workers | None = None,
+    on_progress: OnProgress = lambda _: None,
+) -> Study:
     """Return the runs of a question.
 
     Args:
         question: What is asked.
+        workers: What simulates; None = this process. The runs are the same.
         on_progress: Called with what goes on, often.
 
     Raises:
         InvalidInputError: A simulator has no such policy, or a rule does not fit.
         InfeasibleError: A job can never run.
     """
-    runs: list[Run] = []
-    capped: list[Capped] = []
-    for load, trace in _loaded(question):
-        for simulator in map(simulator_of, question.simulators):
-            for policy in _policies(question, simulator):
-                cap = math.isfinite(question.rules.power_cap_w) and not simulator.fixed_rules
-                rules = _rules(question, simulator)
-                rules = replace(rules, record=True) if cap and rules else rules
-                run = _run(question, policy, (load, trace), on_progress, simulator, rules)
-                runs.append(run)
-                if cap:
-                    capped.append(_capped(question, run, on_progress))
+    cases = list(_cases(question))
+    here = partial(_play, on_progress=on_progress)
+    played = map(here, cases) if workers is None else workers.map(_play, cases)
+    made: list[Run] = []
+    for done, (case, history) in enumerate(zip(cases, played, strict=True), 1):
+        on_progress(f"{case.words}: done, {done} of {len(cases)} simulations")
+        made.append(_run(question, case, history))
+    capped = [
+        _capped(question, made[at : at + 3])
+        for at, case in enumerate(cases)
+        if case.is_asked and case.is_capped
+    ]
+    runs = [run for run, case in zip(made, cases, strict=True) if case.is_asked]
     runs.sort(key=lambda run: (0.0 if math.isnan(run.load) else run.load, run.metrics.mean_s))
     return Study(question=question, runs=tuple(runs), capped=tuple(capped))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Case:
+    """One simulation, with all that it needs, so that any process can play it.
+
+    Attributes:
+        policy: Ordering and allocator.
+        load: Jobs an hour; NaN = arrivals of the trace.
+        simulator: By whose rules, by name.
+        trace: The jobs.
+        servers: The servers.
+        rules: How rounds are played; None = the simulator's own.
+        is_asked: Whether it is one of the runs, or only what one is compared with.
+        is_capped: Whether two more follow, without a cap and with one limit of clocks for all.
+    """
+
+    policy: str
+    load: float
+    simulator: str
+    trace: Trace
+    servers: Servers
+    rules: Rules | None
+    is_asked: bool = True
+    is_capped: bool = False
+
+    @property
+    def words(self) -> str:
+        """What is played, for people."""
+        return self.policy if math.isnan(self.load) else f"{self.policy} at {self.load:g} jobs/h"
+
+
+def _cases(question: Question) -> Iterator[_Case]:
+    """Yield the simulations of a question; with a cap, each is followed by its comparisons."""
+    for load, trace in _loaded(question):
+        for name in question.simulators:
+            simulator = simulator_of(name)
+            for policy in _policies(question, simulator):
+                rules = _rules(question, simulator)
+                cap = math.isfinite(question.rules.power_cap_w) and not simulator.fixed_rules
+                case = _Case(
+                    policy=policy,
+                    load=load,
+                    simulator=name,
+                    trace=trace,
+                    servers=question.servers,
+                    rules=replace(rules, record=True) if cap and rules else rules,
+                    is_capped=cap,
+                )
+                yield case
+                if cap:
+                    free = replace(question.rules, power_cap_w=math.inf)
+                    yield replace(case, rules=free, is_asked=False)
+                    equal = replace(question.rules, equal_clocks=True)
+                    yield replace(case, rules=equal, is_asked=False)
+
+
+def _play(case: _Case, on_progress: OnProgress = lambda _: None) -> FleetHistory:
+    """Simulate a case."""
+    on_progress(case.words)
+    return simulator_of(case.simulator).simulate(
+        case.trace,
+        case.servers,
+        policy_of(case.policy),
+        case.rules,
+        lambda done, all_: on_progress(f"{case.words}: {done:,} of {all_:,} jobs"),
+    )
 
 
 def _policies(question: Question, simulator: Simulator) -> list[str]:
@@ -284,32 +360,16 @@ def _loaded(question: Question) -> list[tuple[float, Trace]]:
     ]
 
 
-def _run(
-    question: Question,
-    policy: str,
-    given: tuple[float, Trace],
-    on_progress: OnProgress,
-    simulator: Simulator,
-    rules: Rules | None,
-) -> Run:
-    load, trace = given
-    words = policy if math.isnan(load) else f"{policy} at {load:g} jobs/h"
-    on_progress(words)
-    history = simulator.simulate(
-        trace,
-        question.servers,
-        policy_of(policy),
-        rules,
-        lambda done, all_: on_progress(f"{words}: {done:,} of {all_:,} jobs"),
-    )
+def _run(question: Question, case: _Case, history: FleetHistory) -> Run:
+    """Return the figures of a case that was played."""
     chosen = np.ones(len(history), dtype=np.bool_)
     if question.window is not None:
         chosen = in_window(history, *question.window)
     return Run(
-        policy=policy,
-        load=load,
-        simulator=simulator,
-        trace=trace,
+        policy=case.policy,
+        load=case.load,
+        simulator=simulator_of(case.simulator),
+        trace=case.trace,
         history=history,
         counted=chosen,
         metrics=metrics_of(history, jobs=chosen),
@@ -318,14 +378,10 @@ def _run(
     )
 
 
-def _capped(question: Question, run: Run, on_progress: OnProgress) -> Capped:
+def _capped(question: Question, played: Sequence[Run]) -> Capped:
     """Compare a run under a cap with none, and with one limit of clocks for all."""
-    given, rules = (run.load, run.trace), question.rules
-    free, equal = (
-        _run(question, run.policy, given, on_progress, run.simulator, changed)
-        for changed in (replace(rules, power_cap_w=math.inf), replace(rules, equal_clocks=True))
-    )
-    three = (free, run, equal)
+    run, free, equal = played
+    three, rules = (free, run, equal), question.rules
     gpu_s = [float(each.history.attained_gpu_s.sum()) for each in three]
     lost = cap_loss(run.trace, run.history, rules.power_cap_w)
     means = tuple(each.metrics.mean_s for each in three)

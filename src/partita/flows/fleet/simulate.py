@@ -13,6 +13,7 @@ from partita.fleet.policies.table import allocator_names, ordering_names
 from partita.fleet.simulate.options import Outage, Rules
 from partita.fleet.study.study import Question, Run, Study, study
 from partita.fleet.study.traces import TraceOptions, summary_of
+from partita.flows.fields import WorkerFields
 from partita.flows.fleet.inputs import (
     JobFields,
     declared_servers,
@@ -31,7 +32,7 @@ DEFAULT_POLICIES = "fifo:fair,fifo:tune,fifo:joint"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateFleetRequest(JobFields):
+class SimulateFleetRequest(JobFields, WorkerFields):
     """A trace, a cluster, and the policies to play it under."""
 
     trace: str | Trace = declare("", is_argument=True, help="Jobs to play.")
@@ -201,7 +202,9 @@ def simulate_fleet_request(
         window=parse_span(request.window, "--window"),
         seed=request.seed,
     )
-    return FleetResult(study=study(question, on_progress=on_progress), remarks=remarks)
+    with request.working() as workers:
+        found = study(question, workers=workers, on_progress=on_progress)
+    return FleetResult(study=found, remarks=remarks)
 
 
 def _simulators(request: SimulateFleetRequest) -> tuple[str, ...]:
