@@ -47,12 +47,16 @@ def job() -> dict[str, Any]:
         "attempt_list": [],
         "events": [{"at_s": 1.0, "what": EVIL}],
         "owner": EVIL,
+        "engine": EVIL,
+        "lease_end_s": 3.0,
+        "curve_speed": 1.0,
+        "measured_speed": 0.5,
     }
 
 
 def info() -> dict[str, Any]:
     server = {"name": EVIL, "gpu_type": EVIL, "gpus": 4, "cpus": 8.0, "memory_gb": 9.0}
-    used = {"gpus_in_use": 1, "cpus_granted": 1.0, "memory_gb_granted": 1.0}
+    used = {"away": EVIL, "gpus_in_use": 1, "cpus_granted": 1.0, "memory_gb_granted": 1.0}
     return {
         "policy": EVIL,
         "engine": EVIL,
