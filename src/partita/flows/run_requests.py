@@ -317,12 +317,14 @@ def check_training(request: TrainRequest) -> TrainRequest:
     if request.baseline:
         why = "a baseline brings its own plan"
         _refuse_given(request, why, "planner", "partition", "option", "pp", "dp", "emulate")
+    if request.on is not None:
+        why = "the host file, or --cluster, says which devices there are"
+        _refuse_given(request, why, "devices")
     if request.cluster is None:
         why = "is for estimates of machines that are not here: add --cluster and --emulate"
         _refuse_given(request, why, "recompute", "kernels", "arithmetic")
         return request
     if request.on is not None:
-        _refuse_given(request, "--cluster says which devices there are", "devices")
         return request
     if not request.emulate:
         raise InvalidInputError(

@@ -34,7 +34,7 @@ from partita.hosts.messages import (
 )
 from partita.hosts.places import Channel, Place, PlanHost, forwarded_environment
 from partita.processes import ended_by_signals
-from partita.ranks.failures import PeerError, first_line, read_error, write_error
+from partita.ranks.failures import first_line, read_error, write_error
 from partita.runtime.job import Job, JobDirectory, place_ranks
 from partita.runtime.launch import Ended, OnStep
 from partita.runtime.process_transport import used_devices
@@ -147,6 +147,11 @@ class _Agent:
     def is_over(self) -> bool:
         """Whether nothing more comes of it."""
         return self.answer is not None or bool(self.lost)
+
+    @property
+    def knows_why(self) -> bool:
+        """Whether it says which of its ranks is to blame."""
+        return isinstance(self.answer, Failed) and self.answer.rank >= 0
 
     @property
     def title(self) -> str:
@@ -332,11 +337,11 @@ class _Driver:
         return any(agent.lost or isinstance(agent.answer, Failed) for agent in self._agents)
 
     def _hear_out(self) -> None:
-        """Let all agents say why they failed; one that says nothing at all is lost."""
+        """Let all agents say why they failed; where none knows, one that is silent is lost."""
         deadline = time.monotonic() + _GRACE_S / 3
         while time.monotonic() < deadline and not all(agent.is_over for agent in self._agents):
             self._hear(_LOOK_S)
-        if any(agent.lost for agent in self._agents):
+        if any(agent.lost or agent.knows_why for agent in self._agents):
             return
         for agent in self._agents:
             silent_s = time.monotonic() - agent.heard_s
@@ -352,14 +357,13 @@ class _Driver:
             error.rank = first.host.ranks[0]
             return error
         answers = [each.answer for each in self._agents if isinstance(each.answer, Failed)]
-        errors = [read_error(answer.error) for answer in answers]
-        # All that could still speak to one another say the same; the others lost somebody.
-        best = min(range(len(errors)), key=lambda at: (isinstance(errors[at], PeerError), at))
-        found = errors[best]
+        # All that could still speak to one another say the same; the others only lost somebody.
+        best = min(answers, key=lambda answer: answer.rank < 0)
+        found = read_error(best.error)
         if len(self._agents) == 1:
             found = type(found)(f"host {self._agents[0].name}: {found}")
         if isinstance(found, WorkerError):
-            found.rank = answers[best].rank
+            found.rank = best.rank
         return found
 
     def close(self) -> None:
