@@ -115,7 +115,7 @@ CONCEPTS: Mapping[str, Concept] = {
     "share of memory that a request leaves": Concept(
         r"--reserve R is --memory-factor", ("flows/problem.py",)
     ),
-    "activation bytes of a block": Concept(r"def layer_bytes\b", ("transformer/memory.py",)),
+    "activation bytes of a block": Concept(r"def layer_bytes\b", ("transformer/activations.py",)),
     "loading plug-ins": Concept(r"\bentry_points\(", ("plugins.py",)),
     "reading YAML": Concept(r"\b(import|from) yaml\b", ("yaml_nodes.py",)),
     "formats": Concept(r": Mapping\[str, Format\] = {", ("formats/table.py",)),

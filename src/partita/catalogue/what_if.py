@@ -30,7 +30,7 @@ def what_if(cluster: Cluster, change: str, catalogue: Catalogue) -> Cluster:
         change: ``bandwidth=2x`` (or ``latency``, ``memory``, ``speed``): all times a factor;
             ``+1xa100``: one more device, on a host that has such devices and room for more, else
             on a new one; ``+1x4xa100``: one more host with four; ``-host0/gpu3``: without the
-            devices of that name, or whose names match a pattern such as ``host1/*``.
+            devices of that name, of that host, or whose names match a pattern such as ``host1/*``.
         catalogue: Has the types that the cluster has none of yet.
 
     Raises:
@@ -115,7 +115,9 @@ def _scaled_links(cluster: Cluster, *, bandwidth: float = 1.0, latency: float = 
 def _without(cluster: Cluster, pattern: str) -> Cluster:
     """Return the cluster without the devices whose names match a pattern."""
     names = cluster.device_names
-    keep = [i for i, name in enumerate(names) if not fnmatchcase(name, pattern)]
+    # The name of a host stands for all its devices.
+    patterns = (pattern, f"{pattern}/*")
+    keep = [i for i, name in enumerate(names) if not any(fnmatchcase(name, p) for p in patterns)]
     if len(keep) in (0, len(names)):
         which = "no device" if keep else "every device"
         known = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"

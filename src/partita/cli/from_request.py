@@ -12,11 +12,15 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class OpenChoice(click.Choice[str]):
-    """A choice of names to which plug-ins add theirs, looked for where none of ours is given."""
+    """A choice of names to which others are added, looked for where none of ours is given."""
 
     def __init__(self, choices: Sequence[str], added: Callable[[], Sequence[str]]) -> None:
         super().__init__(choices)
         self._added = added
+
+    def has(self, word: str) -> bool:
+        """Return whether a word is one of the names."""
+        return word in self.choices or word in self._added()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name, or fail."""
@@ -37,6 +41,8 @@ class BareOption(click.Option):
 
     def takes(self, word: str) -> bool:
         """Return whether a word that follows is its value."""
+        if isinstance(self.type, OpenChoice):
+            return self.type.has(word)
         return isinstance(self.type, click.Choice) and word in self.type.choices
 
 

@@ -28,6 +28,7 @@ _PARTS = {
     "data_s": "data",
     "optimizer_s": "optimizer",
     "loading_s": "loading",
+    "offload_s": "offload",
 }
 
 
@@ -52,9 +53,10 @@ def show_large(result: LargePlanResult, written: str | None = None) -> None:
         f"layers of width {shape.hidden}; on {result.cluster.name} ({len(result.plan.devices)} "
         "devices)"
     )
+    sequences = f"{task.batch:,} sequence{'s' * (task.batch != 1)}"
     console.print(
         f"estimated: {task.precision}, {task.framework}, {task.optimizer}, "
-        f"{task.sequence_length:,} tokens per sequence, {task.batch:,} sequences "
+        f"{task.sequence_length:,} tokens per sequence, {sequences} "
         f"({format_count(task.tokens)} tokens) per step; nothing was measured"
     )
     console.print(Text.assemble("layout: ", (best.title, "bold")))
@@ -64,6 +66,12 @@ def show_large(result: LargePlanResult, written: str | None = None) -> None:
             console.print(line)
     console.print(_parts_table([best, *result.others]))
     console.print(_memory_table([best, *result.others]))
+    share = task.limit_bytes / task.machine.memory_bytes
+    console.print(
+        f"memory: {share:.0%} of each device may be used (--reserve), the rest is for fragments; "
+        "context and communicators are counted as fixed",
+        style="dim",
+    )
     console.print(
         f"bound: {format_seconds(result.solution.lower_bound)} by kernels at the rates that "
         f"large ones reach; bound by: {binding(best)}"
@@ -81,11 +89,13 @@ def show_large(result: LargePlanResult, written: str | None = None) -> None:
 
 
 def binding(choice: Choice) -> str:
-    """Return what takes most of a step beside compute, and how full memory is."""
-    rest = {k: v for k, v in choice.parts.items() if k not in ("compute_s", "recompute_s")}
-    name = max(rest, key=lambda key: rest[key])
-    share = rest[name] / choice.step_s
-    return "compute" if share < 0.02 else f"compute, then {_PARTS[name]} ({share:.0%} of a step)"
+    """Return what takes most of a step, and what comes next."""
+    shares = {k: v / choice.step_s for k, v in choice.parts.items() if k != "recompute_s"}
+    first, second, *_ = sorted(shares, key=lambda key: -shares[key])
+    words = _PARTS[first] + ("" if first == "compute_s" else f" ({shares[first]:.0%} of a step)")
+    if shares[second] < 0.02:
+        return words
+    return f"{words}, then {_PARTS[second]} ({shares[second]:.0%} of a step)"
 
 
 def _rate_line(result: LargePlanResult) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Protocol, TypeAlias
 
 from partita.core.cluster import Cluster
@@ -115,6 +116,20 @@ class ShapeFields(LengthFields):
     granularity: str = declare("op", choices=GRANULARITIES, help="What a node of the graph is.")
 
 
+MOST_JOINED = 3
+"""Named sets of recomputation that may be joined."""
+
+
+def joined_sets() -> list[str]:
+    """Return the texts that join named sets of recomputation: ``mlp+norm``, in any order."""
+    single = [name for name in RECOMPUTE_SETS if name not in WHOLE_OR_NONE]
+    return [
+        "+".join(names)
+        for count in range(2, MOST_JOINED + 1)
+        for names in permutations(single, count)
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EstimateFields(Request):
     """How a model is priced by its shapes alone."""
@@ -132,9 +147,10 @@ class EstimateFields(Request):
     recompute: str | None = declare(
         None,
         choices=("none", *RECOMPUTE_SETS),
+        added=joined_sets,
         bare="full",
         help="Activations that backward computes again: of a whole block without a value; named "
-        "sets are for large transformers.",
+        "sets, also joined as in mlp+norm, are for large transformers.",
     )
 
     @property
@@ -188,6 +204,30 @@ class DegreeFields(TrainingFields):
     )
     shard_group: str | None = declare(
         None, metavar="N|auto", help="Devices that divide one copy of the weights (HSDP)."
+    )
+    etp: str | None = declare(
+        None, metavar="N", usual="1", help="Tensor-parallel degree of experts."
+    )
+    sp: str | None = declare(
+        None,
+        choices=("yes", "no", "auto"),
+        usual="with tp, where the framework has it",
+        help="Whether tensor parallelism splits norms along the sequence.",
+    )
+    cp_kind: str | None = declare(
+        None,
+        choices=("ring", "all-to-all"),
+        usual="the framework's first",
+        help="Kind of context parallelism.",
+    )
+    offload_optimizer: str | None = declare(
+        None,
+        metavar="SHARE|auto",
+        usual="0",
+        help="Share of the optimizer's state in host memory, updated there; auto searches.",
+    )
+    offload_activations: str | None = declare(
+        None, metavar="SHARE|auto", usual="0", help="Share of activations kept in host memory."
     )
 
 

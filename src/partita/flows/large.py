@@ -65,12 +65,14 @@ from partita.transformer.kernels import Accuracy, accuracy_of, machine_of
 from partita.transformer.mixed import groups_of
 from partita.transformer.named import NamedShape
 from partita.transformer.pipelines import graph_of, plan_of
-from partita.transformer.search import Priced, Task, least_s, search
+from partita.transformer.search import OFFLOADS, Priced, Task, least_s, search
 from partita.transformer.shape import Shape
 from partita.units import parse_count
 
 SHOWN = 5
 """Layouts of different structure that are shown."""
+OFFLOAD_SHARES = (0.0, 0.5, 1.0)
+"""Shares of what host memory may keep that are searched where asked for."""
 MOST_TIMES = 64
 """How many times as many devices are tried where nothing fits."""
 
@@ -364,16 +366,40 @@ def _fixed(request: LargeFields) -> dict[str, object]:
         text = getattr(request, name)
         if text is None or text == "auto":
             continue
-        least = 0 if name in ("zero", "shard_group") else 1
-        if not str(text).isdigit() or int(text) < least:
-            raise InvalidInputError(
-                f"--{name.replace('_', '-')} is {text!r}; expected a number of {least} or more, "
-                "or auto"
-            )
-        fixed[name] = int(text)
+        fixed[name] = _whole(text, name, least=0 if name in ("zero", "shard_group") else 1)
+    if request.etp is not None:
+        fixed["etp"] = _whole(request.etp, "etp", least=1)
+    if request.sp not in (None, "auto"):
+        fixed["sp"] = request.sp == "yes"
+    if request.cp_kind is not None:
+        fixed["cp_kind"] = request.cp_kind
+    for name in OFFLOADS:
+        if (text := getattr(request, name)) is not None:
+            fixed[name] = OFFLOAD_SHARES if text == "auto" else _share(text, name)
     if request.recompute is not None:
-        fixed["recompute"] = () if request.recompute == "none" else (request.recompute,)
+        none = request.recompute == "none"
+        fixed["recompute"] = () if none else tuple(request.recompute.split("+"))
     return fixed
+
+
+def _whole(text: str, name: str, *, least: int) -> int:
+    if not str(text).isdigit() or int(text) < least:
+        raise InvalidInputError(
+            f"--{name.replace('_', '-')} is {text!r}; expected a number of {least} or more, or auto"
+        )
+    return int(text)
+
+
+def _share(text: str, name: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise InvalidInputError(
+            f"--{name.replace('_', '-')} is {text!r}; expected a share from 0 to 1, or auto"
+        )
+    return share
 
 
 def _solution(task: Task, cluster: Cluster, best: Choice) -> Solution:
@@ -471,7 +497,7 @@ def _what_would_do(task: Task, cluster: Cluster) -> list[str]:
         ways.append("other degrees (leave them out)")
     away = replace(task, fixed={**task.fixed, "offload_optimizer": 1.0})
     if _fits(search(away)):
-        ways.append("the optimizer's state in host memory")
+        ways.append("--offload-optimizer 1 (the optimizer's state in host memory)")
     times = 2
     while times <= MOST_TIMES:
         more = replace(task, devices=task.devices * times)

@@ -26,7 +26,7 @@ from partita.transformer.mixed import (
 )
 from partita.transformer.pipelines import Pipeline, as_number, played_s, regular_pipeline
 from partita.transformer.price import Steps
-from partita.transformer.search import Task, price_all, search
+from partita.transformer.search import Task, keeps, price_all, search
 
 PLAYED = 24
 """Layouts that are played exactly."""
@@ -244,7 +244,15 @@ def _candidates(
     # Degrees that are fixed may be possible on all types together and on none alone.
     if not found and task.fixed and len(refused) == searched:
         raise refused[0]
-    return [candidate for candidate in found if all(fits_places(lane) for lane in candidate.lanes)]
+    return [
+        candidate
+        for candidate in found
+        if all(fits_places(lane) and _keeps(lane, task) for lane in candidate.lanes)
+    ]
+
+
+def _keeps(lane: Pipeline, task: Task) -> bool:
+    return all(keeps(place.layout, task.fixed) for place in lane.places)
 
 
 def _whole_hosts(cluster: Cluster, group: Group) -> Group | None:

@@ -138,8 +138,8 @@ def accuracy_of(
         kind = "long"
     if experts:
         kind = "experts"
-    runs = _KINDS.get(kind)
-    if runs is None or frozen or compute not in ("bfloat16", "float16", "float8"):
+    runs, away = _KINDS.get(kind), layout.offload_optimizer + layout.offload_activations
+    if runs is None or frozen or away or compute not in ("bfloat16", "float16", "float8"):
         return None
     mixed = len(set(device_types)) > 1 or device_types[0] not in runs.types
     if mixed or not layout.framework.startswith(runs.frameworks):

@@ -256,6 +256,10 @@ class Layout:
         parts += [f"shards of {self.shard_group}"] * (self.shard_group > 0)
         parts += [f"microbatch {self.microbatch}"]
         parts += [f"recompute {'+'.join(self.recompute)}"] * bool(self.recompute)
+        if self.offload_optimizer:
+            parts.append(f"{self.offload_optimizer:.0%} of the state in host memory")
+        if self.offload_activations:
+            parts.append(f"{self.offload_activations:.0%} of activations in host memory")
         return ", ".join(parts)
 
     def _rules(self, shape: Shape, batch: int, sequence_length: int) -> list[tuple[str, bool]]:
@@ -278,6 +282,10 @@ class Layout:
                 f"{name} cannot recompute {', '.join(missing)} alone; it has "
                 f"{', '.join(framework.recompute)}",
                 not missing,
+            ),
+            (
+                "a model without experts has none to recompute",
+                bool(shape.experts) or "experts" not in self.recompute,
             ),
             (f"{shape.heads} heads are no multiple of tp", shape.heads % self.tp == 0),
             (f"{shape.kv_heads} kv heads and tp do not divide each other", kv_fits),
@@ -309,7 +317,10 @@ class Layout:
                 f"all-to-all context parallelism needs tp x cp <= {shape.kv_heads} kv heads",
                 self.cp == 1 or self.cp_kind == "ring" or self.tp * self.cp <= shape.kv_heads,
             ),
-            ("a model without experts has no ep or etp", bool(shape.experts) or self.ep == 1),
+            (
+                "a model without experts has no ep or etp",
+                bool(shape.experts) or self.ep * self.etp == 1,
+            ),
             (
                 f"{shape.experts} experts are no multiple of ep",
                 self.ep == 1 or shape.experts % self.ep == 0,

@@ -23,17 +23,10 @@ from partita.core.cluster import Cluster
 from partita.core.columns import Array
 from partita.core.precision import parse_precision
 from partita.cost.links import Fabric, fabric_of
+from partita.transformer.activations import edge_bytes, kept_bytes, logit_bytes
 from partita.transformer.kernels import Machine, machine_of
 from partita.transformer.layout import FRAMEWORKS, Layout
-from partita.transformer.memory import (
-    Held,
-    Memory,
-    edge_bytes,
-    in_flight,
-    kept_bytes,
-    logit_bytes,
-    stage_memory,
-)
+from partita.transformer.memory import Held, Memory, in_flight, stage_memory
 from partita.transformer.pipelines import (
     Pipeline,
     Place,
@@ -44,7 +37,14 @@ from partita.transformer.pipelines import (
     stage_devices,
 )
 from partita.transformer.price import passes_of
-from partita.transformer.search import Task, case_of, divisors, regular_layouts
+from partita.transformer.search import (
+    Task,
+    case_of,
+    context_kind,
+    divisors,
+    offload_shares,
+    regular_layouts,
+)
 
 MOST_STAGES = 32
 MOST_MICROBATCH = 4
@@ -323,9 +323,13 @@ def _rows(
 
 def _whole(task: Task, degrees: tuple[int, int, int, int, int]) -> Layout:
     dp, cp, depth, size, zero = degrees
+    # Of shares that are searched the most: types that do not fit otherwise are why it is asked for.
     return Layout(
+        offload_optimizer=max(offload_shares(task.fixed, "offload_optimizer")),
+        offload_activations=max(offload_shares(task.fixed, "offload_activations")),
         pp=depth,
         cp=cp,
+        cp_kind=context_kind(task),
         dp=dp,
         zero=zero,
         microbatch=size,

@@ -66,7 +66,7 @@ def find_shape(model: str) -> NamedShape | None:
     Raises:
         InvalidInputError: A configuration of a model that is no transformer of equal blocks.
     """
-    known = named_shapes().get(model.lower())
+    known = named_shapes().get(_listed_name(model))
     if known is not None:
         return known
     path = Path(model)
@@ -80,6 +80,24 @@ def find_shape(model: str) -> NamedShape | None:
     if not isinstance(config, dict) or "format" in config or not any(k in config for k in sizes):
         return None
     return shape_from_config(config, name=str(config.get("_name_or_path") or path.stem))
+
+
+def _listed_name(model: str) -> str:
+    """Return the name in the catalogue of a model, or of its id on Hugging Face's hub.
+
+    Releases of one shape have one name: Llama 3.1 and 3.3 are as large as Llama 3.
+
+    >>> _listed_name("meta-llama/Llama-3.1-70B-Instruct"), _listed_name("llama3.1-8b")
+    ('llama3-70b', 'llama3-8b')
+    """
+    name = re.sub(r"^(llama-?3)\.[13]\b", r"\1", model.lower().rpartition("/")[2])
+    if "/" not in model or Path(model).exists():
+        return name if "/" not in model else model.lower()
+    name = re.sub(r"^meta-", "", name)
+    name = re.sub(r"-(instruct|base|chat|it|hf|v[0-9.]+|[0-9]{4}).*$", "", name)
+    name = re.sub(r"^(llama-?3)\.[13]\b", r"\1", name)
+    plain = {re.sub(r"[^a-z0-9]", "", known): known for known in named_shapes()}
+    return plain.get(re.sub(r"[^a-z0-9]", "", name), model.lower())
 
 
 def near_shape(name: str) -> str | None:

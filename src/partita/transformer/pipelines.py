@@ -32,9 +32,9 @@ from partita.core.problem import Objective, Problem, Schedule
 from partita.core.program import Kind, TransferMode
 from partita.cost.links import Fabric, group_collective_s
 from partita.cost.predict import simulate
+from partita.transformer.activations import kept_bytes, layer_bytes
 from partita.transformer.kernels import Machine
 from partita.transformer.layout import Layout
-from partita.transformer.memory import kept_bytes, layer_bytes
 from partita.transformer.price import Passes, passes_of
 from partita.transformer.search import Task, case_of
 from partita.transformer.shape import Numbers
@@ -207,7 +207,7 @@ def _folded(pipeline: Pipeline) -> tuple[Problem, Plan, list[float]]:
     costs = []
     for name, of in zip(names, passes, strict=True):
         shown = of.tensor_s + of.context_s + of.expert_s
-        forward = of.forward_s + shown + of.units_s / 3
+        forward = of.forward_s + shown + of.units_s / 3 + of.offload_s / 2
         both = of.block_s
         ahead = np.array([forward * layers + of.chunk_s for layers in chunks])
         back = np.array([(both - forward) * layers + of.chunk_s for layers in chunks])
@@ -479,7 +479,8 @@ def _rows(task: Task, place: Place) -> dict[int, list[float]]:
     replay, expert_replay = as_number(of.replay), as_number(of.expert_replay)
     # Collectives of fully sharded units are in the Program, beside the compute that they slow down.
     units = of.slowed_s if layout.zero == len(SHARDS) - 1 else of.units_s
-    block = [forward, as_number(of.backward_s + units), as_number(of.recompute_s)]
+    forward, away = forward + as_number(of.offload_s) / 2, as_number(of.offload_s) / 2
+    block = [forward, as_number(of.backward_s + units) + away, as_number(of.recompute_s)]
     # While a block runs backward, what it computes again and about its own gradients live.
     block += [saved, (2.0 if "full" in layout.recompute else 0.5) * whole]
     block += [*tensor, tensor[1] * (1.0 + replay)]

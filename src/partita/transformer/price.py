@@ -28,6 +28,7 @@ from partita.core.program import Kind
 from partita.cost.links import Fabric, group_collective_s
 from partita.cost.tables import state_bytes
 from partita.errors import InvalidInputError
+from partita.transformer.activations import kept_bytes
 from partita.transformer.kernels import (
     Arithmetic,
     Block,
@@ -91,6 +92,7 @@ class Steps(NamedTuple):
         data_s: Gathers and reductions of data parallelism that show.
         optimizer_s: The update.
         loading_s: Reading data.
+        offload_s: Activations on their way to host memory and back that show.
     """
 
     compute_s: Numbers
@@ -103,13 +105,14 @@ class Steps(NamedTuple):
     data_s: Numbers
     optimizer_s: Numbers
     loading_s: Numbers
+    offload_s: Numbers
 
     @property
     def step_s(self) -> Numbers:
         """Seconds of a step."""
         blocks = self.compute_s + self.tensor_s + self.context_s + self.expert_s
         around = self.pipeline_s + self.bubble_s + self.data_s + self.optimizer_s
-        return blocks + around + self.loading_s
+        return blocks + around + self.loading_s + self.offload_s
 
 
 def price_layouts(
@@ -254,7 +257,8 @@ def price(case: Case) -> Steps:
     most = np.where(staged, np.ceil(sizes.layers / (p * v) - 1e-9) * v, sizes.layers)
     head_tensor = _head_tensor(case, groups)
     head = block.head + head_tensor
-    each = forward + backward + units
+    away = _away_s(case, forward, backward)
+    each = forward + backward + units + away
     short = np.clip(most * p - sizes.layers, 0.0, 1.0)
     beyond = np.where(
         staged,
@@ -286,6 +290,7 @@ def price(case: Case) -> Steps:
         data_s=data,
         optimizer_s=_update_s(case, held),
         loading_s=case.job.loading_s + 0.0 * data,
+        offload_s=runs * away,
     )
 
 
@@ -354,6 +359,16 @@ def _context(case: Case, groups: _Groups, core_s: Numbers) -> Numbers:
     shared = np.where(np.asarray(case.software.ring_hidden) > 0, ring, gather)
     found = np.where(np.asarray(layouts.ring) > 0, shared, swap)
     return np.where(np.asarray(c) > 1, found, 0.0)
+
+
+def _away_s(case: Case, forward: Numbers, backward: Numbers) -> Numbers:
+    """Return what shows of a block's activations that go to host memory and come back."""
+    share = np.asarray(case.layouts.offload_activations)
+    if not np.any(share > 0):
+        return 0.0 * forward
+    moved = share * kept_bytes(case) / case.machine.host_bytes_per_s
+    hides = case.figures["common.hidden"]
+    return np.maximum(moved - hides * forward, 0.0) + np.maximum(moved - hides * backward, 0.0)
 
 
 class _Units(NamedTuple):
@@ -475,6 +490,7 @@ class Passes(NamedTuple):
         expert_replay: See ``replay``.
         units_s: What sharded units add to a block's two passes.
         slowed_s: Of that, what compute loses to the collectives of fully sharded units under it.
+        offload_s: What shows in its two passes of activations that host memory keeps.
         head_s: Head, loss, their backward and collectives.
         embedding_s: Embedding and its backward.
         send_s: Sending activations to the next stage.
@@ -494,6 +510,7 @@ class Passes(NamedTuple):
     expert_replay: Numbers
     units_s: Numbers
     slowed_s: Numbers
+    offload_s: Numbers
     head_s: Numbers
     embedding_s: Numbers
     send_s: Numbers
@@ -506,7 +523,8 @@ class Passes(NamedTuple):
         """Both passes of a block with all that shows."""
         shown = (2.0 + self.replay) * self.tensor_s + (3.0 + self.replay) * self.context_s
         shown = shown + (2.0 + self.expert_replay) * self.expert_s
-        return self.forward_s + self.backward_s + self.recompute_s + shown + self.units_s
+        kept = self.units_s + self.offload_s
+        return self.forward_s + self.backward_s + self.recompute_s + shown + kept
 
 
 def passes_of(case: Case) -> Passes:
@@ -537,6 +555,7 @@ def passes_of(case: Case) -> Passes:
         expert_replay=block.expert_replay,
         units_s=units.added,
         slowed_s=units.slowed,
+        offload_s=_away_s(case, forward, backward),
         head_s=block.head + _head_tensor(case, groups),
         embedding_s=block.embedding,
         send_s=send,

@@ -32,6 +32,8 @@ MOST_VIRTUAL = 16
 LEAST_CHUNK = 1024
 """Tokens below which no sequence is cut for context parallelism."""
 SHARDED = (0, 1, 2, 3)
+OFFLOADS = ("offload_optimizer", "offload_activations")
+"""Fields of a layout that are 0 unless they are given, as one share or as several to search."""
 MOST_ZERO_FROZEN = 2
 """Sharding stage of adapters: nobody reduces frozen weights, which are whole on every replica."""
 EQUAL = 0.005
@@ -249,10 +251,12 @@ def _inside(
         if pp > 1 and framework.interleaving and (turns // size) % pp == 0:
             each = -(-task.shape.layers // pp)
             virtual = [v for v in range(1, MOST_VIRTUAL + 1) if each % v == 0]
-        for vp, (zero, group), overlapped in product(
+        for vp, (zero, group), overlapped, state, kept in product(
             choices.of("vp", virtual),
             choices.sharding(framework, pp, dp * cp, tp),
             choices.overlaps(ep),
+            offload_shares(task.fixed, "offload_optimizer"),
+            offload_shares(task.fixed, "offload_activations"),
         ):
             layout = Layout(
                 tp=tp,
@@ -265,9 +269,11 @@ def _inside(
                 zero=zero,
                 shard_group=group,
                 microbatch=size,
-                cp_kind=choices.context_kind,
+                cp_kind=context_kind(task),
                 expert_overlap=overlapped,
                 recompute=again,
+                offload_optimizer=state,
+                offload_activations=kept,
                 precision=task.precision,
                 framework=task.framework,
                 **choices.rest,  # type: ignore[arg-type]
@@ -288,13 +294,8 @@ class _Choices:
         self.rest = {
             name: value
             for name, value in task.fixed.items()
-            if name not in (*known, "recompute", "cp_kind", "expert_overlap")
+            if name not in (*known, *OFFLOADS, "recompute", "cp_kind", "expert_overlap")
         }
-
-    @property
-    def context_kind(self) -> str:
-        """Kind of context parallelism: the first that the framework has, unless it is fixed."""
-        return str(self.task.fixed.get("cp_kind", (*self.framework.context, "ring")[0]))
 
     def of(self, name: str, usual: Sequence[int]) -> list[int]:
         """Return the values of a degree; a fixed one is tried even where it is not usual."""
@@ -362,7 +363,7 @@ class _Choices:
 
 def _refuse(task: Task) -> None:
     """Refuse degrees that no layout has, by a rule that the nearest one breaks."""
-    fixed = dict(task.fixed)
+    fixed = {**task.fixed, **{name: offload_shares(task.fixed, name)[0] for name in OFFLOADS}}
     known = 1
     for name in ("tp", "cp", "pp"):
         known *= int(fixed.setdefault(name, 1))  # type: ignore[call-overload]
@@ -389,6 +390,27 @@ def _refuse(task: Task) -> None:
     raise InvalidInputError(
         f"no layout of {task.shape.name or 'the model'} with {words_of(task.fixed)} divides over "
         f"{task.devices} devices and {task.batch} sequences"
+    )
+
+
+def context_kind(task: Task) -> str:
+    """Return the kind of context parallelism: the framework's first, unless it is fixed."""
+    return str(task.fixed.get("cp_kind", (*FRAMEWORKS[task.framework].context, "ring")[0]))
+
+
+def offload_shares(fixed: Mapping[str, object], name: str) -> tuple[float, ...]:
+    """Return the shares that host memory may keep of something: one, or several to search."""
+    given = fixed.get(name, 0.0)
+    return given if isinstance(given, tuple) else (float(given),)  # type: ignore[arg-type]
+
+
+def keeps(layout: Layout, fixed: Mapping[str, object]) -> bool:
+    """Return whether a layout has all that is fixed."""
+    return all(
+        getattr(layout, name) in offload_shares(fixed, name)
+        if name in OFFLOADS
+        else getattr(layout, name) == value
+        for name, value in fixed.items()
     )
 
 

@@ -81,6 +81,7 @@ def test_variables_give_an_option_in_python_too(monkeypatch: pytest.MonkeyPatch)
         (("bert", "--depth"), "whole", "bert"),
         (("--depth", "half", "bert"), "half", "bert"),
         (("--depth=half", "bert"), "half", "bert"),
+        (("--depth", "half+more", "bert"), "half+more", "bert"),
         (("--depth", "--", "half"), "whole", "half"),
         (("--", "--depth"), None, "--depth"),
     ],
@@ -93,7 +94,13 @@ def test_an_option_without_its_value_leaves_the_word_after_it(
         """A request with an option whose value may be left out."""
 
         model: str = declare("", is_argument=True, help="Model.")
-        depth: str | None = declare(None, choices=("half", "whole"), bare="whole", help="Depth.")
+        depth: str | None = declare(
+            None,
+            choices=("half", "whole"),
+            added=lambda: ["half+more"],
+            bare="whole",
+            help="Depth.",
+        )
 
     found = []
 

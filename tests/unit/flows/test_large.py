@@ -5,7 +5,7 @@ import json
 import pytest
 
 import partita
-from partita.errors import InvalidInputError
+from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.large import LargePlanResult
 
 
@@ -111,3 +111,60 @@ def test_idle_devices_are_named_and_the_cheapest_plan_is_found():
 def test_degrees_that_leave_devices_over_are_not_blamed_on_the_batch():
     with pytest.raises(InvalidInputError, match="covers 56 of 64 devices"):
         partita.plan("llama3-70b", cluster="8xdgx-h100", batch_size=128, pp="7", tp="8", dp="1")
+
+
+def test_state_and_activations_go_to_host_memory_and_that_takes_time():
+    options = {"cluster": "dgx-h100", "batch_size": 32}
+    with pytest.raises(InfeasibleError, match="--offload-optimizer 1"):
+        partita.plan("llama3-70b", **options)
+    away = partita.plan("llama3-70b", offload_optimizer="1", **options)
+    assert away.best.memory["state"] == away.best.memory["master"] == 0
+    assert away.best.parts["optimizer_s"] > 0.1 * away.best.step_s
+    assert away.plan.stages[0].offload_optimizer == 1
+    assert away.accuracy is None
+    # Searched, it is used only where it pays.
+    small = partita.plan("llama3-8b", offload_optimizer="auto", **options)
+    assert small.best.layout.offload_optimizer == 0
+    here, gone = (
+        partita.plan("llama3-8b", tp="1", cp="1", pp="1", offload_activations=share, **options)
+        for share in ("0", "0.5")
+    )
+    assert gone.best.parts["offload_s"] > 0
+    assert gone.best.step_s > here.best.step_s
+    with pytest.raises(InvalidInputError, match="expected a share from 0 to 1"):
+        partita.plan("llama3-8b", offload_optimizer="2", **options)
+
+
+def test_sets_kinds_and_degrees_of_experts_are_kept():
+    options = {"cluster": "dgx-h100", "batch_size": 32}
+    both = partita.plan("llama3-8b", recompute="mlp+norm", **options)
+    assert both.best.layout.recompute == ("mlp", "norm")
+    assert both.plan.stages[0].recompute == "mlp+norm"
+    for text, words in (
+        ("mlp+full", "recompute"),
+        ("mpl", "recompute"),
+        ("experts", "has none to recompute"),
+    ):
+        with pytest.raises(InvalidInputError, match=words):
+            partita.plan("llama3-8b", recompute=text, **options)
+    swapped = partita.plan("llama3-8b", cp="2", cp_kind="all-to-all", **options)
+    assert swapped.best.layout.cp_kind == "all-to-all"
+    assert not partita.plan("llama3-8b", tp="2", sp="no", **options).best.layout.sp
+    options["cluster"] = "2xdgx-h100"
+    wide = partita.plan("mixtral-8x7b", ep="4", etp="2", **options)
+    assert (wide.best.layout.ep, wide.best.layout.etp) == (4, 2)
+    mixed = partita.plan("llama3-8b", cluster="dgx-h100+dgx-a100", cp="2", cp_kind="all-to-all")
+    for choice in (mixed.best, *mixed.others):
+        kinds = {place.layout.cp_kind for lane in choice.lanes for place in lane.places}
+        assert kinds == {"all-to-all"}
+
+
+def test_hosts_are_left_out_and_releases_found_by_their_name():
+    found = partita.plan(
+        "meta-llama/Llama-3.1-70B-Instruct",
+        cluster="8xdgx-h100",
+        batch_size=128,
+        what_if=("-host3",),
+    )
+    assert found.task.shape.name == "llama3-70b"
+    assert len(found.cluster) == 56

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from partita.core.precision import parse_precision
+from partita.transformer.activations import layer_bytes
 from partita.transformer.kernels import Case
 from partita.transformer.layout import Layout
-from partita.transformer.memory import Memory, layer_bytes, memory_of
+from partita.transformer.memory import Memory, memory_of
 from partita.transformer.shape import Shape
 
 Make = Callable[..., Case]
