@@ -2,9 +2,10 @@
 
 A GPT of 12 blocks as a pipeline of 12 fresh processes: what each process grew by, from before the
 model was built until the last step has ended, against the forecast of its device, and against the
-whole model's parameters. Growth is what the system sees: imports on the way and the allocator's
-slack are in it. Not met yet: capturing runs the whole model once, whose activations and logits are
-the peak of the ranks in the middle.
+whole model's parameters, which a rank in the middle must stay below. Growth is what the system
+sees, from after the imports: the allocator's slack is in it. The forecast is that of a profiled
+graph; as the token embedding is tied, the ops between its two ends were measured with its gradient
+pending, so that the forecast of the ranks in the middle is on the high side.
 """
 
 import tempfile
@@ -14,14 +15,16 @@ import numpy as np
 import torch
 from _harness import run_benchmark
 
-from partita.capture.origin import Captures, ModelOrigin, load_origin
+from partita.capture.origin import ModelOrigin
 from partita.capture.sources import SourceOptions
 from partita.core.cluster import Cluster, Device, Level
 from partita.core.plan import Plan, pipeline_stages
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
 from partita.cost.memory import peak_memory
+from partita.flows.profile import profiled_model
 from partita.planners.pipeline import cut_layers, legal_boundaries
+from partita.profiler.measure.measure import ProfileOptions
 from partita.program.lower import lower
 from partita.runtime.job import Job, JobDirectory
 from partita.runtime.launch import collect, launch
@@ -38,7 +41,8 @@ def solution_of(scale: float) -> tuple[Solution, ModelOrigin]:
     origin = ModelOrigin(
         text=ORIGIN.text, options=SourceOptions(sequence_length=128, batch_size=1, scale=scale)
     )
-    graph = Captures(load_origin(origin), origin).at(1).graph
+    # Forecasts need what each op keeps for backward, and its scratch memory.
+    graph = profiled_model(origin, ProfileOptions(rounds=1, warmup=0)).graph
     level = Level(name="host", group_of=np.zeros(STAGES), bandwidth_bytes_per_s=1e9)
     devices = [Device(name=f"d{number}", memory_bytes=1e11) for number in range(STAGES)]
     problem = Problem(
@@ -46,7 +50,8 @@ def solution_of(scale: float) -> tuple[Solution, ModelOrigin]:
         cluster=Cluster(devices=devices, levels=(level,)),
         objective=Objective(microbatches=MICROBATCHES, microbatch_size=1),
     )
-    wanted = [round(part * len(graph) / STAGES) for part in range(STAGES + 1)]
+    # The layers are two embeddings, the blocks and the head: the ends join their nearest block.
+    wanted = [0, *range(3, STAGES + 2), STAGES + 3]
     plan = Plan(
         fingerprint=graph.fingerprint,
         devices=problem.cluster.device_names,
@@ -67,7 +72,9 @@ def measure(scale: float = 1.0) -> tuple[dict, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         files = JobDirectory(Path(folder) / "job")
         recipe = Recipe(optimizer="adam")
-        files.create(solution, Job(model=origin, steps=2, recipe=recipe, keep_results=False))
+        files.create(
+            solution, Job(model=origin, steps=2, recipe=recipe, keep_results=False, compared=True)
+        )
         launch(files.path)
         run = collect(files.path)
     missed, ratios = [], []
@@ -79,6 +86,8 @@ def measure(scale: float = 1.0) -> tuple[dict, list[str]]:
         print(f"{name:8} {expected / 1e6:12.1f} {grown / 1e6:12.1f} {ratios[-1]:6.2f}")
         if ratios[-1] > LIMIT:
             missed.append(f"{name} grew by {ratios[-1]:.2f} times its forecast")
+        if name not in (plan.devices[0], plan.devices[-1]) and grown >= whole:
+            missed.append(f"{name} grew by as much as the whole model")
     return {"whole_bytes": whole, "worst_ratio": max(ratios)}, missed
 
 

@@ -38,6 +38,7 @@ from partita.capture.setting import (
 )
 from partita.capture.trace import ChangedConstantError, Trace
 from partita.capture.tree import Ref, Value, leaves_of, map_leaves, tensors_of
+from partita.capture.without_values import without_values
 from partita.errors import InvalidInputError
 
 
@@ -362,6 +363,31 @@ def capture(
             failure = exc
     why = "; ".join(notes)
     raise InvalidInputError(f"{type(model).__name__} cannot be captured: {why}") from failure
+
+
+def capture_without_values(
+    model: nn.Module,
+    example: Example,
+    *,
+    granularity: Granularity = Granularity.OP,
+    loss: LossFunction | None = None,
+    mode: CaptureMode = CaptureMode.TRAINING,
+    name: str = "",
+) -> CapturedModel:
+    """Return a model as ``capture`` does, without computing anything that depends on parameters.
+
+    It takes next to no memory, and is not compared with the model: for models that were captured
+    before, by whoever compares the two graphs.
+
+    Raises:
+        Exception: It needs values: it decides by them, or calls what does not know fake tensors.
+    """
+    setting = make_setting(model, example, loss, mode)
+    _, opaque = next(_levels(setting, granularity))
+    with without_values(setting) as fake, undisturbed(fake):
+        recording = record(fake, opaque)
+        captured = assembled(fake, recording, granularity, (name, ()))
+    return replace(captured, parameters=setting.parameters)
 
 
 def _levels(setting: Setting, granularity: Granularity) -> Iterator[tuple[str, frozenset[str]]]:

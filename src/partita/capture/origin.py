@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from partita.capture.capture import capture
+from partita.capture.capture import capture, capture_without_values
 from partita.capture.captured import CapturedModel, CaptureMode, Granularity
 from partita.capture.partial import build_partly
 from partita.capture.setting import LossFunction
@@ -165,23 +165,48 @@ class Captures:
         source: ModelSource,
         origin: ModelOrigin,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        *,
+        known: Graph | None = None,
     ) -> None:
-        """Take a model; ``context`` is what it is captured under, such as autocast."""
+        """Take a model.
+
+        Args:
+            source: The model.
+            origin: How it is captured.
+            context: Makes what it is captured under, such as autocast.
+            known: The graph that it was found to have by whoever compared the two. It is then
+                captured without values where that gives this graph again.
+        """
         self.source, self.origin, self._context = source, origin, context
+        self._known = known
         self._made: dict[int, CapturedModel] = {}
 
     def at(self, size: int = 0) -> CapturedModel:
         """Return the model captured on a microbatch of some samples; 0 = the usual number."""
         if size not in self._made:
             with self._context():
-                captured = capture(
-                    self.source.model,
-                    self.source.example(size),
-                    granularity=self.origin.granularity,
-                    loss=self.source.loss,
-                    mode=self.origin.mode,
-                    name=self.source.name,
-                )
+                captured = self._without_values(size) or self._captured(capture, size)
             self._made[size] = captured
             self._made.setdefault(captured.graph.batch_size, captured)
         return self._made[size]
+
+    def _captured(self, how: Callable[..., CapturedModel], size: int) -> CapturedModel:
+        return how(
+            self.source.model,
+            self.source.example(size),
+            granularity=self.origin.granularity,
+            loss=self.source.loss,
+            mode=self.origin.mode,
+            name=self.source.name,
+        )
+
+    def _without_values(self, size: int) -> CapturedModel | None:
+        """Return the model captured without values; None where it is not what it is known as."""
+        if self._known is None:
+            return None
+        try:
+            captured = self._captured(capture_without_values, size)
+        except Exception as exc:  # noqa: BLE001  # a model's own code may raise anything
+            logger.info("%s is captured with values: %s", self.source.name, exc)
+            return None
+        return captured if captured.graph.fingerprint == self._known.fingerprint else None

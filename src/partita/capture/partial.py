@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from partita.capture.trace import GETTERS, kind_of
+from partita.capture.tree import tensors_of
 from partita.errors import InvalidInputError
 
 _CONVERSIONS = frozenset(
@@ -49,15 +51,18 @@ def build_partly(
     names: dict[int, list[str]] = {}
     for name, parameter in shell.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    # Parameters that are replaced on the way have no name in the end; they may be read until then.
-    places = [
-        id(parameter) in names and not any(name in wanted for name in names[id(parameter)])
-        for parameter in seen
-    ]
+    unwanted = {
+        place
+        for place, parameter in enumerate(seen)
+        if not any(name in wanted for name in names.get(id(parameter), ()))
+    }
+    # Parameters that are replaced on the way have no name in the end.
+    replaced = {place for place, parameter in enumerate(seen) if id(parameter) not in names}
     shapes = {name: parameter.shape for name, parameter in shell.named_parameters()}
-    torch.random.set_rng_state(drawn)
-    with _StandIns(), _registered(lambda place: place < len(places) and places[place]):
-        model = build(device)
+    try:
+        model = _built_with_stand_ins(build, device, drawn, (unwanted, replaced))
+    except _ReadError:
+        model = _built_with_stand_ins(build, device, drawn, (unwanted - replaced, set()))
     found = {name: parameter.shape for name, parameter in model.named_parameters()}
     hidden = {name for name, parameter in model.named_parameters() if is_stand_in(parameter)}
     if found != shapes or hidden & set(wanted):
@@ -66,6 +71,21 @@ def build_partly(
             "be built in parts"
         )
     return model
+
+
+def _built_with_stand_ins(
+    build: Callable[[str], nn.Module],
+    device: str,
+    drawn: Tensor,
+    places: tuple[set[int], set[int]],
+) -> nn.Module:
+    """Return a model with stand-ins at some places, some of which may not be read."""
+    hidden, unread = places
+    torch.random.set_rng_state(drawn)
+    mode = _StandIns()
+    with mode, _registered(hidden.__contains__) as seen:
+        mode.is_unread = lambda tensor: any(tensor is seen[p] for p in unread if p < len(seen))
+        return build(device)
 
 
 @contextmanager
@@ -88,8 +108,20 @@ def stand_in(like: Tensor) -> Tensor:
     return torch.full((), 0.01, dtype=like.dtype, device=like.device).expand(like.shape)
 
 
+class _ReadError(Exception):
+    """A model looks at a parameter that it replaces afterwards."""
+
+
 class _StandIns(TorchFunctionMode):
-    """Lets what changes or converts stand-ins go on without memory."""
+    """Lets what changes or converts stand-ins go on without memory.
+
+    Attributes:
+        is_unread: Returns whether a tensor is a stand-in that nobody may read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_unread: Callable[[Tensor], bool] = lambda _: False
 
     def __torch_function__(
         self,
@@ -102,13 +134,17 @@ class _StandIns(TorchFunctionMode):
         options, name = dict(kwargs or {}), getattr(func, "__name__", "")
         # Functions of torch.nn.init come with their tensor by keyword.
         first = args[0] if args else options.get("tensor")
+        is_change = name.endswith("_") and not name.endswith("__")
+        reads = not is_change and kind_of(func) not in GETTERS
+        if reads and any(map(self.is_unread, tensors_of((args, options)))):
+            raise _ReadError
         if not (isinstance(first, Tensor) and is_stand_in(first)):
             return func(*args, **options)
         if name in _CONVERSIONS:
             return func(first.as_strided((), ()), *args[1:], **options).expand(first.shape)
         if name == "__setitem__":
             return None
-        if not name.endswith("_") or name.endswith("__"):
+        if not is_change:
             return func(*args, **options)
         # The same numbers are drawn as for a real one, and dropped.
         if name in _OTHER_DRAWS:

@@ -32,7 +32,7 @@ from partita.capture.op import (
 from partita.capture.shapes import flexible_sizes
 from partita.capture.tree import Const, Param, Ref, Value, map_leaves, tensors_of
 
-_GETTERS = frozenset(
+GETTERS = frozenset(
     {
         "__len__",
         "_version",
@@ -183,7 +183,7 @@ class Trace(TorchFunctionMode):
         if self._depth:
             return func(*args, **kwargs)
         kind = kind_of(func)
-        if kind in _GETTERS and getattr(func, "__name__", "") != "__set__":
+        if kind in GETTERS and getattr(func, "__name__", "") != "__set__":
             if kind in _SHAPE_READS:
                 self._note_shape_read(kind, args)
             return func(*args, **kwargs)
@@ -278,16 +278,23 @@ class Trace(TorchFunctionMode):
         if not written and all(self._is_known(tensor) for tensor in made):
             return result
         refs = refs_in(recorded)
-        drew = self._drew(kind_of(func), before)
+        drew = self._drew(func, (args, kwargs), before)
         stale = any(storage_of(tensor) in self._written_at for tensor in inputs)
-        if drew or stale or self.is_fake or any(not isinstance(ref, Const) for ref in refs):
+        # Constants that are real, beside fake tensors, are constants all the same.
+        valueless = any(map(is_fake, (*inputs, *made)))
+        if drew or stale or valueless or any(not isinstance(ref, Const) for ref in refs):
             self._record(func, recorded, refs, (made, written), drew=drew)
         return result
 
-    def _drew(self, kind: str, before: Tensor | None) -> bool:
+    def _drew(
+        self,
+        func: Callable[..., Any],
+        given: tuple[tuple[Any, ...], Mapping[str, Any]],
+        before: Tensor | None,
+    ) -> bool:
         """Return whether a call has drawn random numbers, given the generator's state before."""
         if before is None or self.is_fake:
-            return any(name in kind for name in (*_RANDOM, *_RANDOM_INSIDE))
+            return _may_draw(func, *given)
         return not torch.equal(before, torch.default_generator.get_state())
 
     def _record(
@@ -475,6 +482,16 @@ class Trace(TorchFunctionMode):
             return plain_call(module, *args, **kwargs)
         finally:
             self._scopes.pop()
+
+
+def _may_draw(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call may draw random numbers, by its name; fake tensors do not show it."""
+    kind = kind_of(func)
+    if any(name in kind for name in _RANDOM):
+        return True
+    if kind == "scaled_dot_product_attention":
+        return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
+    return any(name in kind for name in _RANDOM_INSIDE)
 
 
 def _version(tensor: Tensor) -> int:

@@ -16,6 +16,7 @@ from partita.core.cluster import Cluster
 from partita.core.graph import DeviceKind
 from partita.core.json_values import number_or_none
 from partita.core.plan import Plan
+from partita.core.problem import Mode
 from partita.core.program import Program
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
@@ -349,6 +350,10 @@ def execute(solution: Solution, execution: Execution, captures: Captures | None)
     )
     if execution.baseline in TORCH_WAYS:
         return _run_torch(solution, execution, captures, workload)
+    if execution.job.evaluation.every or solution.problem.objective.mode is Mode.INFERENCE:
+        for size in dict.fromkeys(solution.plan.microbatch_sizes.tolist()):
+            captures.at(size).check_mode(training=False)
+    execution = replace(execution, job=replace(execution.job, compared=True))
     return _run(solution, execution, captures, workload)
 
 

@@ -1,6 +1,7 @@
 """This process made ready for ranks: its devices, threads and memory, and whether it can fork."""
 
 import ctypes
+import gc
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from partita.processes import machine_cores
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST_BYTES = 2**30
 """Blocks up to this size come from memory that is kept."""
+_LARGE_BYTES = 2**18
+"""Blocks from this size on are given back, where that is asked for."""
 
 
 def visible_gpus() -> int:
@@ -82,9 +85,27 @@ def keep_freed_memory() -> None:
     By default glibc gives large blocks back to the system at once. A training step frees and asks
     for the same sizes over and over, and each time the system would have to page them in.
     """
+    _set_thresholds(_LARGEST_BYTES, 2 * _LARGEST_BYTES - 1)
+
+
+def give_back_memory() -> None:
+    """Give back what this process has freed, and from now on large blocks as they are freed.
+
+    A process that builds and captures a model frees many blocks of many sizes: kept, they would be
+    more than what it needs. Does nothing where the C library is another one.
+    """
+    gc.collect()
+    _set_thresholds(_LARGE_BYTES, _LARGE_BYTES)
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+def _set_thresholds(largest_kept_bytes: int, trimmed_bytes: int) -> None:
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _LARGEST_BYTES)
-        mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_BYTES - 1)
+        mallopt(_MMAP_THRESHOLD, largest_kept_bytes)
+        mallopt(_TRIM_THRESHOLD, trimmed_bytes)

@@ -14,6 +14,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from partita.capture.origin import Captures, load_origin_partly
 from partita.capture.partial import without_saved_tensors
+from partita.capture.without_values import load_what_torch_loads_late
 from partita.core.graph import DeviceKind
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
@@ -22,7 +23,7 @@ from partita.ranks.device import seam_of
 from partita.ranks.environment import RankEnvironment
 from partita.ranks.failures import as_partita_error
 from partita.ranks.member import Member
-from partita.ranks.setup import local_device, warm_up_autograd
+from partita.ranks.setup import give_back_memory, local_device, warm_up_autograd
 from partita.ranks.status import Phase, StatusBoard
 from partita.runtime.emulation import emulated_workload, run_emulated_rank
 from partita.runtime.executor import make_task, passing_over
@@ -132,6 +133,8 @@ def _prepare(
     job: Job, solution: Solution, rank: int, device: torch.device, *, is_again: bool
 ) -> Callable[[Member, StatusBoard], RankReport]:
     """Return what the rank does once it has met the others."""
+    load_what_torch_loads_late()
+    give_back_memory()
     memory = ProcessMemory()
     problem, plan = solution.problem, solution.plan
     emulation = job.emulation()
@@ -154,13 +157,15 @@ def _prepare(
     # A rank has memory for what its stages hold: the model has stand-ins for all else.
     here = used_devices(job.program(solution))[rank]
     source = load_origin_partly(origin, held_names(problem.graph, plan, here))
-    captures = Captures(source, origin, lambda: numerics.autocast(device.type))
+    known = problem.graph if job.compared else None
+    captures = Captures(source, origin, lambda: numerics.autocast(device.type), known=known)
     with without_saved_tensors():
         workload = model_workload(
             captures, problem, plan, same_data=job.same_data, data=job.data, hands_over=True
         )
     for passed in job.passed:
         workload = passing_over(workload, passed)
+    give_back_memory()
     task = make_task(problem, plan, workload, order=job.order)
     options = job.rank_options().again() if is_again else job.rank_options()
 

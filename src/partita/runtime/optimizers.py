@@ -8,7 +8,7 @@ State is kept by the name of the parameter, as entries that torch's optimizers h
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -22,6 +22,7 @@ from partita.errors import InvalidInputError, UnsupportedError
 from partita.runtime.numerics import numerics_of
 from partita.runtime.recipe import Recipe, Schedule, ScriptRecipe
 
+_SCRATCH_BYTES = 2**24
 _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8
 _MOMENTUM = 0.9
@@ -244,24 +245,61 @@ def _adapt(kernel: Callable[..., None]) -> Callable[..., None]:
         rate: float,
         decay: float,
     ) -> None:
-        kernel(
-            tensors,
-            gradients,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            amsgrad=False,
-            beta1=_BETAS[0],
-            beta2=_BETAS[1],
-            lr=rate,
-            weight_decay=decay,
-            eps=_EPSILON,
-            maximize=False,
-            foreach=True,
-        )
+        for pieces in _pieces(tensors, gradients, states):
+            kernel(
+                [piece[0] for piece in pieces],
+                [piece[1] for piece in pieces],
+                [piece[2] for piece in pieces],
+                [piece[3] for piece in pieces],
+                [],
+                [piece[4] for piece in pieces],
+                amsgrad=False,
+                beta1=_BETAS[0],
+                beta2=_BETAS[1],
+                lr=rate,
+                weight_decay=decay,
+                eps=_EPSILON,
+                maximize=False,
+                foreach=True,
+            )
 
     return apply
+
+
+_Piece: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Some rows of a parameter, of its gradient and of its two moments, and its count of steps."""
+
+
+def _pieces(
+    tensors: list[Tensor], gradients: list[Tensor], states: list[State]
+) -> Iterator[list[_Piece]]:
+    """Yield what is stepped in one call: the kernels make scratch of its size.
+
+    Their arithmetic is by element, so pieces come to the same. (The fused ones, which make none,
+    take gradients for contiguous that are not.)
+    """
+    batch: list[_Piece] = []
+    room = _SCRATCH_BYTES
+    for tensor, gradient, state in zip(tensors, gradients, states, strict=True):
+        size = tensor.numel() * tensor.element_size()
+        length = tensor.shape[0] if tensor.dim() else 1
+        count = max(1, min(length, -(-size // _SCRATCH_BYTES)))
+        whole = (tensor, gradient, state["exp_avg"], state["exp_avg_sq"])
+        if count == 1:
+            if batch and size > room:
+                yield batch
+                batch, room = [], _SCRATCH_BYTES
+            batch.append((*whole, state["step"]))
+            room -= size
+            continue
+        # Each call counts a step: on a copy in all pieces but the last.
+        for piece in range(count):
+            begin, end = piece * length // count, (piece + 1) * length // count
+            step = state["step"] if piece == count - 1 else state["step"].clone()
+            first, second, third, fourth = (part[begin:end] for part in whole)
+            yield [(first, second, third, fourth, step)]
+    if batch:
+        yield batch
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -240,14 +240,15 @@ class ParameterStore:
     def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Add the gradients of parameters, by name, over one microbatch of one stage.
 
-        The first may be a tensor that others hold too; the sum of two is our own to change.
+        The first may be a tensor that others hold too; then the sum of two is our own to change.
         """
         sums, parts = [], []
         for name, gradient in gradients.items():
             held = self._gradients.get(name)
             if held is None:
-                self._gradients[name] = self.numerics.summed(gradient)
-            elif name in self._own_sums:
+                self._gradients[name] = self.numerics.summed(gradient).detach()
+            elif name in self._own_sums or _is_unshared(held):
+                self._own_sums.add(name)
                 sums.append(held)
                 parts.append(gradient)
             else:
@@ -468,6 +469,17 @@ class ParameterStore:
     def _names(self, bucket: int) -> list[str]:
         names = self._task.graph.parameters.names
         return [names[row] for row in self._task.program.parameters_of(bucket).tolist()]
+
+
+def _is_unshared(tensor: Tensor) -> bool:
+    """Return whether no other tensor has the storage of this one, of which it is all.
+
+    Gradients may be one another's views, or what a stage hands on.
+    """
+    storage = tensor.untyped_storage()
+    is_whole = tensor.numel() * tensor.element_size() == storage.nbytes()
+    # The tensor and the storage in hand count.
+    return is_whole and torch._C._storage_Use_Count(storage._cdata) == 2  # noqa: SLF001  # its only name
 
 
 def _padded(value: Tensor, count: int) -> Tensor:

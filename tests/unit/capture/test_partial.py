@@ -1,12 +1,17 @@
 """Models with memory for some parameters only."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+from partita.capture.capture import capture_without_values
+from partita.capture.op import is_fake
 from partita.capture.origin import Captures, ModelOrigin, load_origin, load_origin_partly
 from partita.capture.partial import build_partly, is_stand_in, without_saved_tensors
-from partita.capture.sources import SourceOptions
+from partita.capture.setting import Example
+from partita.capture.sources import ModelSource, SourceOptions
 from partita.errors import InvalidInputError
 from partita.models.zoo import build_model
 
@@ -84,3 +89,72 @@ def only_real(device: str) -> tuple[nn.Module, torch.Tensor]:
     if str(device) == "meta":
         raise ValueError("not here")
     return nn.Linear(3, 3), torch.ones(2, 3)
+
+
+@pytest.mark.parametrize("text", ["gpt3-small", "resnet18", "hf:tiny-llama", "hf:tiny-t5"])
+def test_a_capture_without_values_is_the_same(text: str) -> None:
+    options = SourceOptions(batch_size=2, scale=1.0 if ":" in text else 0.05)
+    origin = ModelOrigin(text=text, options=replace(options, sequence_length=8 * (text[0] != "r")))
+    source = load_origin(origin)
+    real = Captures(source, origin).at(2)
+    before = dict(source.model.named_parameters())
+    light = capture_without_values(
+        source.model, source.example(2), loss=source.loss, name=source.name
+    )
+    assert light.graph.fingerprint == real.graph.fingerprint
+    assert light.digest == real.digest
+    assert all(map(torch.equal, light.constants, real.constants))
+    for ours, theirs in zip(light.ops, real.ops, strict=True):
+        assert (ours.changes, ours.draws, ours.constants) == (
+            theirs.changes,
+            theirs.draws,
+            theirs.constants,
+        )
+    after = dict(source.model.named_parameters())
+    assert all(after[name] is parameter for name, parameter in before.items())
+    assert light.parameters.keys() == real.parameters.keys()
+    assert not any(map(is_fake, light.parameters.values()))
+
+
+class Choosing(nn.Module):
+    """Decides by a value that depends on a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.weight
+        return y.sum() if float(y.mean()) > 0 else y.square().sum()
+
+
+def test_a_model_that_needs_values_is_captured_with_them() -> None:
+    model = Choosing()
+    source = ModelSource(
+        name="choosing", model=model, example=lambda *_: Example(args=(torch.ones(2, 3),))
+    )
+    origin = ModelOrigin(text="choosing")
+    known = Captures(source, origin).at(2).graph
+    with pytest.raises(Exception, match="_local_scalar_dense"):
+        capture_without_values(model, source.example(2))
+    assert Captures(source, origin, known=known).at(2).graph.fingerprint == known.fingerprint
+
+
+class Replacing(nn.Module):
+    """Builds a parameter that it replaces, and may have read before."""
+
+    def __init__(self, device: str, *, reads: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3, device=device)
+        dropped = self.first.weight
+        value = dropped * 2 if reads else torch.zeros(3, 3, device=device)
+        self.first.weight = nn.Parameter(value.detach())
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_parameter_that_is_replaced_takes_memory_only_where_it_is_read(reads: bool) -> None:
+    torch.manual_seed(5)
+    whole = dict(Replacing("cpu", reads=reads).named_parameters())
+    torch.manual_seed(5)
+    part = build_partly(lambda device: Replacing(device, reads=reads), set(whole))
+    assert all(torch.equal(p, whole[name]) for name, p in part.named_parameters())
