@@ -27,13 +27,13 @@ from _fleet_live import (
     Plan,
     Server,
     check_segments,
+    checkpoint_of,
     compared,
     declared,
     epoch_of,
     fleet_name,
     left_over,
     metered_jobs,
-    start_costs,
     submit_all,
     wait_for_all,
 )
@@ -111,11 +111,12 @@ def against_simulator(cluster: Cluster, plan: Plan, folder: Path) -> dict[str, A
                 break
         rows = wait_for_all(server.client, len(jobs), 10)
         specs = [spec for _, spec in jobs]
-        starts = sorted(start_costs(plan, specs, epoch_of(folder)))
-        measured = replace(plan, restart_s=sum(starts) / len(starts))
+        start_s, end_s = start_and_end_s(server, specs, rows)
+        measured = replace(plan, restart_s=start_s + end_s)
         return {
             **compared(measured, specs, rows, epoch_of(folder)),
-            "measured_start_s": measured.restart_s,
+            "measured_start_s": start_s,
+            "measured_end_s": end_s,
             "finished": sum(row["state"] == "finished" for row in rows),
             "grants_compared": checked,
             "grants_wrong": wrong,
@@ -123,6 +124,23 @@ def against_simulator(cluster: Cluster, plan: Plan, folder: Path) -> dict[str, A
         }
     finally:
         server.end()
+
+
+def start_and_end_s(
+    server: Server, specs: list[JobSpec], rows: list[dict[str, Any]]
+) -> tuple[float, float]:
+    """Return what a start costs, from the fleet's order to the loop, and an end, back again."""
+    by_name = {spec.name: spec for spec in specs}
+    starts, ends = [], []
+    for row in rows:
+        segments = checkpoint_of(by_name[row["name"]])["segments"]
+        attempts = server.client.status(row["id"])["attempt_list"]
+        if len(segments) != len(attempts):
+            continue  # one of them never got as far as a checkpoint
+        for segment, attempt in zip(segments, attempts, strict=True):
+            starts.append(segment[2] - attempt["started_s"])
+            ends.append(attempt["ended_s"] - segment[3])
+    return sum(starts) / len(starts), max(0.0, sum(ends) / len(ends))
 
 
 def under_faults(cluster: Cluster, plan: Plan, folder: Path) -> dict[str, Any]:

@@ -9,6 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _fleet_live import (
+    Plan,
+    Server,
+    check_segments,
+    fleet_name,
+    metered_jobs,
+    wait_for_all,
+)
 
 from partita.catalogue.catalogue import load_catalogue
 from partita.fleet.engines.protocol import (
@@ -257,3 +265,27 @@ def test_doctor_and_cluster_speak_of_this_slurm(
     cluster = read_slurm_cluster("slurm:main", load_catalogue())
     assert [host.name for host in cluster.hosts] == ["n1", "n2", "n3", "n4"]
     assert [level.name for level in cluster.levels] == ["host", "rack", "spine"]
+
+
+def test_a_job_without_a_shared_file_system_reports_over_http(
+    slurm: PrivateSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in slurm.environment.items():
+        monkeypatch.setenv(name, text)
+    plan = Plan(jobs=1, policy="fifo:tune", round_s=2.0, seconds=(2.0, 2.0), span_s=0.1)
+    options = ("--engine-option", "shared=no", "--engine-option", "every=0.2")
+    server = Server(plan, tmp_path, more=("--engine", "slurm", *options))
+    server.start()
+    try:
+        ((_, spec),) = metered_jobs(plan, tmp_path)
+        number = server.client.submit(spec)
+        (row,) = wait_for_all(server.client, 1, 90)
+        assert (row["state"], row["step"], row["attempts"]) == ("finished", spec.steps, 1)
+        assert check_segments(spec) == []
+        home = tmp_path / "fleet.sqlite.d" / f"job-{number}"
+        assert json.loads((home / "progress.json").read_text())["state"] == "done"
+        assert not (home / "log.txt").exists()
+    finally:
+        server.end()
+        for log in Path("/tmp").glob(f"partita-{fleet_name(tmp_path)}-*.log"):
+            log.unlink()
