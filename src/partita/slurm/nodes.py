@@ -14,12 +14,10 @@ _AWAY = (
     "DRAIN",
     "FAIL",
     "MAINT",
-    "NOT_RESPONDING",
     "POWERED_DOWN",
     "POWERING_DOWN",
     "POWER_DOWN",
     "REBOOT",
-    "UNKNOWN",
     "FUTURE",
     "INVAL",
 )
@@ -51,7 +49,11 @@ class SlurmNode:
 
     @property
     def away(self) -> str:
-        """Why nothing can be started on it, in a few words; empty = something can."""
+        """Why nothing can be started on it, in a few words; empty = something can.
+
+        One that does not respond, or of which nothing is known, is not away yet: all are like that
+        for a moment after a restart of the controller, which calls those DOWN that stay so.
+        """
         words = [state for state in self.states if state.startswith(_AWAY)]
         return " ".join(filter(None, ["+".join(words), self.reason])) if words else ""
 

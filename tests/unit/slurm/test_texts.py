@@ -23,7 +23,7 @@ NodeName=gpu10 Arch=x86_64 CoresPerSocket=16
 
 NodeName=gpu2 CPUTot=32 Gres=gpu:a100:4 RealMemory=512000 State=MIXED+DRAIN Partitions=main
    Reason=bad fan [root@2026-11-18T13:35:40]
-NodeName=gpu3 CPUTot=32 Gres=gpu:v100:2 RealMemory=256000 State=IDLE* Partitions=main
+NodeName=gpu3 CPUTot=32 Gres=gpu:v100:2 RealMemory=256000 State=DOWN* Partitions=main
 NodeName=gpu4 CPUTot=32 Gres=gpu:v100:2 RealMemory=256000 State=ALLOCATED Partitions=main
 NodeName=login CPUTot=8 Gres=(null) RealMemory=64000 State=IDLE Partitions=main
 """
@@ -67,7 +67,10 @@ def test_nodes_are_read_with_states_and_reasons() -> None:
     assert nodes["gpu10"].away == ""
     assert nodes["gpu4"].away == ""
     assert nodes["gpu2"].away == "DRAIN bad fan [root@2026-11-18T13:35:40]"
-    assert nodes["gpu3"].away == "NOT_RESPONDING"
+    assert nodes["gpu3"].away == "DOWN"
+    assert nodes["gpu3"].states == ("DOWN", "NOT_RESPONDING")
+    (silent,) = read_nodes("NodeName=a CPUTot=1 RealMemory=1 State=IDLE*")
+    assert silent.away == ""
     assert nodes["login"].gpus == ()
 
 

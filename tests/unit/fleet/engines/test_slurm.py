@@ -111,7 +111,7 @@ def test_ends_are_told_apart(tmp_path, state: str, cause: Cause, why: str) -> No
     status = look.statuses[Attempt(3, 2)]
     assert (status.running, status.cause) == (False, cause)
     assert status.why.startswith(why)
-    assert look.away == {"gpu2": "DOWN+NOT_RESPONDING"}
+    assert look.away == {"gpu2": "DOWN"}
 
 
 def test_what_slurm_queues_again_is_ended_there(tmp_path) -> None:
