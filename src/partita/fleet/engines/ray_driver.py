@@ -22,6 +22,7 @@ from typing import Any
 
 from partita.fleet.engines.shim import CANNOT_START
 from partita.processes import die_with_parent
+from partita.ray_link import connected_ray
 
 ORDER_VARIABLE = "PARTITA_RAY_ORDER"
 GIVEN = "partita-given: "
@@ -105,12 +106,12 @@ class _Driver:
 
     def run(self) -> dict[str, Any]:
         """Run the job and return how it ended."""
-        ray = _ray()
+        with connected_ray("", noun="--engine ray") as ray:
+            return self._run_on(ray)
+
+    def _run_on(self, ray: Any) -> dict[str, Any]:  # noqa: ANN401 (a module)
         groups = _ray(".util.placement_group")
         strategies = _ray(".util.scheduling_strategies")
-        ray.init(address="auto", log_to_driver=True)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self.take)  # Ray has put its own in their place, which exit
         places = self._order["places"]
         group = groups.placement_group(
             [_bundle(place) for place in places],
@@ -193,7 +194,10 @@ def _print(beginning: str, value: object) -> None:
 
 def main() -> int:
     """Run the job of the environment; returns its exit code."""
-    ended = _Driver(json.loads(os.environ.pop(ORDER_VARIABLE))).run()
+    driver = _Driver(json.loads(os.environ.pop(ORDER_VARIABLE)))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, driver.take)
+    ended = driver.run()
     _print(ENDED, ended)
     return int(ended.get("exit_code") or 0) if ended["cause"] == "itself" else 1
 
