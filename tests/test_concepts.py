@@ -83,9 +83,7 @@ CONCEPTS: Mapping[str, Concept] = {
     "cores that this process may use": Concept(r"len\(os\.sched_getaffinity\(", ("processes.py",)),
     "keys that a YAML file must have": Concept(r": key \{key!r\} is missing", ("yaml_nodes.py",)),
     # A job of Ray's own is inside it already, and wants its log.
-    "connecting to a Ray": Concept(
-        r"\bray\.init\(", ("ray_link.py", "fleet/engines/ray_driver.py")
-    ),
+    "connecting to a Ray": Concept(r"\bray\.init\(", ("ray_link.py",)),
     "one function over many inputs": Concept(r"class \w*Workers\b(?!Fields)", ("workers.py",)),
     "words between a driver and its agents": Concept(r"partita> ", ("hosts/messages.py",)),
     "near names": Concept(r"get_close_matches\(", ("names.py",)),
