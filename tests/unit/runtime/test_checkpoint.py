@@ -111,8 +111,17 @@ def test_damage_is_found_and_the_checkpoint_before_is_taken(
         checkpoints.load(tmp_path / "step-000002", zeros())
 
 
-def test_of_no_checkpoint_that_is_whole_there_is_none(tmp_path: Path) -> None:
+def test_an_empty_folder_has_no_newest_checkpoint(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "none").newest() is None
+
+
+def test_where_all_checkpoints_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2)
+    for folder in tmp_path.glob("step-*"):
+        for file in folder.glob("*.distcp"):
+            file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(InvalidInputError, match=r"is whole \(2 damaged\); delete them"):
+        Checkpoints(tmp_path, warn=lambda _: None).newest()
 
 
 def test_a_full_disk_costs_a_warning_and_leaves_nothing(

@@ -276,12 +276,15 @@ class Checkpoints:
         return None
 
     def newest(self, folder: Path | None = None) -> Path | None:
-        """Return the newest checkpoint that is whole, None if there is none; all ranks call it.
+        """Return the newest checkpoint that is whole, None if there are none; all ranks call it.
 
         All bytes are read, each file by one rank. What is passed over is reported.
 
         Args:
             folder: Another folder than that of the run.
+
+        Raises:
+            InvalidInputError: There are some, and none is whole.
         """
         where = self.folder if folder is None else folder
         paths: list[Path] = self._from_first(lambda: list_checkpoints(where)[::-1])
@@ -290,6 +293,12 @@ class Checkpoints:
             if not damage:
                 return path
             self._tell(f"{path}: {damage}; the checkpoint before it is taken")
+        if paths:
+            # A run that began anew without a word would be taken for one that went on.
+            raise InvalidInputError(
+                f"no checkpoint of {where} is whole ({len(paths)} damaged); delete them to begin "
+                "at the beginning"
+            )
         return None
 
     def named(self, path: Path) -> Path:
