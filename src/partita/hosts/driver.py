@@ -149,11 +149,6 @@ class _Agent:
         return self.answer is not None or bool(self.lost)
 
     @property
-    def knows_why(self) -> bool:
-        """Whether it says which of its ranks is to blame."""
-        return isinstance(self.answer, Failed) and self.answer.rank >= 0
-
-    @property
     def title(self) -> str:
         """The host and its ranks, for people."""
         ranks = ", ".join(map(str, self.host.ranks))
@@ -337,11 +332,11 @@ class _Driver:
         return any(agent.lost or isinstance(agent.answer, Failed) for agent in self._agents)
 
     def _hear_out(self) -> None:
-        """Let all agents say why they failed; where none knows, one that is silent is lost."""
+        """Let all agents say why they failed; one that says nothing at all is lost."""
         deadline = time.monotonic() + _GRACE_S / 3
         while time.monotonic() < deadline and not all(agent.is_over for agent in self._agents):
             self._hear(_LOOK_S)
-        if any(agent.lost or agent.knows_why for agent in self._agents):
+        if any(agent.lost for agent in self._agents):
             return
         for agent in self._agents:
             silent_s = time.monotonic() - agent.heard_s
