@@ -37,18 +37,19 @@ def command(request: RunRequest, *, as_json: bool, quiet: bool, debug: bool) -> 
     if request.detach:
         show_detached(prepared, as_json=as_json)
         return
-    unwatched = silent or bool(request.script)  # a script has steps of its own
+    steps = StepLine(prepared, quiet=silent)
     outcome = carry_out(
         prepared,
         lambda text: None if silent else click.echo(f"run: {text}", err=True),
-        on_row=StepLine(prepared, quiet=unwatched),
+        on_row=steps,
         on_line=lambda rank, line: (
             click.echo(f"rank {rank}: {line}", err=True) if request.script and not silent else None
         ),
     )
+    steps.end()
     if outcome is None:
         return
-    if request.script and not silent:
+    if request.script and not as_json:
         assert outcome.directory is not None  # where it was written
         log = outcome.directory / "logs" / "rank0.log"
         click.echo(log.read_text(errors="replace"), nl=False)

@@ -32,6 +32,8 @@ _FLAGS = {"json": "as_json", "quiet": "quiet", "debug": "debug"}
 _WORST = 5
 _RECENT = 20
 """Steps over which the time of a step is shown."""
+_SHOWN_EVERY_S = 10.0
+"""Seconds from one line of a script's steps to the next, where lines stay."""
 _DRAWN = 20
 """Steps from which the losses of a run are drawn."""
 
@@ -58,7 +60,10 @@ class StepLine:
 
     def __init__(self, prepared: "PreparedRun", *, quiet: bool) -> None:
         summary, plan = prepared.summary, prepared.solution.plan
-        self._steps, self._samples = prepared.steps, plan.samples
+        has_script = isinstance(prepared.request, RunRequest) and prepared.request.script
+        # A script has as many steps as it makes; 0 = nobody knows how many.
+        self._steps, self._samples = 0 if has_script else prepared.steps, plan.samples
+        self._shown_s = -math.inf
         self._quiet, self._live = quiet, sys.stderr.isatty()
         emulated = prepared.request.emulate
         self._has_loss = not emulated
@@ -77,16 +82,26 @@ class StepLine:
         number, live = row.step, self._live
         if live:
             click.echo(f"\r{self._text(row)}\x1b[K", err=True, nl=number == self._steps)
-        elif (
-            number in (1, self._steps)
-            or number % max(1, self._steps // 5) == 0
-            or row.held_out_loss is not None
-        ):
+        elif row.held_out_loss is not None or self._is_shown(row):
             click.echo(self._text(row), err=True)
         self._first = self._first or row
 
+    def end(self) -> None:
+        """End a line of which nobody knew that it was the last."""
+        if self._live and self._first is not None and not self._steps:
+            click.echo(err=True)
+
+    def _is_shown(self, row: "StepRow") -> bool:
+        """Return whether a step is shown where lines stay: a few of all, or one now and then."""
+        if self._steps:
+            return row.step in (1, self._steps) or row.step % max(1, self._steps // 5) == 0
+        if row.time_s - self._shown_s < _SHOWN_EVERY_S:
+            return False
+        self._shown_s = row.time_s
+        return True
+
     def _text(self, row: "StepRow") -> str:
-        words = [f"run: step {row.step}/{self._steps}"]
+        words = [f"run: step {row.step}" + (f"/{self._steps}" if self._steps else "")]
         if self._has_loss:
             words.append(f"loss {row.loss:.4f}")
         if row.held_out_loss is not None:

@@ -132,9 +132,10 @@ def parse_precision(text: str) -> Precision:
     name, *changes = (part.strip() for part in text.split(","))
     name = ALIASES.get(name, name)
     if name not in PRECISIONS:
+        known = suggest(name, [*PRECISIONS, *ALIASES])
         raise InvalidInputError(
-            f"precision {name!r} is not known{suggest(name, PRECISIONS)}, and such with other "
-            "parts: bf16,state=bfloat16"
+            f"precision {name!r} is not known{known}, and such with other parts: "
+            "bf16,state=bfloat16"
         )
     parts = [field.name for field in fields(Precision)[1:]]
     found: dict[str, str | None] = {}

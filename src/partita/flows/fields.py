@@ -257,7 +257,8 @@ class StateFields(Request):
         None,
         usual="the model's dtype throughout",
         help=f"Dtypes of weights, gradients, master copy, state and collectives: "
-        f"{', '.join(PRECISIONS)}; parts of it may differ: bf16,state=bfloat16.",
+        f"{', '.join(PRECISIONS)}, bf16-master (= bf16-fp32-grads); parts of it may differ: "
+        "bf16,state=bfloat16.",
     )
 
 

@@ -414,7 +414,24 @@ def objective_remarks(request: StepFields, graph: Graph | None = None) -> tuple[
                 f"op times and activations are those of the graph, in {graph.dtype}; --precision "
                 f"{request.precision} changes weights, gradients, optimizer state and collectives"
             )
-    return tuple(remarks)
+    return (*remarks, *(() if graph is None else specialised_remarks(graph)))
+
+
+def specialised_remarks(graph: Graph) -> tuple[str, ...]:
+    """Return where the model of a graph may take another way on other data, a sentence each.
+
+    The capture notes it: ops of a branch that the example did not take are not in the graph.
+    """
+    notes = [
+        str(note)
+        for origin in ("profile", "estimate")
+        for record in graph.annotations.get(origin, {}).values()
+        for note in record.get("notes", ())
+    ]
+    found = [note for note in dict.fromkeys(notes) if note.startswith("specialised to")]
+    return tuple(
+        f"{note}; the plan computes what it did there, whatever the data" for note in found
+    )
 
 
 def _batch(graph: Graph, start: Objective, request: StepFields) -> tuple[int | None, int | None]:

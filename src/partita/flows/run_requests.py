@@ -244,6 +244,13 @@ class TrainRequest(StepFields, SourceFields, RunFields, SavingFields):
     tp: int = declare(
         1, minimum=1, help="Devices that divide the tensors of every replica of a stage."
     )
+    zero: int | None = declare(
+        None,
+        minimum=1,
+        maximum=3,
+        help="State that replicas divide instead of copying, as ZeRO counts it: 1 the optimizer's, "
+        "2 gradients too, 3 parameters too.",
+    )
     seed: int = declare(0, help="Seed of weights and data.")
     loss: str | None = declare(
         None,

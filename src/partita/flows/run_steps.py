@@ -23,7 +23,7 @@ from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.shorthand import cpu_hosts, local_cluster, read_shorthand
 from partita.core.cluster import Cluster
 from partita.core.graph import DeviceKind, Graph
-from partita.core.plan import Plan
+from partita.core.plan import Plan, Shard
 from partita.core.precision import DEFAULT_OPTIMIZER, parse_precision
 from partita.core.problem import Mode, Objective, Problem
 from partita.core.program import TransferMode
@@ -47,6 +47,7 @@ from partita.flows.problem import (
     objective_of,
     objective_remarks,
     read_cluster,
+    specialised_remarks,
     with_usual_reserve,
 )
 from partita.flows.profile import ProfiledModel, profile_cache, profiled_model
@@ -65,7 +66,7 @@ from partita.requests import OnProgress, silent
 from partita.runtime.baselines.names import TORCH_WAYS
 from partita.runtime.batches import LastBatch, Sampling
 from partita.runtime.checkpoint.files import newest_in, newest_of_runs, read_manifest
-from partita.runtime.data import DataSpec, open_data, tokens_of
+from partita.runtime.data import DataSpec, check_named_data, open_data, tokens_of
 from partita.runtime.directory import make_run_directory
 from partita.runtime.emulation import Emulation
 from partita.runtime.evaluation import Evaluation
@@ -125,6 +126,9 @@ def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) ->
     """
     assert request.model is not None  # checked before
     find_modules_here()
+    check_sinks(request.metrics)
+    if not request.emulate:
+        check_named_data(data_of(request), evaluates=bool(request.eval_every))
     check_model(request.model)
     host, gpus = _this_host(request), use_device_ids(request.device_ids, visible_gpus())
     cluster = _cluster(request, gpus)
@@ -154,7 +158,7 @@ def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) ->
         host=host,
         gpus=gpus,
         profiled=profiled,
-        remarks=objective_remarks(request),
+        remarks=(*objective_remarks(request), *specialised_remarks(graph)),
     )
 
 
@@ -189,7 +193,7 @@ def prepare_run(request: RunRequest) -> PreparedRun:
         summary=summarise(solution),
         host=host,
         gpus=gpus,
-        remarks=objective_remarks(request),
+        remarks=(*objective_remarks(request), *specialised_remarks(graph)),
     )
 
 
@@ -308,7 +312,7 @@ def _plan_for(request: TrainRequest | RunRequest, first: Solution, problem: Prob
     """Plan for some of the devices of a run, by the planner of its first plan where that can be."""
     if isinstance(request, TrainRequest) and request.pp is None and request.dp is None:
         stages, replicas = degrees(len(problem.cluster.devices), None, None, 1)
-        return _plan(problem, request, stages, replicas)
+        return _plan(problem, replace(request, zero=None), stages, replicas)  # one replica
     planner = first.planner if isinstance(request, RunRequest) and first.planner else None
     return chosen_planner(PlannerFields(planner=planner)).function()(problem)
 
@@ -644,7 +648,30 @@ def _plan(problem: Problem, request: TrainRequest, stages: int, replicas: int) -
         raise InvalidInputError(
             f"--pp {stages} does not match the {len(solution.plan.stages)} stages of {name}"
         )
+    if request.zero is not None:
+        if name not in _DIVIDING:
+            raise InvalidInputError(
+                f"--zero says nothing to planner {name!r}, which may divide state by itself; use "
+                f"{' or '.join(_DIVIDING)}"
+            )
+        solution = replace(solution, plan=sharded(solution.plan, request.zero))
     return solution
+
+
+def sharded(plan: Plan, zero: int) -> Plan:
+    """Return a plan whose replicas divide their state, as ZeRO counts it.
+
+    Raises:
+        InvalidInputError: No stage has replicas.
+    """
+    kinds = (Shard.OPTIMIZER, Shard.GRADIENTS, Shard.PARAMETERS)
+    stages = tuple(
+        replace(stage, shard=kinds[zero - 1]) if len(stage.devices) > 1 else stage
+        for stage in plan.stages
+    )
+    if stages == plan.stages:
+        raise InvalidInputError(f"--zero {zero}: no stage has replicas to divide state; add --dp")
+    return replace(plan, stages=stages)
 
 
 def _baseline(problem: Problem, request: TrainRequest, name: str) -> Solution:

@@ -388,6 +388,15 @@ def split_batch(batch: Any, sizes: Sequence[int], *, has_labels: bool) -> list[E
     return parts
 
 
+def cut_batch(batch: Any, most: int) -> list[Any]:  # noqa: ANN401  # the user's
+    """Return a batch in parts of at most so many samples, in order."""
+    samples = samples_of(batch)
+    if samples <= most:
+        return [batch]
+    begins = range(0, samples, most)
+    return [_cut(batch, slice(begin, begin + most), samples) for begin in begins]
+
+
 def _is_cut(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0
 

@@ -37,6 +37,10 @@ from partita.runtime.batches import (
 GENERATED = "generated"
 TRAIN, HELD_OUT = "train", "val"
 """Names of the two parts of a folder of data: ``train.bin`` and ``val.bin``, or sub-folders."""
+NO_HELD_OUT = (
+    "there are no data to evaluate on; name them by --eval-data, or put val.bin or a folder val "
+    "beside those that are trained on"
+)
 TOKEN_TYPES = ("uint16", "uint32")
 ARRAYS = (".npy", ".pt")
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -100,6 +104,31 @@ def open_data(
     return training, _opened(still, place, HELD_OUT, source, sizes) if place else None
 
 
+def check_named_data(spec: DataSpec, *, evaluates: bool) -> None:
+    """Check that data are there at all, before a model is built for them.
+
+    Raises:
+        InvalidInputError: They are not, or there are none to evaluate on.
+    """
+    for place in filter(None, (spec.source, spec.held_out)):
+        if place == GENERATED:
+            continue
+        path = Path(place.partition("?")[0])
+        if ":" in place and not path.exists():
+            find_callable(place)
+        elif not path.exists():
+            raise _missing(path)
+    if evaluates and spec.source != GENERATED and not (spec.held_out or _beside(spec.source)):
+        raise InvalidInputError(NO_HELD_OUT)
+
+
+def _missing(path: Path) -> InvalidInputError:
+    return InvalidInputError(
+        f"there is no {path}; --data takes a token file, a folder of images, "
+        "package.module:callable, or generated"
+    )
+
+
 def tokens_of(source: ModelSource) -> int:
     """Return the tokens of a sample; 0 where samples are no texts."""
     example = source.example(0)
@@ -132,10 +161,7 @@ def _opened(
         return _from_callable(spec, place, split, source, sizes)
     path = Path(place.partition("?")[0])
     if not path.exists():
-        raise InvalidInputError(
-            f"there is no {path}; --data takes a token file, a folder of images, "
-            "package.module:callable, or generated"
-        )
+        raise _missing(path)
     if path.is_dir() and (path / f"{split}.bin").is_file():
         place = f"{path / f'{split}.bin'}{place[len(str(path)) :]}"
         path = path / f"{split}.bin"

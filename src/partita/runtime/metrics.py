@@ -92,7 +92,7 @@ class WeightsAndBiases:
 def _require(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise UnsupportedError(
-            f"--metrics {package} needs the package {package}: pip install {package}; {METRICS} "
+            f"--metrics {package} needs the package: pip install 'partita[{package}]'; {METRICS} "
             "in the run directory is always written"
         )
 

@@ -133,6 +133,7 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
     on_nan: str | None = None,
     callbacks: Sequence[Callback] = (),
     microbatches: int = 1,
+    check: int = 0,
 ) -> Trainer:
     """Return a trainer of a model: in every rank of a plan, or in this process alone.
 
@@ -159,6 +160,10 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
             the data since; what ``partita run --on-nan`` says if not given.
         callbacks: Called after every step with the trainer and the loss.
         microbatches: Parts that a batch is computed in where there is no plan.
+        check: Number of first steps before each of which the loss by the plan is compared with that
+            of the untouched model on the whole batch, in eval mode; True = the first. A model that
+            reads its data in Python may take another way than the captured one. All weights are
+            gathered for it. In one process the untouched model is what trains.
 
     Raises:
         InvalidInputError: The plan is another than the one that the script was started with.
@@ -200,6 +205,7 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
         callbacks,
         place,
         check_same=lambda batch, step: check_same_batch(rank, batch, step),
+        checked_steps=int(check),
     )
     rank.trainers.append(trainer)
     return trainer

@@ -11,6 +11,7 @@ it was before the first step.
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,11 +30,11 @@ from partita.capture.sources import ModelSource
 from partita.capture.tree import Value, leaves_of
 from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.errors import InvalidInputError, UnsupportedError
+from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.ranks.device import has_ordered_groups
 from partita.ranks.member import Member
 from partita.ranks.status import StatusBoard
-from partita.runtime.batches import samples_of, split_batch
+from partita.runtime.batches import cut_batch, samples_of, split_batch
 from partita.runtime.checkpoint.files import read_manifest
 from partita.runtime.device_parts import Cell
 from partita.runtime.evaluation import forward_task
@@ -54,7 +55,7 @@ from partita.runtime.saving import (
     set_random_state,
 )
 from partita.runtime.task import Task
-from partita.runtime.trainer import Callback, Loss, Trainer
+from partita.runtime.trainer import Callback, LocalTrainer, Loss, Trainer
 from partita.runtime.workload import Workload, model_workload
 
 
@@ -118,6 +119,12 @@ class _Way:
     weights: list[float]
 
 
+_CHECK_LIMITS = defaultdict(
+    lambda: 5e-2, {torch.float64: 1e-9, torch.float32: 1e-4, torch.complex128: 1e-9}
+)
+"""How far two ways to compute a loss may differ by rounding, relative to it, by the type."""
+
+
 class Stopped(SystemExit):
     """Ends a script whose ranks were asked to stop, as ``sys.exit()`` would."""
 
@@ -134,6 +141,7 @@ class PlanTrainer(Trainer):
         place: RankPlace,
         *,
         check_same: Callable[[Any, int], None],
+        checked_steps: int = 0,
     ) -> None:
         """Prepare a rank; the model is captured when the first batch comes.
 
@@ -144,6 +152,7 @@ class PlanTrainer(Trainer):
             callbacks: Called after every step.
             place: Where it runs.
             check_same: Checks that all ranks have a batch, given it and the step.
+            checked_steps: First steps whose batch is compared with the untouched model.
         """
         super().__init__(model, loss, recipe, callbacks)
         self._place, self._plan = place, place.solution.plan
@@ -158,9 +167,13 @@ class PlanTrainer(Trainer):
         self._ways: dict[tuple[Deal, bool], _Way] = {}
         self._guard = _ModelGuard(model)
         self._has_stopped = False
+        self._left_to_check = checked_steps
 
     def _samples(self) -> int:
         return sum(self._sizes)
+
+    def _evaluated_at_once(self, batch: Any) -> list[Any]:  # noqa: ANN401  # the user's
+        return cut_batch(batch, self._samples())
 
     def _optimizer(self) -> RankOptimizer | None:
         return None if self._player is None else self._player.store.optimizer
@@ -176,10 +189,37 @@ class PlanTrainer(Trainer):
         # By the number of the step over all ways, after the first way may have resumed.
         if self._place.board.stops_before(member.rank, self.steps):
             self._stop()
+        if self._left_to_check > 0:
+            self._left_to_check -= 1
+            self._check_model(batch)
+            way = self._way(batch, training=True)
         self._guard.whole = False
         found = self._measured(way)
         member.notify(StepNews(self.steps, 0.0 if member.rank else float(found)))
         return found
+
+    def _check_model(self, batch: Any) -> None:  # noqa: ANN401  # the user's
+        """Compare the loss of a batch by the plan with that of the untouched model.
+
+        Raises:
+            WorkerError: They differ by more than the types of numbers explain.
+        """
+        by_plan = float(self._evaluate(batch))
+        self.gather_into(self.model)
+        # The model is the same on all ranks now, and so is what each of them finds.
+        plain = replace(self.recipe, precision=None)
+        with self._guard.open():
+            alone = LocalTrainer(self.model, self._loss, plain, microbatches=len(self._sizes))
+            by_model = float(alone.evaluate([batch])["loss"])
+            dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
+        has_policy = self.recipe.precision is not None
+        limit = _CHECK_LIMITS[torch.bfloat16 if has_policy else dtype]
+        if not abs(by_plan - by_model) <= limit * max(1.0, abs(by_model)):
+            raise WorkerError(
+                f"step {self.steps + 1}: the loss by the plan is {by_plan:.9g}, that of the "
+                f"untouched model {by_model:.9g}: it takes another way on these data than on those "
+                "that it was captured on; torch.where in the place of a branch keeps both ways"
+            )
 
     def _stop(self) -> NoReturn:
         """Save, and end the script.

@@ -20,6 +20,7 @@ from partita.ranks.failures import PeerError, first_line, speaks_of_peer
 from partita.ranks.member import Member
 from partita.ranks.status import Phase, Place, StatusBoard, place_of
 from partita.runtime.clocks import ClockReading, read_clock
+from partita.runtime.data import NO_HELD_OUT
 from partita.runtime.device_loop import DeviceLoop
 from partita.runtime.device_parts import DeviceStatistics, Runner, StepRecord, Store
 from partita.runtime.evaluation import Evaluation, Evaluator, loss_share
@@ -463,10 +464,7 @@ class RankPlayer:
             InvalidInputError: There are none.
         """
         if workload.held_out is None:
-            raise InvalidInputError(
-                "there are no data to evaluate on; name them by --eval-data, or put val.bin or a "
-                "folder val beside those that are trained on"
-            )
+            raise InvalidInputError(NO_HELD_OUT)
         return Evaluator(
             task,
             device,

@@ -125,7 +125,8 @@ class Trainer:
         samples = 0
         self._positions.is_paused = True
         try:
-            for batch in itertools.islice(batches, most):
+            whole = itertools.islice(batches, most)
+            for batch in itertools.chain.from_iterable(map(self._evaluated_at_once, whole)):
                 size = samples_of(batch)
                 found = self._evaluate(batch)
                 for name, value in {"loss": float(found), **found.metrics}.items():
@@ -256,6 +257,10 @@ class Trainer:
     def state_dict(self) -> dict[str, Tensor]:
         """Return the parameters and buffers that this process holds whole, by their names."""
         raise NotImplementedError
+
+    def _evaluated_at_once(self, batch: Any) -> list[Any]:  # noqa: ANN401  # the user's
+        """Return the parts of a batch that can be evaluated at once."""
+        return [batch]
 
     def _samples(self) -> int | None:
         """Return the samples of a batch, where something says so."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from partita.core.precision import Precision
 from partita.errors import WorkerError
 from partita.runtime.interpreter import RunOptions, interpret
 from partita.runtime.numerics import numerics_of
@@ -120,16 +121,21 @@ def verify(task: Task, workload: Workload, found: RunResult, options: RankOption
         program=task.program,
         options=RunOptions(steps=len(found.steps), seed=options.seed, recipe=options.recipe),
     )
-    tolerance = tolerance_of(workload.state.values())
-    compute = numerics_of(options.recipe.precision).compute
-    if compute is not None:
-        tolerance = max(tolerance, TOLERANCES[compute])
+    tolerance = tolerance_of(workload.state.values(), options.recipe.precision)
     return compare_runs(found, wanted, tolerance)
 
 
-def tolerance_of(tensors: Any) -> float:  # noqa: ANN401  # any iterable of tensors
-    """Return how far results may be apart, by the coarsest type among floating-point tensors."""
+def tolerance_of(tensors: Any, precision: Precision | None = None) -> float:  # noqa: ANN401
+    """Return how far results may be apart, by the coarsest type that is computed with.
+
+    Args:
+        tensors: An iterable of tensors; those of integers do not count.
+        precision: Types of numbers of the run; None = those of the tensors.
+    """
     found = [TOLERANCES[t.dtype] for t in tensors if t.dtype in TOLERANCES]
+    compute = numerics_of(precision).compute
+    if compute is not None:
+        found.append(TOLERANCES[compute])
     return max(found, default=TOLERANCES[torch.float32])
 
 

@@ -13,12 +13,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from partita.capture.captured import CapturedModel
-from partita.runtime.baselines.replica import Wrapping, prepared_model, verify_whole
+from partita.capture.setting import Example
+from partita.runtime.baselines.replica import (
+    WholeModel,
+    Wrapping,
+    prepared_model,
+    verify_whole,
+)
 from partita.runtime.baselines.torch_ways import Subject
-from partita.runtime.numerics import numerics_of
+from partita.runtime.numerics import Numerics, numerics_of
 from partita.runtime.rank import RankOptions
 from partita.runtime.results import RunResult
 from partita.runtime.stage_code import Call, op_seed
@@ -40,8 +48,6 @@ def verify_module(subject: Subject, found: RunResult, options: RankOptions) -> V
     Returns:
         The verdict, or why there cannot be one.
     """
-    if numerics_of(options.recipe.precision).compute is not None:
-        return "the untouched module is compared in its own types only, not in mixed precision"
     if subject.task.plan.stashes_weights:
         return "by weight stashing, weights change within a step, in one process after it"
     whole = prepared_model(subject, own=True)
@@ -56,9 +62,35 @@ def verify_module(subject: Subject, found: RunResult, options: RankOptions) -> V
         return DrawsByOp(ops if training else (), lambda op: op_seed(call, op))
 
     try:
-        return verify_whole(subject, whole, Wrapping(call=whole, drawing=drawing), found, options)
+        call = under_policy(whole, numerics_of(options.recipe.precision))
+        return verify_whole(subject, whole, Wrapping(call=call, drawing=drawing), found, options)
     except OtherDrawsError as exc:
         return str(exc)
+
+
+def under_policy(
+    whole: WholeModel, numerics: Numerics
+) -> Callable[[Example], Tensor | None]:  # fmt: skip
+    """Return what calls a module as a precision policy says: autocast, and rounded weights."""
+    if numerics.compute is None:
+        return whole
+    device = next((value.device.type for value in whole.parameters()), "cpu")
+
+    def call(example: Example) -> Tensor | None:
+        with numerics.autocast(device):
+            if numerics.weights is None:
+                found = whole(example)
+            else:
+                # Rounded and widened again; gradients are rounded on their way back, too.
+                rounded = {
+                    name: value.to(numerics.weights).to(value.dtype)
+                    for name, value in whole.named_parameters()
+                    if value.is_floating_point()
+                }
+                found = functional_call(whole, rounded, (example,))
+        return found if found is None else found.float()
+
+    return call
 
 
 def drawing_ops(captured: CapturedModel) -> tuple[int, ...] | None:

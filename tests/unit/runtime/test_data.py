@@ -16,7 +16,7 @@ from partita.capture.setting import Example
 from partita.capture.sources import ModelSource
 from partita.errors import InvalidInputError
 from partita.runtime.batches import BatchLoader, LastBatch, SampleOrder, Sampling
-from partita.runtime.data import DataSpec, open_data
+from partita.runtime.data import DataSpec, check_named_data, open_data
 
 VOCABULARY, LENGTH = 50, 4
 
@@ -101,6 +101,20 @@ def test_tokens_of_32_bits_are_read_when_said_and_suspected_otherwise(tmp_path: 
     assert held_out is None
     with pytest.raises(InvalidInputError, match=r"dtype=uint32"):
         open_data(spec(path), text_source(), [1])
+
+
+def test_data_that_are_not_there_are_refused_before_there_is_a_model(tokens: Path) -> None:
+    check_named_data(spec(tokens), evaluates=False)
+    check_named_data(spec("generated"), evaluates=True)
+    with pytest.raises(InvalidInputError, match=r"there is no nothing\.bin; --data takes"):
+        check_named_data(spec("nothing.bin"), evaluates=False)
+    with pytest.raises(InvalidInputError, match="cannot be imported"):
+        check_named_data(spec("no_such_module:data"), evaluates=False)
+    alone = tokens.parent / "alone" / "tokens.bin"
+    alone.parent.mkdir()
+    alone.write_bytes(tokens.read_bytes())
+    with pytest.raises(InvalidInputError, match="no data to evaluate on"):
+        check_named_data(spec(alone), evaluates=True)
 
 
 def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:

@@ -512,6 +512,17 @@ def test_a_position_in_other_data_is_refused(tmp_path: Path) -> None:
         )
 
 
+def test_batches_larger_than_the_plan_are_evaluated_in_parts() -> None:
+    data = batches(3, sizes=(21, SAMPLES, 9))
+
+    def script() -> dict[str, float]:
+        return adam().evaluate(data)
+
+    wanted = script()
+    for found in in_ranks(small_plan(), script):
+        assert found == pytest.approx(wanted, rel=1e-9)
+
+
 def test_predictions_of_a_plan_are_those_of_one_process() -> None:
     (x, labels), (small, few) = batches(2, sizes=(SAMPLES, 5))
     example = Example(kwargs={"x": x[:2], "labels": labels[:2], "mask": None})
@@ -705,3 +716,34 @@ def test_a_loader_passes_over_data_that_had_no_numbers(tmp_path: Path) -> None:
     settings = {"checkpoints": str(tmp_path), "resume": "auto", "passed": passed}
     (loss,) = in_ranks(small_plan(), script, **settings)[0]
     assert loss == pytest.approx(float(trainer.step(data[5])), rel=1e-9)
+
+
+class Branching(Net):
+    """A model that takes another way where the data are large: the capture has one of them."""
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        found = super().forward(x, scale)
+        return found * 3 if bool(x.sum() > 100) else found
+
+
+def test_a_branch_that_was_not_captured_is_found_by_a_check() -> None:
+    data = batches(3)
+    data[1][0][6] = 100.0  # in the last microbatch of the second batch
+
+    def script(check: int) -> tuple[int, str]:
+        trainer = partita.parallelize(made(Branching), loss_fn, optimizer="sgd", check=check)
+        try:
+            for batch in data:
+                trainer.step(batch)
+        except WorkerError as exc:
+            return trainer.steps, str(exc)
+        return trainer.steps, ""
+
+    example = Example(args=(data[0][0][:2],), labels=data[0][1][:2], batch_size=2)
+    planned = solution(made(Branching), example, loss_fn, PIPELINE)
+    for steps, error in in_ranks(planned, lambda: script(3)):
+        assert steps == 1
+        assert "step 2: the loss by the plan is" in error
+        assert "another way on these data" in error
+    assert in_ranks(planned, lambda: script(True)) == [(3, "")] * 2
+    assert script(3) == (3, "")

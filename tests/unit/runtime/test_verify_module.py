@@ -12,10 +12,12 @@ from partita.capture.origin import Captures, ModelOrigin
 from partita.capture.setting import Example
 from partita.capture.sources import ModelSource
 from partita.catalogue.shorthand import local_cluster
+from partita.core.precision import parse_precision
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.planners.table import solve
 from partita.runtime.baselines.torch_ways import Subject, make_subject
 from partita.runtime.interpreter import RunOptions, interpret
+from partita.runtime.numerics import numerics_of
 from partita.runtime.rank import RankOptions
 from partita.runtime.recipe import Recipe
 from partita.runtime.results import RunResult
@@ -50,6 +52,20 @@ class Branching(nn.Module):
         return out if x.sum() > 0 else 2 * out
 
 
+class Wide(Block):
+    """Takes its data in the type of its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
+class WideBranching(Branching):
+    """Likewise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
 def example(size: int, turn: int = 0) -> Example:
     sign = -1 if turn % 2 else 1
     values = sign * torch.linspace(0.1, 1, size * 4, dtype=torch.float64).reshape(size, 4)
@@ -57,22 +73,34 @@ def example(size: int, turn: int = 0) -> Example:
 
 
 def run_of(
-    make: type[nn.Module], mode: Mode = Mode.TRAINING, granularity: Granularity = Granularity.OP
+    make: type[nn.Module],
+    mode: Mode = Mode.TRAINING,
+    granularity: Granularity = Granularity.OP,
+    precision: str = "fp32",
 ) -> tuple[Subject, RunResult]:
     """Return what is trained over two devices, and what two steps of it give."""
     torch.manual_seed(3)
     model = nn.Sequential(make(), make()).double()
+    policy = parse_precision(precision)
+    numerics = numerics_of(policy)
+    if numerics.compute is not None:
+        model = model.float()
+
+    def captures() -> Captures:
+        return Captures(source, origin, lambda: numerics.autocast("cpu"))
+
     source = ModelSource(name="net", model=model, example=example, loss=nn.functional.cross_entropy)
     origin = ModelOrigin(text="net", mode=CaptureMode(mode.value), granularity=granularity)
-    graph = Captures(source, origin).at(2).graph
+    graph = captures().at(2).graph
     ones = np.ones(len(graph))
     graph = replace(graph, costs=(replace(graph.costs[0], forward_s=ones, backward_s=ones),))
     objective = Objective(microbatch_size=2, microbatches=4, mode=mode)
     problem = Problem(graph=graph, cluster=local_cluster(2), objective=objective)
     plan = solve(problem, "uniform").plan
-    workload = model_workload(Captures(source, origin), problem, plan)
-    subject = make_subject(problem, plan, Captures(source, origin), workload)
-    options = RunOptions(steps=OPTIONS.steps, seed=OPTIONS.seed, recipe=Recipe(optimizer="adam"))
+    workload = model_workload(captures(), problem, plan)
+    subject = make_subject(problem, plan, captures(), workload)
+    recipe = Recipe(optimizer="adam", precision=policy)
+    options = RunOptions(steps=OPTIONS.steps, seed=OPTIONS.seed, recipe=recipe)
     code, state, load = subject.task.code, workload.state, workload.load
     return subject, interpret(problem, plan, code, state=state, load=load, options=options)
 
@@ -89,6 +117,19 @@ def test_a_model_that_drops_equals_its_untouched_module(granularity: Granularity
     assert verdict.to_json()["against"] == "the untouched module"
     after = subject.source.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16", "bf16-master", "fp16"])
+def test_under_a_policy_the_untouched_module_runs_under_it_too(precision: str) -> None:
+    subject, found = run_of(Wide, precision=precision)
+    recipe = Recipe(optimizer="adam", precision=parse_precision(precision))
+    verdict = verify_module(subject, found, replace(OPTIONS, recipe=recipe))
+    assert not isinstance(verdict, str), verdict
+    assert verdict.is_equal, verdict.line()
+    subject, found = run_of(WideBranching, precision=precision)
+    verdict = verify_module(subject, found, replace(OPTIONS, recipe=recipe))
+    assert not isinstance(verdict, str)
+    assert not verdict.is_equal
 
 
 def test_a_graph_that_holds_for_its_example_alone_is_found_out() -> None:

@@ -195,7 +195,8 @@ class ReplicaTrainer:
                 loss = self._wrapping.call(example)
             if task.is_training:
                 assert loss is not None  # a Task that trains has a loss
-                (loss * (task.loss_weight(turn) * self._world)).backward()  # type: ignore[no-untyped-call]
+                weight = task.loss_weight(turn) * self._world * self._agreement.scale
+                (loss * weight).backward()  # type: ignore[no-untyped-call]
         record.outputs.update({(t, turn): value for t, value in self._model.seen.items()})
 
     def _example(self, step: int, turn: int) -> Example:
@@ -319,7 +320,7 @@ def verify_whole(
         record.gradients.update(trainer.gradients())
         steps.append(step_result(subject.task, [record]))
     wanted = RunResult(steps=tuple(steps), state=trainer.state(), statistics={})
-    tolerance = tolerance_of(subject.workload.state.values())
+    tolerance = tolerance_of(subject.workload.state.values(), options.recipe.precision)
     return compare_runs(found, wanted, tolerance, UNTOUCHED_MODULE)
 
 
