@@ -323,7 +323,7 @@ def check_training(request: TrainRequest) -> TrainRequest:
         raise InvalidInputError("--device says where --baseline single runs; name both")
     if request.baseline:
         why = "a baseline brings its own plan"
-        _refuse_given(request, why, "planner", "partition", "option", "pp", "dp", "emulate")
+        _refuse_given(request, why, "planner", "partition", "option", "pp", "dp", "zero", "emulate")
     if request.on is not None:
         why = "the host file, or --cluster, says which devices there are"
         _refuse_given(request, why, "devices")

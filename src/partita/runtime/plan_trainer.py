@@ -166,7 +166,7 @@ class PlanTrainer(Trainer):
         self._saver: Saver | None = None
         self._ways: dict[tuple[Deal, bool], _Way] = {}
         self._guard = _ModelGuard(model)
-        self._has_stopped = False
+        self._has_stopped, self._was_asked = False, False
         self._left_to_check = checked_steps
 
     def _samples(self) -> int:
@@ -207,9 +207,8 @@ class PlanTrainer(Trainer):
         by_plan = float(self._evaluate(batch))
         self.gather_into(self.model)
         # The model is the same on all ranks now, and so is what each of them finds.
-        plain = replace(self.recipe, precision=None)
         with self._guard.open():
-            alone = LocalTrainer(self.model, self._loss, plain, microbatches=len(self._sizes))
+            alone = LocalTrainer(self.model, self._loss, Recipe(), microbatches=len(self._sizes))
             by_model = float(alone.evaluate([batch])["loss"])
             dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
         has_policy = self.recipe.precision is not None
@@ -395,6 +394,12 @@ class PlanTrainer(Trainer):
                 self.steps = self._player.next_step
                 if before is not None:  # the loader has gone on from those of the checkpoint
                     set_random_state(before)
+                elif self.steps and not self._was_asked and place.member.rank == 0:
+                    place.member.notify(
+                        f"the script goes on after step {self.steps}, but it reads its batches "
+                        "from their beginning: trainer.loader goes on by itself, and "
+                        "trainer.resume() returns the steps to pass over"
+                    )
             self._guard.bind(self._player.store)
             return self._player
         name = f"way{len(self._ways)}"
@@ -423,6 +428,7 @@ class PlanTrainer(Trainer):
     def resume(self, path: str | Path = "checkpoints", keep: int = 2) -> int:
         """Go on from a checkpoint, before the first step; all ranks call it."""
         check_unstarted(self.steps)
+        self._was_asked = True
         self._open_saver(self._place.job.saving() or saving_of(Path(path), keep))
         assert self._saver is not None
         return self._saver.steps_of(self._saver.found())

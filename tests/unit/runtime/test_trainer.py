@@ -504,6 +504,25 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
         )
 
 
+def test_a_script_that_begins_its_data_again_is_told_so(tmp_path: Path) -> None:
+    read_on(tmp_path, LOADERS["items"], 2)
+
+    def script(*, reads_on: bool) -> int:
+        trainer = adam()
+        for batch in LOADERS["items"](trainer) if reads_on else batches(1):
+            trainer.step(batch)
+        return trainer.steps
+
+    settings = {"checkpoints": str(tmp_path), "resume": "auto"}
+    for reads_on, steps, count in ((False, 3, 1), (True, 6, 0)):
+        told: list[str] = []
+        found = in_ranks(
+            small_plan(), lambda on=reads_on: script(reads_on=on), told=told, **settings
+        )
+        assert found == [steps, steps]
+        assert len([text for text in told if "goes on after step 2, but" in text]) == count
+
+
 def test_a_position_in_other_data_is_refused(tmp_path: Path) -> None:
     read_on(tmp_path, LOADERS["items"], 2)
     with pytest.raises(InvalidInputError, match="seed 5, the saved position is one with seed 4"):
