@@ -24,7 +24,6 @@ from partita.core.cluster import MAX_DEVICES, Cluster, Device, Host, Level
 from partita.core.graph import DeviceKind
 from partita.errors import InvalidInputError
 from partita.names import short
-from partita.processes import machine_cores
 
 logger = logging.getLogger(__name__)
 
@@ -307,7 +306,7 @@ def local_cluster(
         )
     catalogue = load_catalogue() if catalogue is None else catalogue
     kind = catalogue.device_type("cpu")
-    cpus = machine_cores() if cpus is None else cpus
+    cpus = _cores() if cpus is None else cpus
     memory = _machine_memory_bytes() if memory_bytes is None else memory_bytes
     if num_devices > cpus:
         logger.warning(
@@ -334,7 +333,7 @@ def cpu_hosts(processes: Mapping[str, int], catalogue: Catalogue | None = None) 
     """
     catalogue = load_catalogue() if catalogue is None else catalogue
     kind = catalogue.device_type("cpu")
-    cpus, memory = machine_cores(), _machine_memory_bytes()
+    cpus, memory = _cores(), _machine_memory_bytes()
     devices = [
         make_device(kind, f"{name}/cpu{index}", host=host, memory_bytes=memory / count)
         for host, (name, count) in enumerate(processes.items())
@@ -347,6 +346,12 @@ def cpu_hosts(processes: Mapping[str, int], catalogue: Catalogue | None = None) 
         devices=tuple(devices),
         levels=usual_levels(devices, links, catalogue),
     )
+
+
+def _cores() -> int:
+    from partita.processes import machine_cores  # noqa: PLC0415 (clusters of CPUs alone need it)
+
+    return machine_cores()
 
 
 def _machine_memory_bytes() -> float:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from partita.core.cluster import Cluster
 from partita.core.graph import Graph
@@ -19,7 +19,12 @@ from partita.documents import OpenedFile
 from partita.errors import InvalidInputError
 from partita.planners.table import DEFAULT_PLANNER, PLANNERS
 from partita.requests import Request, declare
-from partita.workers import Workers, check_workers, open_workers
+
+if TYPE_CHECKING:
+    from partita.workers import Workers
+
+SLURM = "slurm"
+"""The cluster that Slurm describes, and the engine."""
 
 Model: TypeAlias = str | Graph | Problem | Solution
 """A model: its name or the path of a file, or the object itself."""
@@ -36,6 +41,11 @@ class HasSolution(Protocol):
 
 PlanSource: TypeAlias = str | OpenedFile | Solution | HasSolution
 """A plan: the path of a file, the file opened already, a solution, or a result that has one."""
+
+
+def is_slurm(spec: object) -> bool:
+    """Return whether a user means Slurm's cluster: ``slurm``, or ``slurm:PARTITION``."""
+    return isinstance(spec, str) and spec.partition(":")[0] == SLURM
 
 
 GRANULARITIES = ("op", "module", "block")
@@ -72,17 +82,18 @@ class WorkerFields(Request):
     )
 
     @contextmanager
-    def working(self) -> Iterator[Workers | None]:
+    def working(self) -> Iterator["Workers | None"]:
         """Yield the workers; None = this process alone.
 
         Raises:
             InvalidInputError: There are none of that name.
             UnsupportedError: There is no Ray.
         """
-        check_workers(str(self.workers))
         if str(self.workers) == "1":
             yield None
             return
+        from partita.workers import open_workers  # noqa: PLC0415 (rarely used)
+
         with open_workers(str(self.workers)) as workers:
             yield workers
 

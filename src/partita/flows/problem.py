@@ -34,8 +34,8 @@ from partita.flows.fields import (
     SourceFields,
     StateFields,
     StepFields,
+    is_slurm,
 )
-from partita.flows.slurm_cluster import is_slurm, read_slurm_cluster
 from partita.requests import Request, declare, fields_of, make
 
 if TYPE_CHECKING:
@@ -291,6 +291,8 @@ def read_cluster(request: ClusterFields) -> tuple[Cluster | None, Problem | None
     if isinstance(request.cluster, Cluster):
         return apply_overrides(request.cluster, **overrides), None
     if is_slurm(request.cluster):
+        from partita.flows.slurm_cluster import read_slurm_cluster  # noqa: PLC0415 (rarely used)
+
         there = read_slurm_cluster(request.cluster, catalogue_of(request))
         return apply_overrides(there, **overrides), None
     opened: list[OpenedFile] = []  # whatever was read, as standard input cannot be read again

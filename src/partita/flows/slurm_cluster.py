@@ -7,13 +7,6 @@ from partita.errors import InvalidInputError, UnsupportedError
 from partita.slurm.commands import SlurmCommands, SlurmError
 from partita.slurm.nodes import SlurmNode, SlurmSwitch, read_nodes, read_topology
 
-SLURM = "slurm"
-
-
-def is_slurm(spec: object) -> bool:
-    """Return whether a user means Slurm's cluster: ``slurm``, or ``slurm:PARTITION``."""
-    return isinstance(spec, str) and spec.partition(":")[0] == SLURM
-
 
 def read_slurm_cluster(spec: str, catalogue: Catalogue) -> Cluster:
     """Return the nodes of Slurm, or of one partition, that can be used.

@@ -205,7 +205,7 @@ class Fleet:
         """Return the jobs as they stand: those that are not done, or all."""
         rows = self.store.jobs() if all_jobs else self.store.open_jobs()
         attempts = {row.id.job: row for row in self.store.attempts(open_only=True)}
-        return [self._said(row, attempts.get(row.id)) for row in rows]
+        return [self._job_json(row, attempts.get(row.id)) for row in rows]
 
     def status(self, job: int) -> dict[str, Any]:
         """Return everything about a job.
@@ -219,16 +219,16 @@ class Fleet:
         seen = None if now is None else self.scheduler.seen.statuses.get(now.id)
         spec = read_spec(self.scheduler.submitted(row))
         return {
-            **self._said(row, now),
+            **self._job_json(row, now),
             "command": list(spec.command),
             "folder": str(spec.folder),
             "checkpoint": None if spec.checkpoint is None else str(spec.checkpoint),
             "read_back": "" if seen is None else seen.grant,
-            "attempt_list": [_attempt_said(each) for each in attempts],
+            "attempt_list": [_attempt_json(each) for each in attempts],
             "events": [{"at_s": at, "what": what} for at, what in self.store.events(job)],
         }
 
-    def _said(self, row: JobRow, attempt: AttemptRow | None) -> dict[str, Any]:
+    def _job_json(self, row: JobRow, attempt: AttemptRow | None) -> dict[str, Any]:
         values = self.scheduler.submitted(row)
         due_s = None if values["deadline_s"] is None else row.submitted_s + values["deadline_s"]
         late_s = 0.0 if due_s is None else (row.finished_s or time.time()) - due_s
@@ -285,7 +285,7 @@ def _whole_text(data: bytes) -> str:
     return data.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def _attempt_said(row: AttemptRow) -> dict[str, Any]:
+def _attempt_json(row: AttemptRow) -> dict[str, Any]:
     return {
         "number": row.id.number,
         "started_s": row.started_s,

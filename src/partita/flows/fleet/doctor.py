@@ -7,9 +7,9 @@ from typing import Any
 
 from partita.errors import PartitaError
 from partita.fleet.engines.ray import ray_servers
+from partita.flows.fields import SLURM
 from partita.flows.fleet.inputs import RAY, parse_pairs
 from partita.flows.results import Result
-from partita.flows.slurm_cluster import SLURM
 from partita.requests import Request, declare, make
 from partita.slurm.commands import SlurmCommands, SlurmError
 from partita.slurm.nodes import read_nodes

@@ -24,9 +24,10 @@ from partita.fleet.engines.slurm import servers_of_nodes
 from partita.fleet.policies.resources import Servers, servers_of
 from partita.fleet.study.generated import GPU_SHARES
 from partita.fleet.study.traces import TraceOptions, changed_trace, drawn_trace, logged_trace
+from partita.flows.fields import is_slurm
 from partita.flows.fleet.examples import DEFAULT_TYPE, example_sensitivities
 from partita.flows.fleet.power import with_frontiers
-from partita.flows.slurm_cluster import is_slurm, slurm_nodes
+from partita.flows.slurm_cluster import slurm_nodes
 from partita.formats.philly import read_philly, read_submissions
 from partita.formats.synergy import (
     read_cluster,

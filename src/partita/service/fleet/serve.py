@@ -13,8 +13,8 @@ from partita.fleet.live.client import DEFAULT_PORT
 from partita.fleet.live.fleet import Fleet
 from partita.fleet.live.scheduler import FleetSettings
 from partita.fleet.live.token import TOKEN_FILE, make_token, note_fleet
+from partita.flows.fields import SLURM
 from partita.flows.fleet.inputs import RAY, declared_servers, parse_pairs, parse_quotas
-from partita.flows.slurm_cluster import SLURM
 from partita.http import is_loopback, read_token
 from partita.requests import declare, make
 from partita.service.listen import ListenFields, port_field, server_needed, token_field, url_of
