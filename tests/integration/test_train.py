@@ -1,6 +1,7 @@
 """``partita train`` and ``partita run`` as a user types them, each in a process of its own."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -305,9 +306,7 @@ def test_a_script_of_the_users_own_trains_by_a_plan(place: Place, own_plan: str)
     by_plan = partita(place, "run", own_plan, "--", "own.py", "plan").stdout
     alone = "import runpy; runpy.run_path('own.py', run_name='__main__')"
     by_hand = place.commands.run("hand", python=alone, folder=place.folder).stdout
-    assert by_hand.splitlines() == [
-        line for line in by_plan.splitlines() if line[:1] in "-0123456789"
-    ]
+    assert by_hand.splitlines() == re.findall(r"^-?\d+\.\d+$", by_plan, re.MULTILINE)
     missing = partita(place, "run", own_plan, "--", "missing.py", code=2).stderr
     assert "no script 'missing.py'" in missing
 
