@@ -18,7 +18,7 @@ from partita.core.solution import Proof
 from partita.cost.judge import check_memory, judge_candidate, measure
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.objectives.placed import placement_errors
-from partita.planners.auto import coarse, sketch, units
+from partita.planners.auto import coarse, search, sketch, units
 from partita.planners.auto.coarse import working_problem
 from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.evaluator import Evaluator
@@ -124,6 +124,31 @@ def test_a_search_that_the_outer_limit_cuts_short_says_so(monkeypatch):
     solution = plan_auto(random_problem(3))
     assert solution.stats["cut_short"]
     assert solution.proof is Proof.TIME_LIMIT
+
+
+def test_a_search_by_the_clock_goes_on_where_one_by_steps_has_given_up(monkeypatch):
+    monkeypatch.setattr(search, "MAX_CHEAP_SHAKES", 3)
+    monkeypatch.setattr(search, "PATIENCE", 1)
+    problem = random_problem(2)  # its gap stays open
+    given_up = plan_auto(problem, iterations=10**6)
+    monkeypatch.setattr("partita.planners.effort.search_clock", _Clock(0.02))
+    timed = plan_auto(problem, time_limit=60.0)
+    assert timed.stats["measured"] > given_up.stats["measured"]
+    assert timed.value <= given_up.value
+
+
+def test_a_plan_that_cuts_units_is_not_searched_on():
+    problem = Problem(graph=chain(900, SIZES), cluster=flat_cluster(3), objective=Objective())
+    working = working_problem(problem)
+    assert working.unit_of is not None
+    within = int(np.flatnonzero(np.diff(working.unit_of) == 0)[0])
+    plan = plan_uniform(problem).plan
+    ops = np.arange(len(problem.graph))
+    halved = (ops > within).astype(np.int32)
+    assert working.contracted(replace(plan, stage_of=halved + (ops > within + 2))) is None
+    # The middle stage is one op, whose unit goes on: nothing of it would be left.
+    alone = (ops >= within).astype(np.int32) + (ops > within)
+    assert working.contracted(replace(plan, stage_of=alone)) is None
 
 
 def test_steps_shrink_where_candidates_are_played_whole():

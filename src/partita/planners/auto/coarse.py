@@ -55,11 +55,11 @@ class WorkingProblem:
         stage_of = np.zeros(len(self.work.graph), dtype=np.int32)
         again = np.zeros(len(self.work.graph), dtype=bool)
         stage_of[self.unit_of], again[self.unit_of] = plan.stage_of, plan.recompute
+        same = np.array_equal(stage_of[self.unit_of], plan.stage_of)
+        if not (same and np.array_equal(again[self.unit_of], plan.recompute)):
+            return None
         fingerprint = self.work.graph.fingerprint
-        small = replace(plan, fingerprint=fingerprint, stage_of=stage_of, recompute=again)
-        whole = self.expanded(small)
-        same = np.array_equal(whole.stage_of, plan.stage_of)
-        return small if same and np.array_equal(whole.recompute, plan.recompute) else None
+        return replace(plan, fingerprint=fingerprint, stage_of=stage_of, recompute=again)
 
 
 def working_problem(problem: Problem) -> WorkingProblem:

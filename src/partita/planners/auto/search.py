@@ -3,8 +3,9 @@
 The neighbours of a sketch are estimated, those that cannot be better are left out, and the rest is
 measured by promise until one is better. All starts go a few steps, then the better half goes on for
 twice as long, and so forth (successive halving). Where no neighbour is better, the best sketch is
-shaken by a few random moves and the search goes on, until ``MAX_SHAKES`` in a row have not helped
-or the budget is used up. With a count of iterations the result depends on that and the seed alone.
+shaken by a few random moves and the search goes on; where that does not help, other good sketches
+are shaken, too. It ends when ``MAX_SHAKES`` in a row have not helped, or, where the clock is the
+limit, when the time is up. With a count of iterations the result depends on that and the seed alone.
 """
 
 import math
@@ -19,7 +20,7 @@ from partita.planners.auto.estimate import Estimate, Estimator
 from partita.planners.auto.evaluator import Evaluator
 from partita.planners.auto.frame import Frame
 from partita.planners.auto.moves import CHEAP, NEIGHBOURHOODS, Move, Position
-from partita.planners.auto.sketch import Sketch
+from partita.planners.auto.sketch import Sketch, shape
 
 FIRST_ROUND = 8
 """Candidates that each start may measure before the worse half of them is given up."""
@@ -29,6 +30,10 @@ MAX_SETTLING = 12
 MAX_SHAKES = 4
 MAX_CHEAP_SHAKES = 40
 """The same where candidates are measured condensed."""
+PATIENCE, SHAKES_PER_PLACE = 12, 8
+"""Shakes of the best sketch in vain after which another place is shaken, and how often each is."""
+MAX_PLACES = 6
+"""Shapes among which that place is chosen."""
 GOOD_ENOUGH = 1.005
 """A value that is no more than this above the bound is not improved further."""
 MAX_NEIGHBOURS = 300
@@ -211,16 +216,37 @@ class Search:
             self._shaken(best)
 
     def _shaken(self, best: End) -> None:
-        """Search around a sketch from random places nearby, until that no longer helps."""
-        rng = random.Random(self.seed)
-        idle = 0
+        """Search around a sketch from random places nearby, until that no longer helps.
+
+        What does not help for a while goes on from other good sketches and from the best in turns.
+        """
+        rng, effort = random.Random(self.seed), self.evaluator.effort
+        by_clock = effort.time_limit is not None and not effort.is_counted
+        here, idle, fresh, stale = best, 0, len(self.met), 0
         most = MAX_SHAKES if self.evaluator.model is None else MAX_CHEAP_SHAKES
-        while not self.is_done and idle < most:
-            start = self.shake(best.sketch, rng)
+        # A small problem has nothing new at some time, whatever time is left.
+        while not self.is_done and (idle < most or (by_clock and stale < MAX_CHEAP_SHAKES)):
+            turn, begun = divmod(idle - PATIENCE, SHAKES_PER_PLACE)
+            if turn >= 0 and not begun:
+                here = best if turn % 2 else self._elsewhere(rng)
+            start = self.shake(here.sketch, rng)
             end = self.improve(End(self.measure(start), start), SHAKE_ROUND)
             idle += 1
+            stale = stale + 1 if len(self.met) == fresh else 0
+            fresh = len(self.met)
+            if end.judgement.rank < here.judgement.rank:
+                here = end
             if end.judgement.rank < best.judgement.rank:
                 best, idle = end, 0
+
+    def _elsewhere(self, rng: random.Random) -> End:
+        """Return one of the best few sketches of different shapes."""
+        ranked: dict[tuple[object, ...], End] = {}
+        for judged, sketch in sorted(self.met, key=lambda pair: pair[0].rank):
+            ranked.setdefault(shape(sketch), End(judged, sketch))
+            if len(ranked) == MAX_PLACES:
+                break
+        return rng.choice(list(ranked.values()))
 
 
 def _promise(estimate: Estimate) -> tuple[float, float]:
