@@ -5,7 +5,8 @@ measured by promise until one is better. All starts go a few steps, then the bet
 twice as long, and so forth (successive halving). Where no neighbour is better, the best sketch is
 shaken by a few random moves and the search goes on; where that does not help, other good sketches
 are shaken, too. It ends when ``MAX_SHAKES`` in a row have not helped, or, where the clock is the
-limit, when the time is up. With a count of iterations the result depends on that and the seed alone.
+limit, when the time is up. With a count of iterations the result depends on that and the seed
+alone.
 """
 
 import math
