@@ -36,6 +36,7 @@ CONCEPTS: Mapping[str, Concept] = {
         r"class SampleOrder\b|def split_batch\b|torch\.randperm\(", ("runtime/batches.py",)
     ),
     "files of safetensors": Concept(r"\bdata_offsets\b", ("runtime/safetensors_file.py",)),
+    "weights by name from any file": Concept(r"\bpytorch_model\b", ("runtime/weights.py",)),
     "metrics of a step": Concept(r"\bMETRICS = ", ("runtime/metric_rows.py",)),
     "what differs on a GPU": Concept(
         r"cuda\.synchronize\(|max_memory_allocated\(|cuda\.manual_seed\(",

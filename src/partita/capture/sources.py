@@ -192,6 +192,12 @@ def is_configuration(text: str) -> bool:
     return Path(text).is_dir() or ("/" in text and ":" not in text)
 
 
+def directory_of(text: str) -> Path | None:
+    """Return the directory of a Hugging Face model that a text names; None = it names none."""
+    path = Path(text.removeprefix(_HUGGING_FACE))
+    return path if is_configuration(text) and path.is_dir() else None
+
+
 def _from_configuration(text: str, options: SourceOptions, device: torch.device) -> ModelSource:
     if options.scale != 1.0:
         raise InvalidInputError(f"{text}: --scale is for built-in models")

@@ -51,8 +51,9 @@ from partita.runtime.restarts import Survival
 from partita.runtime.tensor_parallel import tensor_parallel_remarks
 from partita.runtime.verify import UNTOUCHED_MODULE, Verdict, verify
 from partita.runtime.verify_module import verify_module
+from partita.runtime.weights import LoadedWeights, check_weights, load_weights
 from partita.runtime.workload import Workload, model_workload, use_repeatable_algorithms
-from partita.units import format_seconds, format_share
+from partita.units import format_bytes, format_seconds, format_share
 
 CHECKED_STEPS = 2
 SHOWN_WARNINGS = 8
@@ -76,6 +77,8 @@ class Outcome(Result):
         directory: The run directory; None where nothing is written.
         written: Names of the files that were written.
         checkpoints: Folder of its checkpoints; empty = it saved nothing.
+        weights: Path of its first weights; empty = they were drawn, or a script has them.
+        weight_bytes: Bytes that were read of them, by all processes together.
     """
 
     solution: Solution
@@ -89,6 +92,8 @@ class Outcome(Result):
     directory: Path | None = None
     written: tuple[str, ...] = ()
     checkpoints: str = ""
+    weights: str = ""
+    weight_bytes: int = 0
 
     @property
     def resume_by(self) -> str:
@@ -123,6 +128,11 @@ class Outcome(Result):
         """All comparisons that were made."""
         made = (self.verdict, self.module_verdict)
         return tuple(verdict for verdict in made if isinstance(verdict, Verdict))
+
+    def _weight_figures(self) -> dict[str, Any] | None:
+        if not self.weight_bytes:
+            return None
+        return {"path": self.weights or None, "bytes_read": self.weight_bytes}
 
     def _check_figures(self) -> dict[str, Any] | None:
         if self.verdict is None:
@@ -175,6 +185,9 @@ class Outcome(Result):
         if isinstance(self.module_verdict, str):
             checks.append(f"not compared with the untouched module: {self.module_verdict}")
         lines = [*(f"check     {line}" for line in checks), "run       " + "  ".join(words)]
+        if self.weight_bytes:
+            read = f"{format_bytes(self.weight_bytes)} read"
+            lines.append(f"weights   {self.weights or 'those of the script'}: {read}")
         lines += [f"survived  {incident.line()}" for incident in self.run.incidents]
         if self.run.stopped:
             lines.append(f"stopped   {self.run.stopped}, after step {steps}; {self.resume_by}")
@@ -209,6 +222,7 @@ class Outcome(Result):
             "incidents": [incident.to_json() for incident in self.run.incidents],
             "stopped": self.run.stopped or None,
             "samples_per_step": plan.samples,
+            "weights": self._weight_figures(),
             "losses": self.losses,
             "held_out_losses": {
                 str(step + 1): number_or_none(loss) for step, loss in self.run.held_out.items()
@@ -327,11 +341,36 @@ def execute(solution: Solution, execution: Execution, captures: Captures | None)
     """
     if execution.job.emulate is not None:
         return _emulate(solution, execution)
+    assert captures is not None
+    taken = _take_weights(execution, captures)
+    outcome = _execute(solution, execution, captures)
+    if outcome is None:
+        return None
+    return replace(
+        outcome,
+        weights=execution.job.weights,
+        weight_bytes=outcome.weight_bytes + taken.bytes_read,
+        remarks=(*outcome.remarks, *taken.remarks),
+    )
+
+
+def _take_weights(execution: Execution, captures: Captures) -> LoadedWeights:
+    """Read the first weights into the model where it computes here, or is what ranks are forked of.
+
+    Where others read them, names and shapes are checked.
+    """
+    if not execution.job.weights:
+        return LoadedWeights()
+    path, model = Path(execution.job.weights), captures.source.model
+    is_used = execution.check or _forks(execution)
+    return load_weights(model, path) if is_used else check_weights(model, path)
+
+
+def _execute(solution: Solution, execution: Execution, captures: Captures) -> Outcome | None:
     if execution.place is not None and not execution.check:
         execution.on_progress(f"running {execution.job.steps} steps")
         made = _run_fresh(solution, execution)
         return None if made is None else replace(made, baseline=execution.baseline)
-    assert captures is not None
     precision = execution.job.recipe.precision
     if precision is not None:
         device = "cuda" if execution.job.device is DeviceKind.GPU else "cpu"
@@ -392,6 +431,7 @@ def _outcome(solution: Solution, run: Run, program: Program, job: Job) -> Outcom
         if run.timelines
         else None,
         checkpoints=job.checkpoints,
+        weight_bytes=run.weight_bytes,
         remarks=_some_warnings(run.warnings),
     )
 

@@ -67,6 +67,13 @@ class RunFields(SurvivalFields, PlaceFields):
         "train.bin or with a sub-folder of images for each class, package.module:callable, or "
         "generated.",
     )
+    weights: str | None = declare(
+        None,
+        metavar="PATH|none",
+        usual="those of MODEL where it is a directory that has some, else drawn",
+        help="First weights: a file of safetensors or torch.save, an index, or a directory; none "
+        "draws them.",
+    )
     sampling: str | None = declare(
         None,
         choices=("random", "shuffled", "sequential"),
@@ -298,8 +305,9 @@ class RunRequest(SolutionRequest, RunFields, SavingFields):
 
 
 _OF_TRAINING = (
-    *("epochs", "tokens", "data", "sampling", "last_batch", "weight_decay", "lr_schedule"),
-    *("warmup", "lr_floor", "clip", "eval_every", "eval_data", "metrics"),
+    *("epochs", "tokens", "data", "weights", "sampling", "last_batch"),
+    *("weight_decay", "lr_schedule", "warmup", "lr_floor", "clip"),
+    *("eval_every", "eval_data", "metrics"),
 )
 
 

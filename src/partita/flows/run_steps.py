@@ -18,7 +18,7 @@ from partita.capture.origin import (
     load_origin_partly,
     origin_of,
 )
-from partita.capture.sources import ModelSource, SourceOptions
+from partita.capture.sources import ModelSource, SourceOptions, directory_of
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.shorthand import cpu_hosts, local_cluster, read_shorthand
 from partita.core.cluster import Cluster
@@ -79,9 +79,11 @@ from partita.runtime.rank_capture import Capture
 from partita.runtime.recipe import NanPolicy, Recipe, Schedule
 from partita.runtime.run_state import driving
 from partita.runtime.saving import AUTO
+from partita.runtime.weights import weights_in
 from partita.units import parse_tokens
 
 USUAL_DEVICES = 2
+_DRAWN = "none"
 _STAGED = ("uniform", "uniform_floor", "uniform_transformer", "parameters", "autopipe")
 """Planners that take a number of stages."""
 _DIVIDING = ("uniform", "custom")
@@ -130,6 +132,7 @@ def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) ->
     if not request.emulate:
         check_named_data(data_of(request), evaluates=bool(request.eval_every))
     check_model(request.model)
+    _check_weights_there(request)
     host, gpus = _this_host(request), use_device_ids(request.device_ids, visible_gpus())
     cluster = _cluster(request, gpus)
     stages, replicas = degrees(len(cluster.devices), request.pp, request.dp, request.tp)
@@ -181,6 +184,7 @@ def prepare_run(request: RunRequest) -> PreparedRun:
         InvalidInputError: The file holds no plan, or a bare one without its graph.
     """
     find_modules_here()
+    _check_weights_there(request)
     solution = read_solution(request)
     host, gpus = _this_host(request), use_device_ids(request.device_ids, visible_gpus())
     limit_threads(len(used_names(solution.plan)))
@@ -245,7 +249,10 @@ def carry_out(
     directory = run_directory_of(prepared) if directory is None else directory
     execution = Execution(
         job=with_checkpoints(
-            job_of(request, origin, kind, prepared.steps),
+            replace(
+                job_of(request, origin, kind, prepared.steps),
+                weights="" if script else weights_of(request, origin, on_progress),
+            ),
             request,
             directory,
             graph.name,
@@ -385,6 +392,36 @@ def _origin(prepared: PreparedRun) -> ModelOrigin | None:
     if isinstance(request, TrainRequest):
         return named_origin(graph, None)
     return named_origin(graph, graph.name if request.script else request.model)
+
+
+def _check_weights_there(request: RunFields) -> None:
+    """Check that the weights are there, before anything takes time.
+
+    Raises:
+        InvalidInputError: They are not.
+    """
+    named = request.weights
+    if named is not None and named != _DRAWN and not Path(named).exists():
+        raise InvalidInputError(f"--weights {named}: there is no such file or directory")
+
+
+def weights_of(
+    request: RunFields, origin: ModelOrigin | None, on_progress: OnProgress = silent
+) -> str:
+    """Return the first weights of a run: a path, or empty where they are drawn.
+
+    Those of a directory that is named as the model are taken, and that is said.
+    """
+    if origin is None or request.weights == _DRAWN:
+        return ""
+    if request.weights is not None:
+        return str(Path(request.weights).absolute())
+    directory = directory_of(origin.text)
+    found = None if directory is None else weights_in(directory)
+    if found is None:
+        return ""
+    on_progress(f"first weights are those of {found}; --weights {_DRAWN} draws them")
+    return str(found.absolute())
 
 
 def named_origin(graph: Graph, text: str | None) -> ModelOrigin:

@@ -2,7 +2,7 @@
 
 A configuration is the mapping of a ``config.json``: it names its ``model_type`` and, in
 ``architectures``, the class to build; without one, it is that of the type's usual training task.
-Weights are drawn, never downloaded.
+Weights are drawn, never downloaded; ``runtime/weights.py`` reads those of a directory into a model.
 """
 
 from collections.abc import Mapping

@@ -66,6 +66,7 @@ class Run:
         incidents: Failures that it has survived.
         stopped: Why it ended before its last step; empty = it did not.
         warnings: Sentences of its ranks that people should read.
+        weight_bytes: Bytes of first weights that its ranks have read from files.
     """
 
     result: RunResult
@@ -79,6 +80,7 @@ class Run:
     incidents: tuple[Incident, ...] = ()
     stopped: str = ""
     warnings: tuple[str, ...] = ()
+    weight_bytes: int = 0
 
 
 def check_runnable(plan: Plan) -> None:
@@ -286,6 +288,7 @@ def put_together(
         held_out={
             step: sum(report.held_out[step] for report in reports) for step in reports[0].held_out
         },
+        weight_bytes=sum(report.weight_bytes for report in reports),
     )
 
 

@@ -70,6 +70,7 @@ class Job:
         resume: A checkpoint, or a folder of them, to go on from; ``auto`` = the newest of its own
             folder; None = it begins at the beginning.
         passed: Data that are left out, as steps on them had no numbers.
+        weights: File or directory of the first weights; empty = they are drawn.
         compared: Whether whoever made the job has compared the graph with the model, in the modes
             that it runs in. Ranks need not do it again, which takes the memory of a whole model.
     """
@@ -96,6 +97,7 @@ class Job:
     keep: int = 2
     resume: str | None = None
     passed: tuple[PassedData, ...] = ()
+    weights: str = ""
     compared: bool = False
 
     def __post_init__(self) -> None:

@@ -35,6 +35,7 @@ from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import RankReport, Watchdog, run_rank
 from partita.runtime.rank_capture import ProcessMemory
 from partita.runtime.saving import AUTO
+from partita.runtime.weights import LoadedWeights, load_weights
 from partita.runtime.workload import model_workload, use_repeatable_algorithms
 
 _CHUNK_BYTES = 2**20
@@ -156,7 +157,11 @@ def _prepare(
     numerics = ready_numerics(job.recipe.precision, device.type)
     # A rank has memory for what its stages hold: the model has stand-ins for all else.
     here = used_devices(job.program(solution))[rank]
-    source = load_origin_partly(origin, held_names(problem.graph, plan, here))
+    held = held_names(problem.graph, plan, here)
+    source = load_origin_partly(origin, held)
+    taken = LoadedWeights()
+    if job.weights:
+        taken = load_weights(source.model, Path(job.weights), held)
     known = problem.graph if job.compared else None
     captures = Captures(source, origin, lambda: numerics.autocast(device.type), known=known)
     with without_saved_tensors():
@@ -173,6 +178,7 @@ def _prepare(
         report = run_rank(
             task, member, workload, options=options, board=board, on_step=member.notify
         )
+        report = replace(report, weight_bytes=taken.bytes_read)
         if report.memory is not None and report.memory.exact:
             return report
         return replace(report, memory=memory.use())  # the growth since before the model was built

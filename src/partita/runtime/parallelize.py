@@ -14,6 +14,7 @@ nonsense.
 """
 
 import hashlib
+import logging
 import random
 import runpy
 import sys
@@ -42,6 +43,9 @@ from partita.runtime.plan_trainer import PlanTrainer, RankPlace
 from partita.runtime.rank import RankReport, Watchdog
 from partita.runtime.recipe import Recipe, nan_policy
 from partita.runtime.trainer import Callback, LocalTrainer, Trainer, make_recipe
+from partita.runtime.weights import load_weights
+
+logger = logging.getLogger(__name__)
 
 _CHECKED_STEPS = 10
 """Steps from the first on in which batches are compared between ranks; later, one in so many."""
@@ -134,6 +138,7 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
     callbacks: Sequence[Callback] = (),
     microbatches: int = 1,
     check: int = 0,
+    weights: str | Path | None = None,
 ) -> Trainer:
     """Return a trainer of a model: in every rank of a plan, or in this process alone.
 
@@ -164,9 +169,13 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
             of the untouched model on the whole batch, in eval mode; True = the first. A model that
             reads its data in Python may take another way than the captured one. All weights are
             gathered for it. In one process the untouched model is what trains.
+        weights: First weights: a file of safetensors or ``torch.save``, an index, or a directory.
+            A rank of a plan reads those that it holds, and the model keeps its own elsewhere.
 
     Raises:
-        InvalidInputError: The plan is another than the one that the script was started with.
+        FormatError: The weights cannot be read.
+        InvalidInputError: The plan is another than the one that the script was started with, or
+            the weights are not those of the model.
         UnsupportedError: There is a plan, but the script was not started by ``partita run``.
     """
     if callable(plan) and not isinstance(plan, Solution):
@@ -189,6 +198,9 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
                 "partita.parallelize needs a process for each device of the plan; start the script "
                 "by 'partita run PLAN -- script.py', or leave out the plan to train in one process"
             )
+        if weights is not None:
+            for remark in load_weights(model, Path(weights)).remarks:
+                logger.warning("%s", remark)
         return LocalTrainer(model, loss_fn, recipe, callbacks, microbatches=microbatches)
     rank = _current[-1]
     if plan is not None:
@@ -207,6 +219,8 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
         check_same=lambda batch, step: check_same_batch(rank, batch, step),
         checked_steps=int(check),
     )
+    if weights is not None:
+        trainer.load_weights(Path(weights))
     rank.trainers.append(trainer)
     return trainer
 

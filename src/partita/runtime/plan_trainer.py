@@ -42,8 +42,10 @@ from partita.runtime.executor import make_task
 from partita.runtime.job import Job
 from partita.runtime.numerics import ready_numerics
 from partita.runtime.optimizers import RankOptimizer
+from partita.runtime.ownership import held_names
 from partita.runtime.parameters import ParameterStore
 from partita.runtime.parts import Part, joined
+from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import OtherSteps, RankPlayer, RankReport, StepNews
 from partita.runtime.recipe import Recipe
 from partita.runtime.saving import (
@@ -56,6 +58,7 @@ from partita.runtime.saving import (
 )
 from partita.runtime.task import Task
 from partita.runtime.trainer import Callback, LocalTrainer, Loss, Trainer
+from partita.runtime.weights import LoadedWeights, load_weights
 from partita.runtime.workload import Workload, model_workload
 
 
@@ -157,6 +160,7 @@ class PlanTrainer(Trainer):
         super().__init__(model, loss, recipe, callbacks)
         self._place, self._plan = place, place.solution.plan
         self._check_same = check_same
+        self._loaded = LoadedWeights()
         self._sizes = tuple(self._plan.microbatch_sizes.tolist())
         self._batch: list[Example] = []
         self._inputs: dict[int, dict[str, Tensor]] = {}
@@ -168,6 +172,20 @@ class PlanTrainer(Trainer):
         self._guard = _ModelGuard(model)
         self._has_stopped, self._was_asked = False, False
         self._left_to_check = checked_steps
+
+    def load_weights(self, path: Path) -> None:
+        """Read the first weights that this rank holds by the plan; before the first batch.
+
+        Raises:
+            InvalidInputError: They are not those of the model.
+            FormatError: They cannot be read.
+        """
+        solution, member = self._place.solution, self._place.member
+        device = used_devices(self._place.job.program(solution))[member.rank]
+        held = held_names(solution.problem.graph, self._plan, device)
+        self._loaded = load_weights(self.model, path, held)
+        for remark in self._loaded.remarks if member.rank == 0 else ():
+            member.notify(remark)
 
     def _samples(self) -> int:
         return sum(self._sizes)
@@ -356,7 +374,8 @@ class PlanTrainer(Trainer):
             workload = model_workload(captures, problem, plan)
             captured = captures.at(dealt.sizes[0])
         if self._player is None:
-            for name in sorted(workload.state):  # models may be built with other random numbers
+            # Models may be built with other random numbers; what files have, each holder has read.
+            for name in sorted(set(workload.state) - self._loaded.names):
                 dist.broadcast(workload.state[name], 0)
         workload = replace(workload, load=self._load)
         task = make_task(problem, plan, workload, order=place.job.order)
@@ -459,7 +478,11 @@ class PlanTrainer(Trainer):
             if self._saving is not None and self._saving.every:
                 self.save()
             self._player.saver.wait()
-        return replace(self._player.report(), has_stopped=self._has_stopped)
+        return replace(
+            self._player.report(),
+            has_stopped=self._has_stopped,
+            weight_bytes=self._loaded.bytes_read,
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the parameters and buffers that this rank holds whole, by their names."""

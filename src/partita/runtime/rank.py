@@ -108,6 +108,7 @@ class RankReport:
         held_out: Its part of the loss on held-out data after some steps, by step. Such a step is
             followed by a pause, which is no part of the next one.
         has_stopped: Whether it was asked to stop, and did so before its last step.
+        weight_bytes: Bytes of first weights that it has read from files.
     """
 
     device: int
@@ -122,6 +123,7 @@ class RankReport:
     energy: EnergyUse | None = None
     held_out: Mapping[int, float] = field(default_factory=dict)
     has_stopped: bool = False
+    weight_bytes: int = 0
 
 
 class StepNews(NamedTuple):

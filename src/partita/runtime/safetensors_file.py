@@ -1,4 +1,4 @@
-"""Writes files of safetensors tensor by tensor, so that a model need never be in memory whole."""
+"""Files of safetensors, written and read tensor by tensor: no model need be in memory whole."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from partita.errors import UnsupportedError
+from partita.errors import FormatError, UnsupportedError, reading
 
 Described: TypeAlias = tuple[torch.Size, torch.dtype]
 """Shape and type of a tensor."""
@@ -27,6 +27,7 @@ _NAMES: Mapping[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def size_of(described: Described) -> int:
@@ -71,3 +72,86 @@ def write_weights(
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+class SafetensorsFile:
+    """A file of safetensors, of which only what is asked for is read.
+
+    Attributes:
+        path: The file.
+        described: Shape and type of its tensors by name.
+        bytes_read: Bytes that were read so far, with those of the header.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the header.
+
+        Raises:
+            FormatError: There is no such file, or it is none of safetensors, or not whole.
+            UnsupportedError: A tensor has a type that is not known here.
+        """
+        self.path = path
+        with reading(path), path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            first = file.read(8)
+            length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
+            if 8 + length > size:
+                raise FormatError("is no whole file of safetensors: its header is cut off")
+            header = _parsed(file.read(length))
+        self._data = self.bytes_read = 8 + length
+        self.described: dict[str, Described] = {}
+        self._begin: dict[str, int] = {}
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            with reading(path):
+                self._admit(name, entry, size)
+
+    def _admit(self, name: str, entry: Any, size: int) -> None:  # noqa: ANN401  # of a file
+        try:
+            dtype, shape = entry["dtype"], torch.Size(entry["shape"])
+            begin, end = (int(offset) for offset in entry["data_offsets"])
+        except (KeyError, TypeError, ValueError) as exc:
+            raise FormatError(f"the header does not say where {name!r} lies") from exc
+        if dtype not in _DTYPES:
+            raise UnsupportedError(f"{self.path}: {name!r} is of type {dtype}, which is not known")
+        self.described[name] = (shape, _DTYPES[dtype])
+        if begin < 0 or end - begin != size_of(self.described[name]):
+            raise FormatError(f"{name!r} has {end - begin} bytes; its shape and type need others")
+        if self._data + end > size:
+            raise FormatError(f"is not whole: it ends within {name!r}")
+        self._begin[name] = self._data + begin
+
+    def read_into(self, name: str, target: Tensor) -> None:
+        """Read a tensor into another of its shape, whatever the type of that.
+
+        Raises:
+            FormatError: The file has become shorter, or cannot be read.
+        """
+        shape, dtype = self.described[name]
+        # Where nothing is to be converted no second tensor takes memory.
+        direct = target.dtype is dtype and target.device.type == "cpu" and target.is_contiguous()
+        value = target.detach() if direct else torch.empty(shape, dtype=dtype)
+        if value.numel():
+            with reading(self.path), self.path.open("rb", buffering=0) as file:
+                file.seek(self._begin[name])
+                left = value.reshape(-1).view(torch.uint8).numpy().data
+                while left:
+                    count = file.readinto(left)
+                    if not count:
+                        raise FormatError(f"is not whole: it ends within {name!r}")
+                    left = left[count:]
+        self.bytes_read += size_of((shape, dtype))
+        if not direct:
+            with torch.no_grad():
+                target.copy_(value)
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise FormatError("is no file of safetensors: its header is not JSON") from exc
+    if not isinstance(found, dict):
+        raise FormatError("is no file of safetensors: its header is no JSON object")
+    return found

@@ -1,6 +1,7 @@
 """Trainers: in one process, and as forked ranks of a plan, with the same numbers."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ from partita.ranks.status import StatusBoard
 from partita.runtime.job import Job
 from partita.runtime.optimizers import Agreement
 from partita.runtime.parallelize import ScriptRank, being_rank
-from partita.runtime.plan_trainer import deal
+from partita.runtime.plan_trainer import PlanTrainer, deal
 from partita.runtime.recipe import NanPolicy, Recipe
 from partita.runtime.restarts import PassedData, Stopper
 from partita.runtime.trainer import group_options
+from partita.runtime.weights import load_weights
 from partita.testing.builders import flat_cluster
 
 SAMPLES = 8
@@ -246,6 +248,46 @@ def test_a_plan_trains_as_one_process_does(name: str) -> None:
     same_weights(found[0]["state"], wanted["state"])
     assert not found[1]["state"]
     assert set(wanted["metrics"][0]) == {"largest"}
+
+
+@pytest.mark.parametrize("groups", [PIPELINE, [[0, 1]]])
+def test_weights_of_a_file_are_the_first_ones_in_one_process_and_under_a_plan(
+    groups: list[list[int]], tmp_path: Path
+) -> None:
+    data, path = batches(), tmp_path / "weights.safetensors"
+    torch.manual_seed(9)
+    other = Net()
+    partita.parallelize(other, loss_fn, optimizer="adamw").model_state(path)
+    wanted = train(other, loss_fn, data)
+    assert wanted["losses"] != pytest.approx(train(made(), loss_fn, data)["losses"], rel=1e-3)
+    same(train(made(), loss_fn, data, weights=path), wanted)
+
+    def script() -> tuple[dict[str, Any], int]:
+        torch.manual_seed(os.getpid())  # no rank's own weights may be seen
+        model = Net()
+        read = load_weights(Net(), path).bytes_read
+        trainer = partita.parallelize(model, loss_fn, optimizer="adamw", weights=path)
+        trainer.step(data[0])
+        assert isinstance(trainer, PlanTrainer)
+        return train(Net(), loss_fn, data, weights=path), trainer.report().weight_bytes - read
+
+    planned = solution(made(), Example(args=data[0][:1], labels=data[0][1]), loss_fn, groups)
+    found = in_ranks(planned, script)
+    for one, more in found:
+        same(one, wanted)
+        assert more < 0 if groups == PIPELINE else more == 0
+    same_weights(found[0][0]["state"], wanted["state"])
+
+
+def test_a_checkpoint_wins_over_weights(tmp_path: Path) -> None:
+    data, path = batches(), tmp_path / "weights.safetensors"
+    first = partita.parallelize(made(), loss_fn, optimizer="adamw")
+    first.model_state(path)
+    first.step(data[0])
+    first.save(tmp_path / "saved")
+    again = partita.parallelize(made(), loss_fn, optimizer="adamw", weights=path)
+    assert again.resume(tmp_path / "saved") == 1
+    same_weights(again.model_state(), first.model_state())
 
 
 def test_models_that_return_their_loss_take_labels_none_and_give_metrics() -> None:
