@@ -64,5 +64,9 @@ def test_weights_that_are_not_there_or_would_be_ignored_are_an_error_in_a_line(
 ) -> None:
     said = train(commands, folder, "--weights", "nowhere", code=2)
     assert "--weights nowhere: there is no such file or directory" in said
+    torch.save({"lm_head.weight": torch.ones(500, 64)}, folder / "head.pt")
+    said = train(commands, folder, "--weights", "head.pt", "--devices", "1", code=2)
+    assert "head.pt lacks 29 tensors of the model: model.embed_tokens.weight" in said
+    assert said.rstrip().endswith("; --weights none draws them")
     said = train(commands, folder, "--weights", "llama.pt", "--emulate", code=2)
     assert "--weights: an emulated run computes nothing" in said

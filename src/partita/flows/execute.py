@@ -23,7 +23,7 @@ from partita.core.timeline import Timeline
 from partita.cost.durations import instruction_seconds
 from partita.cost.predict import simulate
 from partita.documents import save, write_text
-from partita.errors import InvalidInputError, UnsupportedError, WorkerError
+from partita.errors import FormatError, InvalidInputError, UnsupportedError, WorkerError
 from partita.flows.results import Result
 from partita.flows.run_energy import energy_figures, export_timing
 from partita.flows.run_requests import OnStep, RunFields, unwatched
@@ -358,12 +358,20 @@ def _take_weights(execution: Execution, captures: Captures) -> LoadedWeights:
     """Read the first weights into the model where it computes here, or is what ranks are forked of.
 
     Where others read them, names and shapes are checked.
+
+    Raises:
+        InvalidInputError: They are not those of the model.
     """
     if not execution.job.weights:
         return LoadedWeights()
     path, model = Path(execution.job.weights), captures.source.model
     is_used = execution.check or _forks(execution)
-    return load_weights(model, path) if is_used else check_weights(model, path)
+    try:
+        return load_weights(model, path) if is_used else check_weights(model, path)
+    except FormatError:
+        raise
+    except InvalidInputError as exc:
+        raise InvalidInputError(f"{exc}; --weights none draws them") from exc
 
 
 def _execute(solution: Solution, execution: Execution, captures: Captures) -> Outcome | None:
