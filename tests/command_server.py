@@ -183,6 +183,8 @@ def run(request: dict) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     os.setsid()
+    # A shell that starts tests in the background lets them ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])

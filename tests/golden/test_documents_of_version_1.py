@@ -238,7 +238,7 @@ def test_the_energy_server_gives_its_old_jobs_the_same_clocks(tmp_path: Path) ->
     settings = settings_of.EnergySettings(state=state, scheduler="all-max", microbatches=2)
 
     async def ask() -> dict[str, Any]:
-        app = app_of.make_app(settings_of.Settings(token="", energy=settings))
+        app = app_of.make_app(settings_of.Settings(energy=settings))
         transport = httpx.ASGITransport(app=app)
         async with (
             app.router.lifespan_context(app),

@@ -290,7 +290,8 @@ class _Driver:
         elif isinstance(message, Told):
             self._watch.say(message.text)
         elif isinstance(message, Done | Failed):
-            agent.answer = message
+            # What comes behind an answer is about its own end.
+            agent.answer = agent.answer or message
         else:
             assert isinstance(message, Beat), message
 

@@ -85,12 +85,12 @@ def test_what_is_built_in_cannot_be_replaced(plugged) -> None:
 
 
 def test_an_engine_is_a_function_that_makes_one(plugged) -> None:
-    plugged("engines", far=f"{__name__}:make_far_engine")
-    assert engine_names() == [*ENGINES, "far"]
-    assert make_engine("far", servers(1), groups=False).name == "far"
+    plugged("engines", remote=f"{__name__}:make_far_engine")
+    assert engine_names() == [*ENGINES, "remote"]
+    assert make_engine("remote", servers(1), groups=False).name == "far"
     assert make_engine("local", servers(1), groups=False).name == "local"
-    with pytest.raises(InvalidInputError, match="there is no engine 'fra'; did you mean 'far'"):
-        make_engine("fra", servers(1))
+    with pytest.raises(InvalidInputError, match="no engine 'remtoe'; did you mean 'remote'"):
+        make_engine("remtoe", servers(1))
 
 
 def test_rules_of_released_code_are_a_row_that_is_loaded_when_it_is_asked_for(plugged) -> None:

@@ -51,7 +51,7 @@ def test_a_step_done_again_counts_once_and_a_torn_line_not(tmp_path: Path) -> No
 def test_a_missing_package_is_named_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     check_sinks(["jsonl"])
-    with pytest.raises(UnsupportedError, match="pip install wandb"):
+    with pytest.raises(UnsupportedError, match=r"pip install 'partita\[wandb\]'"):
         check_sinks(["wandb"])
 
 
