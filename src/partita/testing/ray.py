@@ -230,10 +230,21 @@ class PrivateRay:
 
 
 def _processes_with(text: bytes) -> list[int]:
-    found = []
+    """Return the processes with a text in their environment, and those below them.
+
+    Agents of a node put their title where their environment was: they are known by their parents.
+    """
+    found: list[int] = []
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(OSError):
+            with suppress(OSError, IndexError):
+                after_name = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if after_name[0] == "Z":
+                    continue
+                children.setdefault(int(after_name[1]), []).append(int(entry.name))
                 if text in (entry / "environ").read_bytes() + b"\0":
                     found.append(int(entry.name))
+    for process in found:  # grows while it is walked
+        found += [child for child in children.get(process, ()) if child not in found]
     return found
