@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import importlib.util
 import io
+import re
 import statistics
 import sys
 import time
@@ -31,6 +32,7 @@ import partita
 from partita.capture.origin import Captures, ModelOrigin
 from partita.capture.setting import Example
 from partita.capture.sources import ModelSource
+from partita.core.graph import Graph
 from partita.core.plan import Plan, Stage
 from partita.core.problem import Metric, Objective, Problem, Schedule
 from partita.core.solution import Solution
@@ -82,13 +84,24 @@ def solution(name: str, groups: list[list[int]]) -> Solution:
     plan = Plan(
         fingerprint=graph.fingerprint,
         devices=tuple(device.name for device in cluster.devices),
-        stage_of=np.arange(len(graph)) * len(groups) // len(graph),
+        stage_of=_cut(graph, len(groups)),
         stages=tuple(Stage(devices=tuple((d,) for d in group)) for group in groups),
         schedule=Schedule.ONE_F_ONE_B,
         microbatch_sizes=np.array(sizes),
     )
     problem = Problem(graph=graph, cluster=cluster, objective=Objective())
     return Solution(problem=problem, plan=plan, metric=Metric.THROUGHPUT, value=1.0, unit="s")
+
+
+def _cut(graph: Graph, parts: int) -> np.ndarray:
+    """Return equal shares of the ops; of blocks in a list where there are some, as people cut."""
+    blocks = [re.match(r"blocks\.(\d+)", name) for name in graph.ops.names]
+    last = max((int(found[1]) for found in blocks if found), default=-1)
+    if last < 0:
+        return np.arange(len(graph)) * parts // len(graph)
+    first = [next(i for i, b in enumerate(blocks) if b and int(b[1]) == k) for k in range(last + 1)]
+    begins = [first[part * (last + 1) // parts] for part in range(1, parts)]
+    return np.searchsorted(begins, np.arange(len(graph)), side="right")
 
 
 def in_ranks(planned: Solution, work: Callable[[], Any]) -> list[Any]:
