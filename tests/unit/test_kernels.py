@@ -1,5 +1,6 @@
 """Kernels: the same interpreted and compiled, compiled where it pays, never from a stale cache."""
 
+import ast
 import importlib.util
 import math
 import os
@@ -265,3 +266,53 @@ def test_seconds_of_compilation_are_counted_once(tmp_path, monkeypatch):
     assert kernels.compiling_s() == 3.0
     inner(7)
     assert kernels.compiling_s() == 7.0
+
+
+SOURCE = Path(kernels.__file__).parent
+
+
+def is_kernel(function):
+    marks = (getattr(mark, "func", mark) for mark in function.decorator_list)
+    return any(isinstance(mark, ast.Name) and mark.id == "kernel" for mark in marks)
+
+
+def bare_calls(files):
+    """Return the calls of kernels that neither a kernel makes nor the dispatcher."""
+    trees = {name: ast.parse(text) for name, text in files.items()}
+    functions = {
+        name: [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        for name, tree in trees.items()
+    }
+    marked = {name: {f.name for f in found if is_kernel(f)} for name, found in functions.items()}
+    bare = []
+    for name, tree in trees.items():
+        known = set(marked[name])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                known |= {a.name for a in node.names} & marked.get(node.module, set())
+        for function in functions[name]:
+            if not is_kernel(function):
+                bare += [
+                    f"{name}:{call.lineno} calls {call.func.id}"
+                    for call in ast.walk(function)
+                    if isinstance(call, ast.Call)
+                    and isinstance(call.func, ast.Name)
+                    and call.func.id in known
+                ]
+    return bare
+
+
+def test_kernels_are_called_through_the_dispatcher():
+    files = {
+        ".".join(("partita", *path.relative_to(SOURCE).with_suffix("").parts)): path.read_text()
+        for path in SOURCE.rglob("*.py")
+        if "kernel" in path.read_text()
+    }
+    # A bare call is right and interpreted, which nobody notices until a benchmark does.
+    assert bare_calls(files) == []
+
+
+def test_a_bare_call_of_a_kernel_is_found():
+    home = "@kernel\ndef walk(x): pass\n\n@kernel(inline=True)\ndef run(x): walk(x)\n"
+    user = "from home import walk\n\ndef use(x):\n    compiled(walk)(x)\n    walk(x)\n"
+    assert bare_calls({"home": home, "user": user}) == ["user:5 calls walk"]

@@ -43,6 +43,7 @@ from partita.energy.frontier.rounding import (
     web_of,
 )
 from partita.errors import InvalidInputError
+from partita.kernels import compiled
 from partita.program.dependencies import Dependencies, dependencies
 from partita.program.simulate import play, step_lengths
 
@@ -292,7 +293,7 @@ class _Rounding:
         """Solve the relaxed problem without options that fit nowhere, where that matters."""
         options, nodes = self.model.options, self.precedence.activity
         draft = fastest_draft(self.web)
-        set_times(self.web, draft, candidate.limit_s)
+        compiled(set_times)(self.web, draft, candidate.limit_s)
         room = (draft.latest - draft.start) + TOLERANCE * candidate.limit_s
         position = self.relaxed.positions(candidate.wanted_s)
         after = np.minimum(position + 1, options.hull_ptr[nodes + 1] - 1)
@@ -322,7 +323,7 @@ class _Rounding:
         """Take the clocks of a faster point where they, slowed down further, are cheaper."""
         draft = fastest_draft(self.web)
         draft.choice[:] = faster.choice
-        spend_slack(self.web, draft, slower.limit_s * (1 + TOLERANCE), False)
+        compiled(spend_slack)(self.web, draft, slower.limit_s * (1 + TOLERANCE), False)
         if self._joules(draft) < self._joules(slower.draft):
             slower.draft = draft
 

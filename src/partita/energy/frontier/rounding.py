@@ -327,7 +327,7 @@ def mixed(web: Web, fast: Draft, slow: Draft, limit_s: float) -> Draft:
     for place in (web.place, web.place.max() - web.place):
         draft = fastest_draft(web)
         _take_slow(web, draft, (fast.choice, slow.choice), place, limit_s)
-        spend_slack(web, draft, limit_s, False)
+        compiled(spend_slack)(web, draft, limit_s, False)
         drafts.append(draft)
     return min(drafts, key=lambda draft: float(web.joules[draft.choice].sum()))
 
