@@ -28,6 +28,9 @@ from partita.fleet.live.news import News
 
 STEPS_VARIABLE = "PARTITA_STEPS"
 ATTEMPT_VARIABLE = "PARTITA_ATTEMPT"
+CHECKPOINT_VARIABLE = "PARTITA_CHECKPOINT"
+GPUS_VARIABLE = "PARTITA_GPUS"
+SERVERS_VARIABLE = "PARTITA_SERVERS"
 _WAIT_S = 0.01
 _FAR_S = 1.0
 """Seconds between two looks at least where each is a call over the network."""
@@ -187,6 +190,68 @@ class Lease:
         )
 
 
+class RunLease:
+    """The lease of a run that counts its steps and saves by itself, as ``partita train`` does.
+
+    Args:
+        steps: Steps of the whole job.
+        saved: Returns the step that the newest checkpoint goes on with; 0 = there is none.
+        poll_s: Seconds between two looks at the lease.
+        report_s: Seconds between two words of progress.
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: int,
+        saved: Callable[[], int],
+        poll_s: float = 0.2,
+        report_s: float = 0.5,
+    ) -> None:
+        self._steps, self._saved, self._step = steps, saved, saved()
+        self._pace = _Pace(self._step)
+        self._done_s: float | None = None
+        # Signals are the run's own: it saves before it ends.
+        self._scheduler = _Scheduler(poll_s=poll_s, report_s=report_s, takes_signals=False)
+        self._report(LoopState.RUNNING, force=True)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps are done."""
+        return self._step >= self._steps
+
+    def why(self) -> str:
+        """Return why the run is to stop; empty = it is not."""
+        return "the end of its lease" if self._scheduler.is_over() else ""
+
+    def note(self, done: int) -> None:
+        """Take note of so many steps that are done."""
+        self._step = done
+        if done >= self._steps and self._done_s is None:
+            self._done_s = time.time()
+            self._report(LoopState.RUNNING, force=True)  # its GPUs are planned for while it saves
+        else:
+            self._report(LoopState.RUNNING)
+
+    def end(self, *, stopped: bool) -> None:
+        """Report how the run has ended: before its last step, or with all of its steps."""
+        self._report(LoopState.STOPPED if stopped else LoopState.DONE, force=True)
+
+    def _report(self, state: LoopState, *, force: bool = False) -> None:
+        if not self._scheduler.wants_word(force=force):
+            return
+        self._scheduler.report(
+            {
+                "state": str(state),
+                "step": self._step,
+                "saved_step": self._step if state is LoopState.DONE else self._saved(),
+                "steps": self._steps,
+                "ends_s": self._pace.ends_s(self._step, self._steps, time.time()),
+                "done_s": self._done_s,
+            }
+        )
+
+
 class _Pace:
     """How fast steps are done, from one word to the next."""
 
@@ -207,7 +272,7 @@ class _Pace:
 class _Scheduler:
     """The other end; silent where there is none."""
 
-    def __init__(self, *, poll_s: float, report_s: float) -> None:
+    def __init__(self, *, poll_s: float, report_s: float, takes_signals: bool = True) -> None:
         self._news = News.of_environment()
         self._attempt = int(os.environ.get(ATTEMPT_VARIABLE, "0"))
         self._speaks = os.environ.get("RANK", os.environ.get("NODE_RANK", "0")) == "0"
@@ -218,7 +283,7 @@ class _Scheduler:
         self._stop = False
         if not self._news.is_there:
             return
-        if threading.current_thread() is threading.main_thread():
+        if takes_signals and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._end)
         self._look()
 

@@ -212,6 +212,8 @@ def execute_surviving(
     request: RunFields,
     run_plan: Callable[[Solution, Execution], Outcome | None],
     plan_for: Callable[[Problem], Solution],
+    *,
+    stop: Callable[[], str] = never,
 ) -> Outcome | None:
     """Carry out a plan, started again and replanned as a request allows.
 
@@ -223,6 +225,7 @@ def execute_surviving(
         request: What was asked.
         run_plan: Carries out a plan.
         plan_for: Plans for some of the devices.
+        stop: Returns why the run is to save and end, besides signals; empty = it is not.
 
     Raises:
         InvalidInputError: The folder of checkpoints is another run's.
@@ -236,9 +239,13 @@ def execute_surviving(
             "--resume auto, or name another folder"
         )
     with ExitStack() as stack:
-        notice: Callable[[], str] = never
+        signalled: Callable[[], str] = never
         if job.checkpoints:
-            notice = stack.enter_context(stop_notices())
+            signalled = stack.enter_context(stop_notices())
+
+        def notice() -> str:
+            return signalled() or stop()
+
         survival = Survival(limit=limit, stop=notice, say=execution.on_progress)
         execution = replace(execution, survival=survival)
         if request.elastic is None:
@@ -247,11 +254,11 @@ def execute_surviving(
             raise UnsupportedError("--elastic is for the devices of one host; leave it out")
         outcomes: list[Outcome | None] = []
 
-        def run_one(found: Solution, stop: Callable[[], str], number: int) -> Run | None:
+        def run_one(found: Solution, change: Callable[[], str], number: int) -> Run | None:
             folder = execution.directory / f"plan{number}" if number else execution.directory
             folder.mkdir(exist_ok=True)
             again = replace(job, resume=AUTO) if newest_step(job.saving()) else job
-            watched = replace(survival, stop=lambda: notice() or stop())
+            watched = replace(survival, stop=lambda: notice() or change())
             one = replace(execution, job=again, directory=folder, survival=watched)
             outcomes.append(run_plan(found, one))
             last = outcomes[-1]

@@ -42,6 +42,7 @@ from partita.flows.execute import (
     write_files,
 )
 from partita.flows.fields import ClusterFields, PlannerFields
+from partita.flows.granted import Grant, by_grant, lease_of
 from partita.flows.planner_choice import chosen_planner
 from partita.flows.problem import (
     objective_of,
@@ -53,7 +54,7 @@ from partita.flows.problem import (
 from partita.flows.profile import ProfiledModel, profile_cache, profiled_model
 from partita.flows.run_requests import OnStep, RunFields, RunRequest, TrainRequest, unwatched
 from partita.flows.solutions import evaluated, read_solution
-from partita.flows.summary import Summary, summarise
+from partita.flows.summary import Summary, describe_plan, summarise
 from partita.hosts.driver import OnLine, hosts_of
 from partita.hosts.ssh import load_hostfile
 from partita.hosts.table import make_place
@@ -72,11 +73,13 @@ from partita.runtime.emulation import Emulation
 from partita.runtime.evaluation import Evaluation
 from partita.runtime.job import Job
 from partita.runtime.launch import Host
+from partita.runtime.metric_rows import StepRow
 from partita.runtime.metrics import OnRow, RunFacts, Tracker, check_sinks, open_sinks
 from partita.runtime.power import Power
 from partita.runtime.rank import StepNews
 from partita.runtime.rank_capture import Capture
 from partita.runtime.recipe import NanPolicy, Recipe, Schedule
+from partita.runtime.restarts import never
 from partita.runtime.run_state import driving
 from partita.runtime.saving import AUTO
 from partita.runtime.weights import weights_in
@@ -101,6 +104,7 @@ class PreparedRun:
         gpus: GPUs of this host that the ranks may use.
         steps: Number of steps.
         profiled: The measured model; None where costs were estimated, or the plan was read.
+        grant: What the fleet gave that has started it; None = none has.
         remarks: What was done other than asked, a sentence each.
     """
 
@@ -110,6 +114,7 @@ class PreparedRun:
     gpus: int
     steps: int
     profiled: ProfiledModel | None = None
+    grant: Grant | None = None
     remarks: tuple[str, ...] = ()
 
     @property
@@ -127,6 +132,9 @@ def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) ->
         UnsupportedError: More GPUs are wanted than there are.
     """
     assert request.model is not None  # checked before
+    grant = Grant.of(os.environ)
+    request = by_grant(request, grant)
+    assert request.model is not None
     find_modules_here()
     check_sinks(request.metrics)
     if not request.emulate:
@@ -161,6 +169,7 @@ def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) ->
         host=host,
         gpus=gpus,
         profiled=profiled,
+        grant=grant,
         remarks=(*objective_remarks(request), *specialised_remarks(graph)),
     )
 
@@ -183,9 +192,14 @@ def prepare_run(request: RunRequest) -> PreparedRun:
     Raises:
         InvalidInputError: The file holds no plan, or a bare one without its graph.
     """
+    grant = Grant.of(os.environ)
+    request = by_grant(request, grant)
     find_modules_here()
     _check_weights_there(request)
     solution = read_solution(request)
+    remarks: tuple[str, ...] = ()
+    if grant is not None and not request.emulate and request.on is None:
+        solution, remarks = _planned_for_grant(request, solution, grant)
     host, gpus = _this_host(request), use_device_ids(request.device_ids, visible_gpus())
     limit_threads(len(used_names(solution.plan)))
     graph = solution.problem.graph
@@ -197,8 +211,23 @@ def prepare_run(request: RunRequest) -> PreparedRun:
         summary=summarise(solution),
         host=host,
         gpus=gpus,
-        remarks=(*objective_remarks(request), *specialised_remarks(graph)),
+        grant=grant,
+        remarks=(*remarks, *objective_remarks(request), *specialised_remarks(graph)),
     )
+
+
+def _planned_for_grant(
+    request: RunRequest, solution: Solution, grant: Grant
+) -> tuple[Solution, tuple[str, ...]]:
+    """Return a plan for no more devices than a fleet has granted, and what was done to it."""
+    used = used_names(solution.plan)
+    if len(used) <= grant.devices:
+        return solution, ()
+    problem = solution.problem
+    some = replace(problem, cluster=problem.cluster.only(used[: grant.devices]))
+    found = evaluated(some, _plan_for(request, solution, some).plan, solution)
+    plan = describe_plan(found.plan)
+    return found, (f"{grant.devices} of {len(used)} devices were granted: {plan}",)
 
 
 def carry_out(
@@ -227,7 +256,38 @@ def carry_out(
         UnsupportedError: The devices of the plan are not here.
         WorkerError: A rank failed, died or stood still; names it.
     """
-    request, solution = prepared.request, prepared.solution
+    watch = _Watch(on_progress=on_progress, on_step=on_step, on_row=on_row, on_line=on_line)
+    lease = lease_of(prepared.request, prepared.grant, prepared.steps)
+    if lease is None:
+        return _carry_out(prepared, watch, directory)
+    if lease.is_done:
+        on_progress(f"all steps are done: {prepared.request.checkpoints} has the last one")
+        lease.end(stopped=False)
+        return None
+
+    def on_done(row: StepRow) -> None:
+        lease.note(row.step)
+        on_row(row)
+
+    made = _carry_out(prepared, replace(watch, on_row=on_done, stop=lease.why), directory)
+    if made is not None:
+        lease.end(stopped=bool(made.run.stopped))
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Watch:
+    """What is called as a run goes on, and what says why it is to end."""
+
+    on_progress: OnProgress
+    on_step: OnStep
+    on_row: OnRow
+    on_line: OnLine
+    stop: Callable[[], str] = never
+
+
+def _carry_out(prepared: PreparedRun, watch: _Watch, directory: Path | None) -> Outcome | None:
+    request, solution, on_progress = prepared.request, prepared.solution, watch.on_progress
     plan, cluster, graph = solution.plan, solution.problem.cluster, solution.problem.graph
     script = request.script if isinstance(request, RunRequest) else ()
     kind = DeviceKind.CPU
@@ -264,7 +324,7 @@ def carry_out(
         host=prepared.host,
         baseline=baseline,
         on_progress=on_progress,
-        on_line=on_line,
+        on_line=watch.on_line,
     )
     facts = RunFacts(
         ranks=len(used),
@@ -275,7 +335,7 @@ def carry_out(
     )
     settings = {name: value for name, value in request.given().items() if name != "plan"}
     sinks = open_sinks(request.metrics, directory, settings)
-    with Tracker(facts, sinks, on_row) as tracker, ExitStack() as stack:
+    with Tracker(facts, sinks, watch.on_row) as tracker, ExitStack() as stack:
         if request.on is not None:
             stack.enter_context(driving(directory, request.on))
             place = make_place(request, hosts_of(solution, execution.job))
@@ -284,7 +344,7 @@ def carry_out(
 
         def noted(rank: int, news: StepNews) -> None:
             tracker(rank, news)
-            on_step(rank, news)
+            watch.on_step(rank, news)
 
         execution = replace(execution, on_step=noted)
 
@@ -294,7 +354,12 @@ def carry_out(
             return execute(found, way, captures)
 
         outcome = execute_surviving(
-            solution, execution, request, run_plan, partial(_plan_for, request, solution)
+            solution,
+            execution,
+            request,
+            run_plan,
+            partial(_plan_for, request, solution),
+            stop=watch.stop,
         )
         return None if outcome is None else write_files(outcome, execution, request)
 

@@ -40,7 +40,7 @@ from partita.fleet.engines.protocol import (
     Traits,
     name_of,
 )
-from partita.fleet.lease import ATTEMPT_VARIABLE
+from partita.fleet.lease import ATTEMPT_VARIABLE, GPUS_VARIABLE, SERVERS_VARIABLE
 from partita.fleet.live.files import PROGRESS, figure, read_json, write_json
 from partita.fleet.live.news import DIRECTORY_VARIABLE
 from partita.fleet.policies.resources import Servers
@@ -187,10 +187,10 @@ class LocalEngine:
         gpus = [first[place.server] + gpu for place in places for gpu in place.gpus]
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
-            "PARTITA_GPUS": str(len(gpus)),
+            GPUS_VARIABLE: str(len(gpus)),
             "PARTITA_CPUS": f"{sum(place.cpus for place in places):g}",
             "PARTITA_MEMORY_GB": f"{sum(place.memory_gb for place in places):g}",
-            "PARTITA_SERVERS": ",".join(place.server for place in places),
+            SERVERS_VARIABLE: ",".join(place.server for place in places),
         }
 
     def _limits(self, fleet: str, attempt: Attempt, places: tuple[Place, ...]) -> dict[str, Any]:

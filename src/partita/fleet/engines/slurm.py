@@ -36,7 +36,7 @@ from partita.fleet.engines.protocol import (
     Traits,
     attempt_of,
 )
-from partita.fleet.lease import ATTEMPT_VARIABLE
+from partita.fleet.lease import ATTEMPT_VARIABLE, GPUS_VARIABLE, SERVERS_VARIABLE
 from partita.fleet.live.files import read_json
 from partita.fleet.live.news import DIRECTORY_VARIABLE
 from partita.fleet.policies.resources import GB, Servers
@@ -571,10 +571,10 @@ def _variables(order: Order, *, shared: bool) -> dict[str, str]:
         FLEET_VARIABLE: order.fleet,
         JOB_VARIABLE: str(order.attempt.job),
         ATTEMPT_VARIABLE: str(order.attempt.number),
-        "PARTITA_GPUS": str(sum(len(place.gpus) for place in places)),
+        GPUS_VARIABLE: str(sum(len(place.gpus) for place in places)),
         "PARTITA_CPUS": f"{sum(place.cpus for place in places):g}",
         "PARTITA_MEMORY_GB": f"{sum(place.memory_gb for place in places):g}",
-        "PARTITA_SERVERS": ",".join(place.server for place in places),
+        SERVERS_VARIABLE: ",".join(place.server for place in places),
     }
     return {**variables, **({DIRECTORY_VARIABLE: str(order.directory)} if shared else {})}
 

@@ -42,7 +42,7 @@ from partita.fleet.engines.protocol import (
     Status,
 )
 from partita.fleet.engines.shim import LOG
-from partita.fleet.lease import STEPS_VARIABLE
+from partita.fleet.lease import CHECKPOINT_VARIABLE, STEPS_VARIABLE
 from partita.fleet.live.decision import (
     Decider,
     Granted,
@@ -604,7 +604,7 @@ def _words(place: Place) -> str:
 def _environment(spec: JobSpec) -> dict[str, str]:
     variables: dict[str, Any] = {STEPS_VARIABLE: spec.steps, "PYTHONUNBUFFERED": 1}
     if spec.checkpoint is not None:
-        variables["PARTITA_CHECKPOINT"] = spec.checkpoint
+        variables[CHECKPOINT_VARIABLE] = spec.checkpoint
     return {**spec.environment, **{name: str(value) for name, value in variables.items()}}
 
 
