@@ -124,6 +124,8 @@ def static_memory(problem: Problem, plan: Plan, program: Program) -> StaticMemor
     level = np.array([SHARD_LEVEL[part.shard] for part in plan.stages])[stage]
     division, kind = divisions(plan), problem.graph.parameters.expert[parameter].astype(np.int64)
     held = held_bytes(problem.graph.parameters, problem.objective).at(parameter)
+    # What could be trained is divided in inference, too, and gathered for every forward.
+    held = held._replace(trained=problem.graph.parameters.trainable[parameter])
     held = held.on_device(
         level=np.where(tied, 0, level),
         replicas=division.group[stage, kind],
@@ -328,7 +330,7 @@ def memory_terms(problem: Problem, plan: Plan, program: Program) -> MemoryTerms:
     if problem.objective.mode is Mode.TRAINING:
         parts += _activation_terms(program)
         parts += _recompute_terms(program)
-        parts += _gather_terms(program, matching)
+    parts += _gather_terms(program, matching)
     return MemoryTerms(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 

@@ -4,7 +4,7 @@ Shared by lowering, checking and the memory model.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -196,18 +196,19 @@ class Reductions:
 
 
 def reductions(problem: Problem, plan: Plan) -> Reductions:
-    """Return the buckets of a plan.
+    """Return the buckets of a plan; in inference those that are gathered, which nobody updates.
 
     Raises:
         InvalidInputError: Tied parameters on stages of different tensor-parallel degree, or with
             weight stashing.
     """
-    if problem.objective.mode is Mode.INFERENCE:
-        return Reductions((), (), {}, (), {})
+    infers = problem.objective.mode is Mode.INFERENCE
     table = problem.graph.parameters
     parameter, stage = owners(problem.graph, plan)
-    trained = table.trainable[parameter]
-    parameter, stage = parameter[trained], stage[trained]
+    used = table.trainable[parameter]
+    if infers:
+        used &= gathered_in_inference(problem.graph, plan)[parameter]
+    parameter, stage = parameter[used], stage[used]
     count = np.bincount(parameter, minlength=len(table))
     members: dict[tuple[tuple[int, ...], bool], Array] = {}
     # Parameters of experts are reduced apart only where the stage divides them in another way.
@@ -223,7 +224,20 @@ def reductions(problem: Problem, plan: Plan) -> Reductions:
     for shared in np.flatnonzero(count > 1).tolist():
         key = (tuple(stage[parameter == shared].tolist()), False)
         members[key] = np.append(members.get(key, np.array([], dtype=np.int64)), shared)
-    return _assemble(problem, plan, members)
+    found = _assemble(problem, plan, members)
+    return replace(found, updating=(), tied={}) if infers else found
+
+
+def gathered_in_inference(graph: Graph, plan: Plan) -> Array:
+    """Return which parameters the replicas of a stage hold in parts while nothing is trained."""
+    table = graph.parameters
+    parameter, stage = owners(graph, plan)
+    divides = [part.shard is Shard.PARAMETERS and len(part.teams()[0]) > 1 for part in plan.stages]
+    found = np.zeros(len(table), dtype=bool)
+    found[parameter[np.array(divides)[stage]]] = True
+    # Tied parameters are whole everywhere.
+    found &= (np.bincount(parameter, minlength=len(table)) == 1) & table.trainable
+    return found
 
 
 def _assemble(

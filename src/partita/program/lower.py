@@ -249,8 +249,8 @@ class _Lowering:
         self._list_compute()
         self._list_loads()
         self._list_messages()
+        self._list_gathers()
         if self.problem.objective.mode is Mode.TRAINING:
-            self._list_gathers()
             if self.plan.stashes_weights:
                 self._list_rounds()
             else:
@@ -522,13 +522,6 @@ def _order(problem: Problem, pipe: Pipeline) -> Order:
     if plan.stashes_weights and any(stage.shard is not Shard.NONE for stage in plan.stages):
         raise InvalidInputError(
             f"schedule {plan.schedule.value!r} keeps versions of whole weights; shard 'none' only"
-        )
-    divided = any(
-        stage.shard is Shard.PARAMETERS and stage.num_replicas > 1 for stage in plan.stages
-    )
-    if infers and divided:
-        raise InvalidInputError(
-            "inference does not gather sharded parameters; use another shard than 'parameters'"
         )
     order: Order = plan.schedule.row.order_function()(pipe)
     return order

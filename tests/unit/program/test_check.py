@@ -767,6 +767,25 @@ def test_training_instructions_in_inference():
     assert text.endswith("belongs to training; this is inference")
 
 
+def test_inference_without_its_gathers_is_refused(simple):
+    problem, plan, _ = simple
+    stages = (plan.stages[0], Stage(devices=((1,), (2,)), shard=Shard.PARAMETERS), plan.stages[2])
+    inference = replace(plan, stages=stages, schedule=Schedule.INFERENCE)
+    infers = Problem(
+        graph=problem.graph, cluster=problem.cluster, objective=Objective(mode=Mode.INFERENCE)
+    )
+    program = lower(infers, inference)
+    assert check(infers, inference, program).num_collectives == 2
+    reduced = np.where(program.kind == Kind.ALL_GATHER, Kind.ALL_REDUCE, program.kind)
+    text = refusal(infers, inference, replace(program, kind=reduced))
+    assert "belongs to training; this is inference" in text
+    whole = replace(inference, stages=tuple(replace(s, shard=Shard.NONE) for s in stages))
+    assert "expected 0: one if it is trained, or gathered" in refusal(infers, whole, program)
+    assert "expected 1: one if it is trained, or gathered" in refusal(
+        infers, inference, lower(infers, whole)
+    )
+
+
 def test_programs_for_other_plans(simple):
     problem, plan, program = simple
     for other, what in (
@@ -788,11 +807,6 @@ def test_plans_that_no_program_can_keep(simple):
     stages = (plan.stages[0], sharded, plan.stages[2])
     stashing = replace(plan, stages=stages, schedule=Schedule.PIPEDREAM)
     assert "shard 'none' only" in refusal(problem, stashing, program)
-    inference = replace(plan, stages=stages, schedule=Schedule.INFERENCE)
-    infers = Problem(
-        graph=problem.graph, cluster=problem.cluster, objective=Objective(mode=Mode.INFERENCE)
-    )
-    assert "does not gather sharded parameters" in refusal(infers, inference, program)
     assert "is for a graph with fingerprint" in refusal(
         Problem(graph=diamond(6), cluster=problem.cluster), plan, program
     )

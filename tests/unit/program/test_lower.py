@@ -12,6 +12,7 @@ from partita.core.precision import PRECISIONS
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import FIRST_COLLECTIVE, LAST_COMPUTE, Kind
 from partita.core.schedules import SCHEDULES, ScheduleRow
+from partita.cost.memory import static_memory
 from partita.cost.predict import simulate
 from partita.cost.proof import check
 from partita.errors import InvalidInputError
@@ -446,6 +447,29 @@ def test_flushing_uses_one_version():
     assert versions(program, 0, Kind.FORWARD) == versions(program, 0, Kind.BACKWARD) == [0] * 4
 
 
+def test_inference_gathers_divided_parameters_before_every_forward_and_updates_nothing():
+    options = {"schedule": Schedule.INFERENCE, "shard": Shard.PARAMETERS, "microbatches": 4}
+    problem, plan = make([(0, 1), (2, 3), (0, 1)], **options)
+    program = lower(problem, plan)
+    for device in range(4):
+        listed = words(program, device, stages=True, collectives=True).split()
+        copies = set()
+        for word in listed:
+            if word.endswith("gather"):
+                copies.add(word[0])
+            else:
+                copies.remove(word[0])  # every forward has its own copy
+        assert not copies
+        assert sum("F" in word for word in listed) == (4 if device < 2 else 2)
+    assert check(problem, plan, program).num_collectives == 6
+    # Two of a stage's four ops each hold 6 bytes; half stays, and a whole copy comes for a forward.
+    whole = Problem(graph=problem.graph, cluster=problem.cluster, objective=problem.objective)
+    kept = replace(plan, stages=tuple(replace(s, shard=Shard.NONE) for s in plan.stages))
+    assert lower(whole, kept).bucket_parameters.size == 0
+    divided = static_memory(problem, plan, program).weights
+    assert (2 * divided == static_memory(whole, kept, lower(whole, kept)).weights).all()
+
+
 # Refusals.
 
 
@@ -459,12 +483,6 @@ def test_flushing_uses_one_version():
             {"schedule": Schedule.PIPEDREAM, "shard": Shard.OPTIMIZER, "microbatches": 2},
             Traits(),
             "shard 'none' only",
-        ),
-        (
-            [(0, 1)],
-            {"schedule": Schedule.INFERENCE, "shard": Shard.PARAMETERS, "microbatches": 2},
-            Traits(),
-            "inference does not gather sharded parameters",
         ),
     ],
 )

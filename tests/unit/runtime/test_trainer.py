@@ -223,6 +223,7 @@ CASES = {
     "pipeline": (PIPELINE, Shard.NONE, (SAMPLES,)),
     "replicas": ([[0, 1]], Shard.NONE, (SAMPLES,)),
     "smaller-batches": (PIPELINE, Shard.NONE, (SAMPLES, 5, 3, 1)),
+    "divided-parameters": ([[0, 1]], Shard.PARAMETERS, (SAMPLES, 5)),
 }
 
 

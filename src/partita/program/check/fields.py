@@ -26,7 +26,7 @@ _NEEDS = {
     "group": _REDUCING,
     "bucket": _REDUCING,
 }
-_INFERENCE = (Kind.LOAD, Kind.FORWARD, *_MESSAGES)
+_INFERENCE = (Kind.LOAD, Kind.FORWARD, *_MESSAGES, Kind.ALL_GATHER)
 _MAY_HAVE = {
     "microbatch": (*_BY_MICROBATCH, *_REDUCING),
     "tensor": _NEEDS["tensor"],
@@ -82,9 +82,6 @@ def _check_plan(case: Case) -> None:
         raise InvalidInputError(
             f"schedule {plan.schedule.value!r} keeps versions of whole weights; shard 'none' only"
         )
-    divided = {stage.shard for stage in plan.stages if stage.num_replicas > 1}
-    if not case.trains and Shard.PARAMETERS in divided:
-        raise InvalidInputError("inference does not gather sharded parameters; leave them whole")
 
 
 def _check_kinds(case: Case) -> None:

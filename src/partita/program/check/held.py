@@ -87,8 +87,10 @@ def check_buckets(case: Case) -> Owned:
     """
     program, table = case.program, case.problem.graph.parameters
     parameter, stage = owners(case.problem.graph, case.plan)
-    trained = table.trainable[parameter] & case.trains
-    parameter, stage = parameter[trained], stage[trained]
+    used = table.trainable[parameter]
+    if not case.trains:
+        used &= _gathers(case, parameter, stage)
+    parameter, stage = parameter[used], stage[used]
     listed, count = program.bucket_parameters, len(table)
     if len(listed) and int(listed.max()) >= count:
         raise InvalidInputError(f"a bucket holds parameter {listed.max()}; there are {count}")
@@ -99,7 +101,7 @@ def check_buckets(case: Case) -> Owned:
         wrong = int(np.argmax(times != needed))
         raise InvalidInputError(
             f"parameter {table.names[wrong]!r} is in {times[wrong]} buckets; expected "
-            f"{needed[wrong]}: one if it is trained, else none"
+            f"{needed[wrong]}: one if it is trained, or gathered in inference, else none"
         )
     bucket_of = np.zeros(count, dtype=np.int64)
     bucket_of[listed] = np.repeat(
@@ -113,6 +115,16 @@ def check_buckets(case: Case) -> Owned:
     _check_experts(case, parameter, bucket_of[parameter], apart)
     _check_ties(case, owned)
     return owned
+
+
+def _gathers(case: Case, parameter: Array, stage: Array) -> Array:
+    """Return for pairs of parameter and stage whether the stage alone holds it, in parts."""
+    parts = np.array(
+        [part.shard is Shard.PARAMETERS and len(part) > part.parts() for part in case.plan.stages]
+    )
+    alone: Array = np.bincount(parameter, minlength=int(parameter.max(initial=0)) + 1) == 1
+    result: Array = parts[stage] & alone[parameter]
+    return result
 
 
 def _check_same_owners(case: Case, owned: Owned, parameter: Array, bucket_of: Array) -> None:

@@ -55,7 +55,8 @@ def check_parameters(case: Case, grid: Grid) -> None:
     reductions = _by_owner(np.flatnonzero(reduces), where, len(held.key))
     gathers = _by_owner(np.flatnonzero(kind == Kind.ALL_GATHER), where, len(held.key))
     _check_reduction_counts(case, held, rules, reductions)
-    _check_cycles(case, grid, owned, held, rules, (reductions, updates))
+    if case.trains:
+        _check_cycles(case, grid, owned, held, rules, (reductions, updates))
     _check_gathers(case, held, rules, (gathers, updates))
     _check_versions(case, grid, updates)
 
@@ -101,7 +102,8 @@ def _expected(case: Case, held: Held, rules: Buckets, bucket: int) -> str:
     rows = np.flatnonzero(held.bucket == bucket)
     if rules.kind[bucket] < 0:
         return f"no collective, bucket {bucket} is on {case.name(int(held.device[rows[0]]))} alone"
-    kinds = [Kind(int(rules.kind[bucket])).name, *(["ALL_GATHER"] if rules.shard[bucket] else [])]
+    reduces = [Kind(int(rules.kind[bucket])).name] if case.trains else []
+    kinds = [*reduces, *(["ALL_GATHER"] if rules.shard[bucket] else [])]
     teams = [
         " + ".join(
             f"{case.name(int(held.device[row]))} (stage {held.stage[row]})"
@@ -109,7 +111,7 @@ def _expected(case: Case, held: Held, rules: Buckets, bucket: int) -> str:
         )
         for team in np.unique(held.team[rows])
     ]
-    sizes = (rules.bytes[bucket], rules.gathered[bucket])
+    sizes = (*[rules.bytes[bucket]] * len(reduces), rules.gathered[bucket])
     size = " and ".join(dict.fromkeys(f"{each:.0f}" for each in sizes[: len(kinds)]))
     return f"{' and '.join(kinds)} of {size} bytes of bucket {bucket} over " + " or ".join(teams)
 
@@ -152,7 +154,8 @@ def _check_updates(case: Case, held: Held, rules: Buckets) -> Lists:
     count = len(case.homes.device)
     needed = np.zeros(count, dtype=np.int64)
     home = case.home(held.stage, held.device)
-    needed[home] = case.num_microbatches // rules.cycle[held.bucket]
+    if case.trains:
+        needed[home] = case.num_microbatches // rules.cycle[held.bucket]
     rows = np.flatnonzero(program.kind == Kind.UPDATE)
     at = case.home(program.stage[rows], program.device[rows])
     wrong = (at < 0) | (needed[at] == 0)
@@ -194,7 +197,7 @@ def _refuse_count(case: Case, updates: Lists, needed: Array, home: int) -> None:
 
 def _check_reduction_counts(case: Case, held: Held, rules: Buckets, reductions: Lists) -> None:
     times = case.num_microbatches // rules.span[held.bucket]
-    needed = np.where(rules.kind[held.bucket] < 0, 0, times)
+    needed = np.where((rules.kind[held.bucket] < 0) | (not case.trains), 0, times)
     differ = np.flatnonzero(reductions.size != needed)
     if not len(differ):
         return
