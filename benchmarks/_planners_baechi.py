@@ -239,8 +239,8 @@ def _scheduled(problem: Problem) -> Solution:
 
 
 def _warm_up(reader: _Reader) -> None:
-    """Compile on another graph, which is large enough."""
-    problem = reader.problem({"graph": "layered_5000", "n_devices": 4, "mem_mode": "ample"})
+    """Load every kernel on another problem of the same size: smaller ones are interpreted."""
+    problem = reader.problem({"graph": "layered_20000", "n_devices": 2, "mem_mode": "ample"})
     for planner in ("m-etf", "m-sct"):
         solve(problem, planner)
     _scheduled(problem)
