@@ -116,6 +116,11 @@ CONCEPTS: Mapping[str, Concept] = {
     ),
     "activation bytes of a block": Concept(r"def layer_bytes\b", ("transformer/activations.py",)),
     "loading plug-ins": Concept(r"\bentry_points\(", ("plugins.py",)),
+    "names of GPUs": Concept(r"def (gpu_type|is_slice)\(", ("catalogue/gpu_names.py",)),
+    "lists of hosts made clusters": Concept(
+        r"def inventory_cluster\b|link figures are the catalogue", ("catalogue/inventory.py",)
+    ),
+    "levels behind a matrix of links": Concept(r"def infer_levels\b", ("catalogue/hierarchy.py",)),
     "reading YAML": Concept(r"\b(import|from) yaml\b", ("yaml_nodes.py",)),
     "formats": Concept(r": Mapping\[str, Format\] = {", ("formats/table.py",)),
     "recognising a file": Concept(r"\.sniff\(", ("formats/detect.py",)),

@@ -15,8 +15,10 @@ from partita.core.problem import Problem
 from partita.errors import FormatError, InvalidInputError
 
 if TYPE_CHECKING:
+    from partita.catalogue.inventory import Completion
     from partita.formats.format import Document, Format
 
+CLUSTER_YAML = "cluster-yaml"
 MAX_FILE_BYTES = 2**31
 _PART_BYTES = 2**24
 
@@ -44,11 +46,11 @@ def formats() -> "Mapping[str, Format]":
 
     return {
         **table.FORMATS,
-        "cluster-yaml": Format(
+        CLUSTER_YAML: Format(
             title="a cluster (YAML)",
             holds=Holds.CLUSTER,
             sniff=looks_like_yaml,
-            read=lambda source: read_cluster_yaml(source.text, load_catalogue()),
+            read=lambda source: read_cluster_yaml(source.text, source.known.catalogue),
             write=write_yaml,
             endings=(".yaml", ".yml"),
             is_fallback=True,
@@ -68,8 +70,14 @@ class OpenedFile:
     name: str
     data: bytes
 
-    def load(self, *, problem: Problem | None = None) -> Any:  # noqa: ANN401 (any type)
+    def load(
+        self, *, problem: Problem | None = None, completion: "Completion | None" = None
+    ) -> Any:  # noqa: ANN401 (any type)
         """Return the core object in it; see `load`.
+
+        Args:
+            problem: The problem that a foreign plan is for.
+            completion: The catalogue, and what lists of hosts leave out.
 
         Raises:
             FormatError: It holds nothing that is known.
@@ -83,6 +91,7 @@ class OpenedFile:
                 name=_title(self.name),
                 open_text=open_beside("" if self.name == "-" else self.name, _open_named),
                 problem=problem,
+                completion=completion,
                 formats=formats(),
             )
         except FormatError as exc:
@@ -102,6 +111,16 @@ class OpenedFile:
             return detect(Source(data=self.unpacked), formats())[0]
         except FormatError as exc:
             raise self._placed(exc) from exc
+
+    @property
+    def is_listing(self) -> bool:
+        """Whether it lists hosts whose GPUs the caller may have to name.
+
+        Raises:
+            FormatError: It is in no format.
+        """
+        row = formats().get(self.format)
+        return row is not None and row.is_listing
 
     @cached_property
     def unpacked(self) -> bytes:

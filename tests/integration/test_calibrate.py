@@ -14,9 +14,9 @@ import pytest
 
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
+from partita.catalogue.hierarchy import infer_levels
 from partita.errors import UnsupportedError, WorkerError
 from partita.profiler.calibrate.calibrate import fit_pairs, link_matrices
-from partita.profiler.calibrate.hierarchy import infer_levels
 from partita.profiler.calibrate.records import read_measurement
 from partita.runtime.link_emulator import emulated_link, enter_namespace, why_unavailable
 

@@ -19,6 +19,7 @@ from _fleet_live import (
 )
 
 from partita.catalogue.catalogue import load_catalogue
+from partita.catalogue.inventory import Completion
 from partita.fleet.engines.protocol import (
     Attempt,
     Cause,
@@ -262,7 +263,7 @@ def test_doctor_and_cluster_speak_of_this_slurm(
     assert checks["controller"]["ok"]
     code, _, err = run("plan", "gpt-small", "--cluster", "slurm:main")
     assert code == 0, err
-    cluster = read_slurm_cluster("slurm:main", load_catalogue())
+    cluster = read_slurm_cluster("slurm:main", Completion(catalogue=load_catalogue()))
     assert [host.name for host in cluster.hosts] == ["n1", "n2", "n3", "n4"]
     assert [level.name for level in cluster.levels] == ["host", "rack", "spine"]
 

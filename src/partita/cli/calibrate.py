@@ -6,13 +6,13 @@ from typing import Any
 import click
 
 from partita.catalogue.cluster_yaml.writer import write_cluster_yaml
+from partita.catalogue.hierarchy import describe_levels
 from partita.cli.from_request import takes
 from partita.cli.options import output_options
 from partita.documents import unused_path, write_bytes, write_text
 from partita.flows.calibrate import CalibrateRequest, CalibrationResult, calibrate_request
 from partita.formats.dynamicml import write_speed_matrix
 from partita.profiler.calibrate.calibrate import ReduceFit, speed_cluster
-from partita.profiler.calibrate.hierarchy import describe_levels
 from partita.profiler.calibrate.records import write_measurement
 from partita.units import format_bytes, format_seconds
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from partita.catalogue.catalogue import load_catalogue
-from partita.catalogue.parse import parse_cluster
 from partita.catalogue.shorthand import MAX_LOCAL_DEVICES
 from partita.core.cluster import Cluster
 from partita.documents import read_text
 from partita.errors import FormatError, InvalidInputError, UnsupportedError
+from partita.flows.fields import ClusterFields
+from partita.flows.problem import read_cluster
 from partita.flows.results import Result
 from partita.profiler.calibrate import calibrate as fitting
 from partita.profiler.calibrate.calibrate import Calibration
@@ -159,7 +159,7 @@ def _from_nccl_tests(request: CalibrateRequest) -> CalibrationResult:
         tests.append(read_nccl_tests(read_text(path), kind=kind, path=path))
     known = None
     if request.cluster is not None:
-        known = parse_cluster(request.cluster, read_text, load_catalogue())
+        known, _ = read_cluster(ClusterFields(cluster=request.cluster))
     found = fitting.calibration_of_tests(tests, name=request.name, cluster=known)
     return CalibrationResult(
         calibration=found,

@@ -10,6 +10,7 @@ from partita.core.plan import Plan
 from partita.documents import formats, open_file, write_bytes, write_text
 from partita.errors import InvalidInputError
 from partita.flows.fields import ClusterFields, ObjectiveFields
+from partita.flows.problem import completion_of, refuse_type
 from partita.flows.results import Result
 from partita.flows.solutions import bare_problem
 from partita.formats.detect import format_for, write_as
@@ -93,9 +94,13 @@ def convert_request(request: ConvertRequest) -> Conversion:
     """Convert what a request asks for; see :func:`convert`."""
     problem = None if request.graph is None else bare_problem(request.graph, request)
     found: Any = request.source
-    if isinstance(found, str):
-        is_known = found in EXAMPLES
-        found = EXAMPLES[found]() if is_known else open_file(found).load(problem=problem)
+    file = open_file(found) if isinstance(found, str) and found not in EXAMPLES else None
+    if file is None or not file.is_listing:
+        refuse_type(request)
+    if file is not None:
+        found = file.load(problem=problem, completion=completion_of(request))
+    elif isinstance(found, str):
+        found = EXAMPLES[found]()
     found = getattr(found, "solution", found)  # a result, such as that of partita.plan
     if isinstance(found, Plan) and problem is not None:
         found = solution_of(problem, found, "", {})

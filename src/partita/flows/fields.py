@@ -63,6 +63,10 @@ class ClusterFields(Request):
         flags=("-c",),
         help="Shorthand such as 2x4xa100+1x2xv100, a file, or slurm: its nodes.",
     )
+    type: str | None = declare(
+        None,
+        help="Type of GPUs that a file of the cluster does not name: a100, or 8xa100 per host.",
+    )
     devices: int | None = declare(
         None, minimum=1, maximum=16, help="Number of CPU processes of this machine."
     )

@@ -18,7 +18,14 @@ from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
 from partita.core.rules import Rule, parse_rule
 from partita.core.solution import Solution
 from partita.cost.tables import GPU_RESERVE
-from partita.documents import OpenedFile, load, open_catalogue, open_file, read_text
+from partita.documents import (
+    CLUSTER_YAML,
+    OpenedFile,
+    load,
+    open_catalogue,
+    open_file,
+    read_text,
+)
 from partita.errors import FormatError, InvalidInputError
 from partita.flows.fields import (
     WHOLE_OR_NONE,
@@ -39,6 +46,7 @@ from partita.flows.fields import (
 from partita.requests import Request, declare, fields_of, make
 
 if TYPE_CHECKING:
+    from partita.catalogue.inventory import Completion
     from partita.transformer.named import NamedShape
 
 DEFAULT_CLUSTER = "4xa100"
@@ -281,20 +289,28 @@ def _stored_graph(model: str) -> Graph | Problem:
 def read_cluster(request: ClusterFields) -> tuple[Cluster | None, Problem | None]:
     """Return the cluster that was named, and the whole problem where its file holds one."""
     overrides = {"bandwidth": request.bandwidth, "latency": request.latency}
-    if request.devices is not None:
-        if request.cluster is not None:
-            raise InvalidInputError("--devices and --cluster exclude each other")
-        here = local_cluster(request.devices, catalogue_of(request))
-        return apply_overrides(here, **overrides), None
-    if request.cluster is None:
-        return None, None
-    if isinstance(request.cluster, Cluster):
-        return apply_overrides(request.cluster, **overrides), None
-    if is_slurm(request.cluster):
+    named, whole = request.cluster, None
+    if request.devices is not None and named is not None:
+        raise InvalidInputError("--devices and --cluster exclude each other")
+    if isinstance(named, str) and is_slurm(named):
         from partita.flows.slurm_cluster import read_slurm_cluster  # noqa: PLC0415 (rarely used)
 
-        there = read_slurm_cluster(request.cluster, catalogue_of(request))
-        return apply_overrides(there, **overrides), None
+        found = read_slurm_cluster(named, completion_of(request))
+    elif isinstance(named, str):
+        found, whole = _read_named(named, request)
+    else:
+        refuse_type(request)
+        if request.devices is not None:
+            found = local_cluster(request.devices, catalogue_of(request))
+        elif named is not None:
+            found = named
+        else:
+            return None, None
+    return apply_overrides(found, **overrides), whole
+
+
+def _read_named(named: str, request: ClusterFields) -> tuple[Cluster, Problem | None]:
+    """Return the cluster of a shorthand or a file, and the problem where the file holds one."""
     opened: list[OpenedFile] = []  # whatever was read, as standard input cannot be read again
 
     def open_text(name: str) -> str:
@@ -302,17 +318,58 @@ def read_cluster(request: ClusterFields) -> tuple[Cluster | None, Problem | None
         return opened[-1].text
 
     try:
-        return parse_cluster(request.cluster, open_text, catalogue_of(request), **overrides), None
+        found = parse_cluster(named, open_text, catalogue_of(request))
     except FormatError as not_ours:
-        try:
-            whole = (opened[-1] if opened else open_file(request.cluster)).load()
-        except FormatError:
-            raise not_ours from None
-        if isinstance(whole, Solution):
-            whole = whole.problem
-        if not isinstance(whole, Problem):
-            raise
-        return apply_overrides(whole.cluster, **overrides), whole
+        file = opened[-1] if opened else open_file(named)
+        whole = _read_foreign_cluster(file, request, not_ours)
+        return (whole, None) if isinstance(whole, Cluster) else (whole.cluster, whole)
+    refuse_type(request)
+    return found, None
+
+
+def _read_foreign_cluster(
+    file: OpenedFile, request: ClusterFields, not_ours: FormatError
+) -> Cluster | Problem:
+    """Return what a file holds that is no cluster of ours; where that is nothing, ours is at fault.
+
+    Raises:
+        FormatError: It is broken, or holds no cluster.
+    """
+    is_listing = False
+    try:
+        is_listing = file.is_listing
+        if file.format == CLUSTER_YAML:
+            raise not_ours
+        whole = file.load(completion=completion_of(request))
+    except FormatError as exc:
+        raise (exc if is_listing else not_ours) from None
+    if not is_listing:
+        refuse_type(request)
+    if isinstance(whole, Solution):
+        whole = whole.problem
+    if not isinstance(whole, Cluster | Problem):
+        raise not_ours
+    return whole
+
+
+def completion_of(request: ClusterFields) -> "Completion":
+    """Return the catalogue, and the type of GPUs that a list of hosts does not name."""
+    from partita.catalogue.inventory import Completion  # noqa: PLC0415 (files alone need it)
+
+    return Completion(catalogue=catalogue_of(request), given=request.type or "")
+
+
+def refuse_type(request: ClusterFields) -> None:
+    """Refuse a type of GPUs where the cluster says all types itself.
+
+    Raises:
+        InvalidInputError: One was given.
+    """
+    if request.type is not None:
+        raise InvalidInputError(
+            "--type is for a --cluster that does not name its GPUs, such as a hostfile or what "
+            "nvidia-smi prints"
+        )
 
 
 def changed_cluster(

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 
+from partita.catalogue.inventory import Completion
 from partita.core.problem import Problem
 from partita.errors import FormatError, InvalidInputError, UnsupportedError
 from partita.formats.format import (
@@ -126,6 +127,7 @@ def read_any(
     name: str = "",
     open_text: OpenText = refuse_to_open,
     problem: Problem | None = None,
+    completion: Completion | None = None,
     formats: Mapping[str, Format] = FORMATS,
 ) -> Document:
     """Return what a file of any known format holds.
@@ -135,12 +137,19 @@ def read_any(
         name: Name for a graph or cluster that has no name of its own.
         open_text: Opens files that this one names (``server_file``), see ``open_beside``.
         problem: The problem that a foreign plan is for.
+        completion: The catalogue, and what lists of hosts leave out.
         formats: The rows.
 
     Raises:
         FormatError: The file is in no known format, or breaks the rules of its own.
     """
-    source = Source(data=unpacked(data), name=name, open_text=open_text, problem=problem)
+    source = Source(
+        data=unpacked(data),
+        name=name,
+        open_text=open_text,
+        problem=problem,
+        completion=completion,
+    )
     try:
         return detect(source, formats)[1].read(source)
     except RecursionError as exc:

@@ -6,6 +6,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeAlias
 
+from partita.catalogue.catalogue import load_catalogue
+from partita.catalogue.inventory import Completion
 from partita.core.cluster import Cluster
 from partita.core.codec import parse_json
 from partita.core.energy import EnergyProfile, Frontier
@@ -65,12 +67,19 @@ class Source:
         name: Name for a graph or cluster that has no name of its own; may be empty.
         open_text: Opens files that this one names.
         problem: The problem that a plan is for, if known.
+        completion: The catalogue, and what lists of hosts leave out.
     """
 
     data: bytes
     name: str = ""
     open_text: OpenText = refuse_to_open
     problem: Problem | None = None
+    completion: Completion | None = None
+
+    @property
+    def known(self) -> Completion:
+        """The catalogue, the package's own if none is given, and what lists of hosts leave out."""
+        return self.completion or Completion(catalogue=load_catalogue())
 
     @cached_property
     def text(self) -> str:
@@ -153,6 +162,8 @@ class Format:
             has the ending without such types.
         is_binary: Whether it is asked about files that are no text, too; it sniffs at ``data``.
         is_fallback: Whether files are of this format only if they are of no other.
+        is_listing: Whether its files list hosts whose GPUs the caller may have to name
+            (``Source.known``).
     """
 
     title: str
@@ -164,3 +175,4 @@ class Format:
     writes_by_ending: tuple[type, ...] = ()
     is_binary: bool = False
     is_fallback: bool = False
+    is_listing: bool = False

@@ -35,6 +35,10 @@ from partita.formats.dynamicml import (
     write_speed_matrix,
 )
 from partita.formats.format import Document, Format, Holds, Source
+from partita.formats.hostfile import is_hostfile, read_hostfile
+from partita.formats.kubernetes import is_kubernetes_nodes, read_kubernetes_nodes
+from partita.formats.nccl_topology import is_nccl_topology, read_nccl_topology
+from partita.formats.nvidia_smi import is_nvidia_smi, read_nvidia_smi
 from partita.formats.perseus import read_energy_csv, write_energy_csv, write_frontier_csv
 from partita.formats.philly import is_submission_head
 from partita.formats.pipedream import (
@@ -46,6 +50,7 @@ from partita.formats.pipedream import (
 )
 from partita.formats.piper import read_piper, read_piper_plan, write_piper, write_piper_plan
 from partita.formats.server_file import KEYWORD, read_server_file, write_server_file
+from partita.formats.slurm_text import is_slurm_text, read_slurm_text
 from partita.formats.synergy import (
     is_synergy_cluster,
     is_synergy_profile,
@@ -256,6 +261,18 @@ def _cannot_write(what: str) -> NoReturn:
     raise InvalidInputError(f"{what} can be read only")
 
 
+def _listing(title: str, sniff: Callable[[str], bool], read: Callable[..., Cluster]) -> Format:
+    """Return the row of a list of hosts and GPUs that somebody's tool prints."""
+    return Format(
+        title=title,
+        holds=Holds.CLUSTER,
+        sniff=lambda source: not source.begins_as_json and sniff(source.text),
+        read=lambda source: read(source.text, source.known, name=source.name or "cluster"),
+        write=lambda _: _cannot_write(title),
+        is_listing=True,
+    )
+
+
 FORMATS: Mapping[str, Format] = {
     "partita": Format(
         title="a document of Partita (JSON)",
@@ -399,5 +416,21 @@ FORMATS: Mapping[str, Format] = {
         read=lambda _: _needs_models("a log of submissions"),
         write=lambda _: _cannot_write("a log of submissions"),
     ),
+    "nvidia-smi": _listing("GPUs as nvidia-smi prints them", is_nvidia_smi, read_nvidia_smi),
+    "nccl-topology": _listing(
+        "a topology that NCCL wrote (XML)", is_nccl_topology, read_nccl_topology
+    ),
+    "slurm": _listing("nodes or switches of Slurm", is_slurm_text, read_slurm_text),
+    "kubernetes": Format(
+        title="nodes of Kubernetes (JSON)",
+        holds=Holds.CLUSTER,
+        sniff=lambda source: is_kubernetes_nodes(source.json),
+        read=lambda source: read_kubernetes_nodes(
+            source.parse(), source.known, name=source.name or "kubernetes"
+        ),
+        write=lambda _: _cannot_write("nodes of Kubernetes"),
+        is_listing=True,
+    ),
+    "hostfile": _listing("a hostfile", is_hostfile, read_hostfile),
 }
 """The formats by name, in the order in which they are listed."""

@@ -43,17 +43,17 @@ def _expanded(part: str) -> list[str]:
     if found is None:
         return [part] if part else []
     before, after = part[: found.start()], _expanded(part[found.end() :]) or [""]
-    return [
-        f"{before}{number}{rest}"
-        for numbers in found.group(1).split(",")
-        for number in _numbers(numbers)
-        for rest in after
-    ]
+    numbers: list[str] = []
+    for each in found.group(1).split(","):
+        numbers += _numbers(each)
+        if len(numbers) * len(after) > _MOST:
+            raise InvalidInputError(f"host list {part[:60]!r} has more than {_MOST} hosts")
+    return [f"{before}{number}{rest}" for number in numbers for rest in after]
 
 
 def _numbers(text: str) -> list[str]:
     low, dash, high = text.partition("-")
-    if not low.isdigit() or (dash and not high.isdigit()):
+    if not low.isdecimal() or (dash and not high.isdecimal()) or len(text) > 40:
         raise InvalidInputError(f"host list has {text[:40]!r}; expected numbers such as 1-4")
     last = int(high) if dash else int(low)
     if last - int(low) > _MOST:

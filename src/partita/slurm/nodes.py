@@ -1,5 +1,6 @@
-"""The nodes and switches of a Slurm cluster, from ``scontrol show node`` and ``show topology``."""
+"""The nodes of a Slurm cluster, from ``scontrol show node`` or from ``slurm.conf``."""
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -8,7 +9,9 @@ from partita.slurm.hostlist import expand_hosts
 
 _MIB = 2**20
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
-_GPUS = re.compile(r"\bgpu(?::(?P<type>[^:(),]+))??:(?P<count>\d+)")
+_GPUS = re.compile(r"\bgpu(?::(?P<type>[^:(),]+))??:(?P<count>\d{1,6})(?=[(,\s]|$)")
+_RECORD = re.compile(r"\w+Name=")
+_MOST_NODES = 100_000
 _AWAY = (
     "DOWN",
     "DRAIN",
@@ -58,21 +61,6 @@ class SlurmNode:
         return " ".join(filter(None, ["+".join(words), self.reason])) if words else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmSwitch:
-    """A switch as Slurm describes it.
-
-    Attributes:
-        name: Its name.
-        level: 0 = nodes hang on it.
-        nodes: All nodes below it.
-    """
-
-    name: str
-    level: int
-    nodes: tuple[str, ...]
-
-
 def fields_of(line: str) -> dict[str, str]:
     """Return what a line of ``scontrol --oneliner`` says, by name; the first of equal names."""
     found = list(_FIELD.finditer(line))
@@ -84,65 +72,81 @@ def fields_of(line: str) -> dict[str, str]:
 
 
 def records_of(text: str, first: str) -> list[str]:
-    """Return the records of what scontrol printed, in one line each, with ``--oneliner`` or not."""
+    """Return the records of what scontrol printed, in one line each, with ``--oneliner`` or not.
+
+    Records of other names are left out, as are lines that are a comment; a backslash at the end of
+    a line goes on in the next one.
+    """
     records: list[list[str]] = []
-    for line in text.splitlines():
+    is_ours = False
+    for line in text.replace("\\\n", " ").splitlines():
         if line.startswith(f"{first}="):
             records.append([])
-        if records and line.strip():
+            is_ours = True
+        elif _RECORD.match(line):
+            is_ours = False
+        if is_ours and line.strip() and not line.startswith("#"):
             records[-1].append(line.strip())
     return [" ".join(lines) for lines in records]
 
 
 def read_nodes(text: str) -> tuple[SlurmNode, ...]:
-    """Return the nodes that ``scontrol show node`` printed.
+    """Return the nodes that ``scontrol show node`` printed, or that ``slurm.conf`` describes.
 
     Raises:
-        InvalidInputError: It printed no nodes.
+        InvalidInputError: There are no nodes, or what they have cannot be read.
     """
-    nodes = tuple(_node(fields_of(record)) for record in records_of(text, "NodeName"))
+    nodes: list[SlurmNode] = []
+    usual: dict[str, str] = {}
+    for record in records_of(text, "NodeName"):
+        fields = fields_of(record)
+        if fields["NodeName"] == "DEFAULT":  # of slurm.conf, for what follows
+            usual |= fields
+            continue
+        nodes += _nodes({**usual, **fields})
+        if len(nodes) > _MOST_NODES:
+            raise InvalidInputError(f"more than {_MOST_NODES} nodes")
     if not nodes:
         shown = text.strip().splitlines()[:1] or ["nothing"]
         raise InvalidInputError(f"scontrol show node printed no nodes: {shown[0][:100]}")
-    return nodes
+    return tuple(nodes)
 
 
-def _node(fields: dict[str, str]) -> SlurmNode:
+def _nodes(fields: dict[str, str]) -> list[SlurmNode]:
+    """Return the nodes of a record: one of scontrol's, or equal ones by their list of names."""
     try:
-        cpus = int(fields.get("CPUEfctv") or fields["CPUTot"])
+        cpus = _cpus(fields)
         memory = (int(fields["RealMemory"]) - int(fields.get("MemSpecLimit", "0"))) * _MIB
     except (KeyError, ValueError) as exc:
         raise InvalidInputError(
             f"node {fields.get('NodeName', '')!r}: CPUs or memory cannot be read: {exc}"
         ) from exc
     gres = fields.get("Gres", "")
-    return SlurmNode(
-        name=fields["NodeName"],
-        states=_states(fields.get("State", "")),
-        reason=fields.get("Reason", ""),
-        cpus=cpus,
-        memory_bytes=memory,
-        gpus=tuple((m["type"] or "", int(m["count"])) for m in _GPUS.finditer(gres)),
-        partitions=tuple(name for name in fields.get("Partitions", "").split(",") if name),
-    )
+    return [
+        SlurmNode(
+            name=name,
+            states=_states(fields.get("State", "")),
+            reason=fields.get("Reason", ""),
+            cpus=cpus,
+            memory_bytes=memory,
+            gpus=tuple((m["type"] or "", int(m["count"])) for m in _GPUS.finditer(gres)),
+            partitions=tuple(part for part in fields.get("Partitions", "").split(",") if part),
+        )
+        for name in expand_hosts(fields["NodeName"])
+    ]
+
+
+def _cpus(fields: dict[str, str]) -> int:
+    for key in ("CPUEfctv", "CPUTot", "CPUs"):
+        if fields.get(key):
+            return int(fields[key])
+    if "Sockets" in fields and "CPULoad" not in fields:  # of slurm.conf
+        parts = ("Sockets", "CoresPerSocket", "ThreadsPerCore")
+        return math.prod(int(fields.get(part, "1")) for part in parts)
+    raise KeyError("CPUTot")
 
 
 def _states(text: str) -> tuple[str, ...]:
     plain = text.rstrip("".join(_MARKS))
     marks = [_MARKS[mark] for mark in text[len(plain) :]]
     return tuple(dict.fromkeys([*filter(None, plain.split("+")), *marks]))
-
-
-def read_topology(text: str) -> tuple[SlurmSwitch, ...]:
-    """Return the switches that ``scontrol show topology`` printed; none where there is no tree.
-
-    ``LinkSpeed`` is left out: by Slurm's manual it is a hint without a unit, never a bandwidth.
-    """
-    return tuple(
-        SlurmSwitch(
-            name=fields["SwitchName"],
-            level=int(fields.get("Level", "0")),
-            nodes=expand_hosts(fields.get("Nodes", "")),
-        )
-        for fields in map(fields_of, records_of(text, "SwitchName"))
-    )

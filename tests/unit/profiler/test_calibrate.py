@@ -5,9 +5,10 @@ import pytest
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
 from partita.catalogue.cluster_yaml.writer import write_cluster_yaml
+from partita.catalogue.gpu_names import gpu_type
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.dynamicml import read_speed_matrix, write_speed_matrix
-from partita.profiler.calibrate.calibrate import calibrate, gpu_type, speed_cluster
+from partita.profiler.calibrate.calibrate import calibrate, speed_cluster
 from partita.profiler.calibrate.records import (
     SIZES_BYTES,
     DeviceRecord,

@@ -5,12 +5,22 @@ import json
 import pytest
 
 from partita.catalogue.catalogue import load_catalogue
-from partita.catalogue.slurm_nodes import gpu_type, slurm_cluster
-from partita.errors import InvalidInputError
+from partita.catalogue.gpu_names import gpu_type
+from partita.catalogue.inventory import Completion, FoundGpu, FoundHost, inventory_cluster
+from partita.catalogue.slurm_nodes import slurm_cluster
+from partita.errors import InvalidInputError, UnsupportedError
 from partita.fleet.engines.slurm import servers_of_nodes
+from partita.flows.slurm_cluster import read_slurm_cluster
+from partita.slurm.allocation import read_allocation
 from partita.slurm.hostlist import expand_hosts, numbers_of
 from partita.slurm.jobs import HeldNode, Phase, read_jobs, read_sacct, read_squeue
-from partita.slurm.nodes import read_nodes, read_topology
+from partita.slurm.nodes import read_nodes
+from partita.slurm.topology import read_topology, read_topology_yaml, switches_above
+
+
+def known(given: str = "") -> Completion:
+    return Completion(catalogue=load_catalogue(), given=given)
+
 
 NODES = """\
 NodeName=gpu10 Arch=x86_64 CoresPerSocket=16
@@ -48,7 +58,7 @@ def test_host_lists_are_expanded_in_their_order(text: str, hosts: list[str]) -> 
     assert list(expand_hosts(text)) == hosts
 
 
-@pytest.mark.parametrize("text", ["n[1-3", "n[a-b]", "n[1-999999999]"])
+@pytest.mark.parametrize("text", ["n[1-3", "n[a-b]", "n[1-999999999]", "n[1-9999]m[1-9999]"])
 def test_what_is_no_host_list_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match="host list"):
         expand_hosts(text)
@@ -80,8 +90,7 @@ def test_other_text_is_refused_with_its_first_line() -> None:
 
 
 def test_a_cluster_has_the_usable_nodes_in_slurms_order_and_racks_without_linkspeed() -> None:
-    catalogue = load_catalogue()
-    cluster = slurm_cluster(read_nodes(NODES), read_topology(TOPOLOGY), catalogue)
+    cluster = slurm_cluster(read_nodes(NODES), read_topology(TOPOLOGY), known())
     assert [host.name for host in cluster.hosts] == ["gpu10", "gpu4"]
     assert [device.name for device in cluster.devices][-3:] == [
         "gpu10/gpu3",
@@ -101,12 +110,136 @@ def test_a_fleet_keeps_nodes_that_are_away_because_they_may_come_back() -> None:
 
 def test_types_of_gpus_are_found_by_their_words() -> None:
     catalogue = load_catalogue()
-    assert gpu_type("Tesla_V100", "n", catalogue).name == "v100"
-    assert gpu_type("nvidia_a100-sxm4-40gb", "n", catalogue).name.startswith("a100")
-    with pytest.raises(InvalidInputError, match="no type of the GPUs of node 'n'"):
-        gpu_type("", "n", catalogue)
-    with pytest.raises(InvalidInputError, match="catalogue does not know"):
-        gpu_type("quantum9", "n", catalogue)
+    assert gpu_type("Tesla_V100", catalogue) == "v100"
+    assert gpu_type("nvidia_a100-sxm4-40gb", catalogue) == "a100-sxm-40gb"
+    assert gpu_type("a100_1g.5gb", catalogue) == ""
+    assert gpu_type("NVIDIA GeForce RTX 3080 Ti", catalogue) == ""
+    for title, words in (
+        ("", "no type of the GPUs of node 'n'"),
+        ("quantum9", "catalogue does not know"),
+        ("1g.5gb", r"parts of GPUs \(MIG\)"),
+    ):
+        host = FoundHost(name="n", gpus=(FoundGpu(title=title),))
+        with pytest.raises(InvalidInputError, match=words):
+            inventory_cluster("c", [host], known())
+        assert inventory_cluster("c", [host], known("t4")).devices[0].type == "t4"
+
+
+def test_gres_of_parts_and_of_names_that_begin_with_digits_are_counted() -> None:
+    line = "NodeName=a CPUTot=1 RealMemory=1 State=IDLE Gres="
+    for gres, gpus in (
+        ("gpu:1g.5gb:7", (("1g.5gb", 7),)),
+        ("gpu:3090:4(S:0-1)", (("3090", 4),)),
+        ("gpu:8", (("", 8),)),
+        ("gpu:a100:2,gpu:v100:2,mps:a100:200", (("a100", 2), ("v100", 2))),
+    ):
+        assert read_nodes(line + gres)[0].gpus == gpus
+
+
+def test_slurm_conf_describes_nodes_by_lists_and_defaults() -> None:
+    nodes = read_nodes(
+        "ClusterName=lab\nNodeName=DEFAULT RealMemory=1000 Sockets=2 CoresPerSocket=8\n"
+        "# NodeName=old Gres=gpu:k80:2\n"
+        "NodeName=gpu[01-02] Gres=gpu:a100:4 \\\n  State=UNKNOWN\nPartitionName=main Nodes=ALL\n"
+    )
+    assert [(node.name, node.cpus, node.gpus) for node in nodes] == [
+        ("gpu01", 16, (("a100", 4),)),
+        ("gpu02", 16, (("a100", 4),)),
+    ]
+
+
+CONF = """\
+# three levels
+SwitchName=a Nodes=n[1-2]
+SwitchName=b Nodes=n[3-4] LinkSpeed=900  # a hint
+SwitchName=c Nodes=n[5-6]
+SwitchName=left Switches=a,b
+SwitchName=right Switches=c
+SwitchName=top Switches=left,right
+"""
+YAML = """\
+---
+- topology: flat
+  cluster_default: false
+  flat: true
+- topology: racks
+  cluster_default: true
+  tree:
+    switches:
+      - switch: top
+        children: s[1-2]
+      - switch: s1
+        nodes: n[1-2]
+      - switch: s2
+        nodes: n[3-4]
+"""
+
+
+def test_switches_of_a_configuration_become_levels() -> None:
+    cluster = slurm_cluster((), read_topology(CONF), known("2xa100"))
+    assert [host.name for host in cluster.hosts] == [f"n{number}" for number in range(1, 7)]
+    assert [level.name for level in cluster.levels] == ["host", "rack", "spine", "core"]
+    assert cluster.levels[1].group_of[::2].tolist() == [0, 0, 1, 1, 2, 2]
+    assert cluster.levels[2].group_of[::2].tolist() == [0, 0, 0, 0, 1, 1]
+    assert cluster.levels[2].bandwidth_bytes_per_s[0] == cluster.levels[3].bandwidth_bytes_per_s[0]
+    assert switches_above(read_topology_yaml(YAML)) == {
+        "n1": ("s1", "top"), "n2": ("s1", "top"), "n3": ("s2", "top"), "n4": ("s2", "top"),
+    }  # fmt: skip
+    assert len(read_topology("BlockName=b1 Nodes=n[1-2]\nBlockSizes=2,4\nRingName=r Nodes=m1")) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("SwitchName=a Switches=b\nSwitchName=b Switches=a", "below itself"),
+        ("SwitchName=a Nodes=n[1-", "bracket"),
+    ],
+)
+def test_switches_that_cannot_be_are_refused(text: str, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        read_topology(text)
+
+
+@pytest.mark.parametrize(
+    ("variables", "nodes"),
+    [
+        ({}, []),
+        (
+            {"SLURM_JOB_NODELIST": "n[09-10]", "SLURM_GPUS_PER_NODE": "a100:4"},
+            [("n09", "a100", 4), ("n10", "a100", 4)],
+        ),
+        ({"SLURM_JOB_NODELIST": "n1", "SLURM_GPUS_ON_NODE": "2"}, [("n1", "", 2)]),
+        (
+            {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),2"},
+            [("n1", "", 4), ("n2", "", 4), ("n3", "", 2)],
+        ),
+        (
+            {
+                "SLURM_JOB_NODELIST_HET_GROUP_0": "a[1-2]",
+                "SLURM_GPUS_PER_NODE_HET_GROUP_0": "a100:8",
+                "SLURM_JOB_NODELIST_HET_GROUP_1": "v1",
+                "SLURM_TASKS_PER_NODE_HET_GROUP_1": "2",
+            },
+            [("a1", "a100", 8), ("a2", "a100", 8), ("v1", "", 2)],
+        ),
+        ({"SLURM_NODELIST": "old"}, [("old", "", None)]),
+    ],
+)
+def test_variables_describe_an_allocation(variables: dict, nodes: list) -> None:
+    found = read_allocation(variables)
+    assert [(node.name, node.gpu_type, node.gpus) for node in found] == nodes
+
+
+def test_an_allocation_is_a_cluster_even_without_slurms_commands(monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    variables = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    cluster = read_slurm_cluster("slurm", known("h100"), variables)
+    assert cluster.device_names == ("n1/gpu0", "n1/gpu1", "n2/gpu0", "n2/gpu1")
+    assert {device.type for device in cluster.devices} == {"h100"}
+    with pytest.raises(UnsupportedError, match="scontrol is not installed"):
+        read_slurm_cluster("slurm:main", known(), variables)
+    with pytest.raises(InvalidInputError, match="such as 4"):
+        read_slurm_cluster("slurm", known(), {**variables, "SLURM_TASKS_PER_NODE": "many"})
 
 
 OLD = {

@@ -14,27 +14,22 @@ from typing import Any
 import numpy as np
 
 from partita.catalogue.catalogue import load_catalogue
-from partita.catalogue.parse import parse_cluster
 from partita.core.cluster import Cluster
 from partita.core.fleet import Sensitivity, Trace
-from partita.documents import open_file, read_text
+from partita.documents import open_file
 from partita.errors import FormatError, InvalidInputError
 from partita.fleet.engines.ray import ray_servers
 from partita.fleet.engines.slurm import servers_of_nodes
 from partita.fleet.policies.resources import Servers, servers_of
 from partita.fleet.study.generated import GPU_SHARES
 from partita.fleet.study.traces import TraceOptions, changed_trace, drawn_trace, logged_trace
-from partita.flows.fields import is_slurm
+from partita.flows.fields import ClusterFields, is_slurm
 from partita.flows.fleet.examples import DEFAULT_TYPE, example_sensitivities
 from partita.flows.fleet.power import with_frontiers
+from partita.flows.problem import read_cluster
 from partita.flows.slurm_cluster import slurm_nodes
 from partita.formats.philly import read_philly, read_submissions
-from partita.formats.synergy import (
-    read_cluster,
-    read_models,
-    read_synergy_profile,
-    read_trace,
-)
+from partita.formats.synergy import read_models, read_synergy_profile, read_trace
 from partita.processes import machine_cores
 from partita.requests import Request, declare
 from partita.units import parse_bytes
@@ -379,7 +374,9 @@ def declared_servers(
     elif cluster == RAY:
         servers = ray_servers(engine_options or {})
     elif cluster is not None:
-        servers = servers_of(_read_cluster(cluster))
+        found, _ = read_cluster(ClusterFields(cluster=cluster))
+        assert found is not None  # one was named
+        servers = servers_of(found)
     else:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         servers = Servers(
@@ -396,11 +393,3 @@ def declared_servers(
         size = parse_bytes(memory, "--memory") / 1e9
         servers = replace(servers, memory_gb=np.full(len(servers), size))
     return servers
-
-
-def _read_cluster(spec: str | Cluster) -> Cluster:
-    if isinstance(spec, Cluster):
-        return spec
-    if spec.endswith(".ini"):
-        return read_cluster(read_text(spec), name=Path(spec).stem)
-    return parse_cluster(spec, read_text, load_catalogue())

@@ -6,16 +6,16 @@ Devices of one type share one figure of each rate, the median, and a device that
 without clocks that agree, the two directions of a pair have one latency.
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from partita.catalogue.catalogue import Catalogue, load_catalogue
+from partita.catalogue.gpu_names import gpu_type
+from partita.catalogue.hierarchy import infer_levels
 from partita.catalogue.shorthand import HostGroup, read_shorthand, write_shorthand
 from partita.core.cluster import (
     Cluster,
@@ -38,7 +38,6 @@ from partita.profiler.calibrate.fit import (
     fit_link,
     one_way_s,
 )
-from partita.profiler.calibrate.hierarchy import infer_levels
 from partita.profiler.calibrate.nccl_tests import NcclTest
 from partita.profiler.calibrate.records import DeviceRecord, LinkRecord, Measurement, ReduceRecord
 
@@ -485,25 +484,6 @@ def _speed(record: DeviceRecord, usual: dict[str, float]) -> float:
     ratios = [rate / usual[dtype] for dtype, rate in record.flop_per_s.items() if usual[dtype] > 0]
     ratio = float(np.median(ratios)) if ratios else 1.0
     return 1.0 if abs(ratio - 1) <= _SAME_SPEED or ratio <= 0 else round(ratio, 3)
-
-
-def gpu_type(title: str, catalogue: Catalogue) -> str:
-    """Return the type of the catalogue that a GPU's own name says; empty if none.
-
-    >>> gpu_type("NVIDIA A100-SXM4-80GB", load_catalogue())
-    'a100'
-    >>> gpu_type("NVIDIA GeForce RTX 3090", load_catalogue())
-    'rtx3090'
-    """
-    words = re.findall(r"[a-z0-9]+", title.lower())
-    joined = {*words, *(a + b for a, b in pairwise(words))}
-
-    def fits(name: str) -> bool:
-        first, *others = name.split("-")
-        return first in joined and all(any(w.startswith(o) for w in words) for o in others)
-
-    found = [name for name in catalogue.devices if fits(name)]
-    return max(found, key=lambda name: (name.count("-"), -len(name)), default="")
 
 
 def _rounded(value: float) -> float:

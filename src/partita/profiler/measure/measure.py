@@ -14,9 +14,9 @@ from torch import Tensor
 from partita.capture.captured import CapturedModel
 from partita.capture.setting import Example, LossFunction, make_setting, undisturbed
 from partita.catalogue.catalogue import load_catalogue
+from partita.catalogue.gpu_names import gpu_type
 from partita.core.graph import Graph
 from partita.errors import InvalidInputError
-from partita.profiler.calibrate.calibrate import gpu_type
 from partita.profiler.measure.clock import Stopwatch, stopwatch_for
 from partita.profiler.measure.costs import (
     Average,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita.catalogue.hierarchy import describe_levels, infer_levels
 from partita.core.cluster import LinkMatrix
 from partita.errors import InvalidInputError
-from partita.profiler.calibrate.hierarchy import describe_levels, infer_levels
 
 # Bandwidth and latency inside a host, a rack, a room, a site.
 SPEEDS = ((100e9, 5e-6), (10e9, 2e-5), (1e9, 1e-4), (1e8, 5e-3))

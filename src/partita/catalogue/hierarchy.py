@@ -21,6 +21,8 @@ from partita.core.columns import Floats, Longs, frozen_array
 from partita.errors import InvalidInputError
 
 LIKE = 1.5
+LIKE_GIVEN = 1.25
+"""Factor for links whose figures are given and not measured: they have no noise."""
 MAX_ODD_SHARE = 0.1
 SIZES_BYTES = (0.0, 64e3, 1e6, 16e6)
 _ABOVE_HOST = ("rack", "room", "site")
