@@ -17,12 +17,15 @@ from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.flows.execute import Execution, Outcome, used_names
 from partita.flows.run_requests import RunFields
+from partita.flows.stragglers import STRAGGLER, Replanning, StragglerFollower
 from partita.flows.summary import describe_plan
 from partita.processes import stop_notices
 from partita.ranks.failures import first_line
 from partita.runtime.executor import Run
+from partita.runtime.job import Job
 from partita.runtime.restarts import Incident, RestartLimit, Survival, never, newest_step
 from partita.runtime.saving import AUTO
+from partita.runtime.stragglers import StragglerWatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +138,7 @@ def run_elastic(
     run_plan: RunPlan,
     plan_for: Callable[[Problem], Solution],
     *,
+    around_straggler: Callable[[], Solution | None] = lambda: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> ElasticRun:
     """Run a plan on the devices that are there, with another plan whenever they change.
@@ -145,6 +149,8 @@ def run_elastic(
         run_plan: Runs a plan until its last step or until it is to stop; resumes where there is a
             checkpoint.
         plan_for: Plans for some of the devices.
+        around_straggler: Returns the plan to go on with where the last one was stopped for a
+            straggler.
         say: Called with each change.
 
     Raises:
@@ -183,11 +189,16 @@ def run_elastic(
             return ElasticRun(solution=solution, run=None, changes=tuple(changes))
         losses |= run.losses
         incidents += run.incidents
-        if not run.stopped.startswith("devices: "):
+        other = around_straggler() if run.stopped.startswith(STRAGGLER) else None
+        if not run.stopped.startswith("devices: ") and other is None:
             merged = replace(run, losses=dict(sorted(losses.items())), incidents=tuple(incidents))
             return ElasticRun(solution=solution, run=merged, changes=tuple(changes))
         changes.append(run.stopped)
         say(run.stopped)
+        if other is not None:
+            solution = other
+            changes.append(f"planned around it: {describe_plan(solution.plan)}")
+            say(changes[-1])
 
 
 class _Change:
@@ -232,7 +243,7 @@ def execute_surviving(
         WorkerError: A rank failed, and the budget of restarts is used up.
     """
     job, limit = execution.job, RestartLimit(restarts=request.max_restarts)
-    goes_back = request.max_restarts or request.elastic
+    goes_back = request.max_restarts or request.elastic or request.replan
     if goes_back and not job.resume and newest_step(job.saving()):
         raise InvalidInputError(
             f"{job.checkpoints} holds checkpoints of another run, which a restart would take; add "
@@ -248,27 +259,78 @@ def execute_surviving(
 
         survival = Survival(limit=limit, stop=notice, say=execution.on_progress)
         execution = replace(execution, survival=survival)
-        if request.elastic is None:
-            return run_plan(solution, execution)
-        if execution.host.num_hosts > 1:
-            raise UnsupportedError("--elastic is for the devices of one host; leave it out")
+        changes = request.elastic is not None or request.replan
+        if changes and execution.host.num_hosts > 1:
+            option = "--replan" if request.elastic is None else "--elastic"
+            raise UnsupportedError(f"{option} is for the devices of one host; leave it out")
         outcomes: list[Outcome | None] = []
+        followers: list[StragglerFollower] = []
 
         def run_one(found: Solution, change: Callable[[], str], number: int) -> Run | None:
             folder = execution.directory / f"plan{number}" if number else execution.directory
             folder.mkdir(exist_ok=True)
-            again = replace(job, resume=AUTO) if newest_step(job.saving()) else job
-            watched = replace(survival, stop=lambda: notice() or change())
-            one = replace(execution, job=again, directory=folder, survival=watched)
+            done = sum(len(each.run.step_s) for each in outcomes if each is not None)
+            again = _going_on(job, done, solution, found)
+            replanning = None
+            if request.replan:
+                replanning = Replanning(solution=found, plan_for=plan_for, steps=job.steps)
+            follower = StragglerFollower(
+                StragglerWatch(found, again.program(found)), execution.on_progress, replanning
+            )
+            followers.append(follower)
+            watched = replace(survival, stop=lambda: notice() or change() or follower.why)
+            one = replace(
+                execution,
+                job=again,
+                directory=folder,
+                survival=watched,
+                on_step=follower.around(execution.on_step),
+            )
             outcomes.append(run_plan(found, one))
             last = outcomes[-1]
             return None if last is None else last.run
 
-        file = Path(request.available) if request.available else None
+        def with_stragglers(outcome: Outcome) -> Outcome:
+            lines = [line for follower in followers for line in follower.lines]
+            return replace(outcome, remarks=(*outcome.remarks, *lines))
+
+        if not changes:
+            run_one(solution, never, 0)
+            return None if outcomes[0] is None else with_stragglers(outcomes[0])
         names = solution.problem.cluster.device_names
-        available = Available(names, DeviceRange.parse(request.elastic), file)
-        ended = run_elastic(solution, available, run_one, plan_for, say=execution.on_progress)
+        file = Path(request.available) if request.available else None
+        size = DeviceRange(least=len(names), most=len(names))
+        if request.elastic is not None:
+            size = DeviceRange.parse(request.elastic)
+        ended = run_elastic(
+            solution,
+            Available(names, size, file),
+            run_one,
+            plan_for,
+            around_straggler=lambda: followers[-1].other,
+            say=execution.on_progress,
+        )
         last = outcomes[-1]
         if last is None or ended.run is None:
             return None
+        last = with_stragglers(last)
         return replace(last, run=ended.run, remarks=(*last.remarks, *ended.changes))
+
+
+def _going_on(job: Job, done: int, first: Solution, found: Solution) -> Job:
+    """Return how a plan of a run is run after others have done some steps.
+
+    A device that a plan is made around is slow already by the costs of that plan.
+    """
+    if job.emulate is None:
+        return replace(job, resume=AUTO) if newest_step(job.saving()) else job
+    speeds = [
+        {device.name: device.speed for device in each.problem.cluster.devices}
+        for each in (first, found)
+    ]
+    slow = {
+        name: factor * speeds[1].get(name, 1.0) / speeds[0].get(name, 1.0)
+        for name, factor in job.emulate.slow.items()
+        if found is first or name in found.plan.devices
+    }
+    return replace(job, steps=job.steps - done, emulate=replace(job.emulate, slow=slow))

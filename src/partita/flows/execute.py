@@ -465,6 +465,7 @@ def _emulate(solution: Solution, execution: Execution) -> Outcome | None:
             limit_s=job.stall_limit_s,
             log_directory=execution.logs,
             on_step=execution.on_step,
+            stop=execution.survival.stop,
         )
     else:
         run = _launched(solution, execution, job, execution.directory)

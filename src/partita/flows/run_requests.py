@@ -41,6 +41,11 @@ class SurvivalFields(Request):
     available: str | None = declare(
         None, help="With --elastic: file that names the devices that can be used, as they change."
     )
+    replan: bool = declare(
+        False,
+        help="When a rank falls behind, plan around it and go on with that plan from a checkpoint "
+        "where that saves more than the restart costs.",
+    )
     on_nan: str = declare(
         "warn",
         choices=("warn", "ignore", "stop", "skip", "rollback"),
@@ -161,6 +166,11 @@ class RunFields(SurvivalFields, PlaceFields):
     emulate: bool = declare(False, help="Sleep instead of computing; messages are real.")
     emulate_scale: float = declare(
         0.0, usual="suitable", help="Factor on the compute times of an emulated run."
+    )
+    emulate_slow: tuple[str, ...] = declare(
+        (),
+        help="With --emulate: a device and the factor on its compute times, such as cpu1=2, which "
+        "the plan does not know of.",
     )
     launcher: str = declare(
         "auto",
@@ -391,7 +401,7 @@ def _check_survival(request: TrainRequest | RunRequest) -> None:
         _refuse_given(request, why, "on_nan", "elastic", "max_restarts")
     if not request.save_every:
         why = "there is nothing to go on from: add --save-every"
-        _refuse_given(request, why, "elastic")
+        _refuse_given(request, why, "elastic", *([] if request.emulate else ["replan"]))
         if request.on_nan == "rollback":
             raise InvalidInputError(f"--on-nan rollback: {why}")
     if request.available is not None and request.elastic is None:
@@ -434,7 +444,7 @@ def _check_together(request: RunFields, baseline: str | None = None) -> None:
     check_place(request)
     if request.on is not None:
         why = "is for the devices of this machine: leave out --on"
-        _refuse_given(request, why, "launcher", "device_ids", "elastic", "available")
+        _refuse_given(request, why, "launcher", "device_ids", "elastic", "available", "replan")
         if baseline in TORCH_WAYS:
             raise InvalidInputError(f"--baseline {baseline} {why}")
     rate = request.learning_rate
@@ -456,6 +466,8 @@ def _check_together(request: RunFields, baseline: str | None = None) -> None:
         _refuse_given(request, why, "learning_rate")
     elif request.emulate_scale:
         raise InvalidInputError("--emulate-scale needs --emulate")
+    else:
+        _refuse_given(request, "slows emulated devices: add --emulate", "emulate_slow")
     if request.energy_server:
         check_address(request.energy_server, noun="energy server")
     else:
@@ -468,4 +480,4 @@ def _check_together(request: RunFields, baseline: str | None = None) -> None:
         _refuse_given(request, why, "capture", "order", "transfers", "report", "recalibrate")
         _refuse_given(request, why, "launcher", "energy_server", "power_device")
         _refuse_given(request, why, "export_timing_csv", "eval_every")
-        _refuse_given(request, why, "max_restarts", "elastic", "on_nan")
+        _refuse_given(request, why, "max_restarts", "elastic", "replan", "on_nan")

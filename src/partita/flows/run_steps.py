@@ -225,7 +225,7 @@ def _planned_for_grant(
         return solution, ()
     problem = solution.problem
     some = replace(problem, cluster=problem.cluster.only(used[: grant.devices]))
-    found = evaluated(some, _plan_for(request, solution, some).plan, solution)
+    found = evaluated(some, plan_for_devices(request, solution, some).plan, solution)
     plan = describe_plan(found.plan)
     return found, (f"{grant.devices} of {len(used)} devices were granted: {plan}",)
 
@@ -358,7 +358,7 @@ def _carry_out(prepared: PreparedRun, watch: _Watch, directory: Path | None) -> 
             execution,
             request,
             run_plan,
-            partial(_plan_for, request, solution),
+            partial(plan_for_devices, request, solution),
             stop=watch.stop,
         )
         return None if outcome is None else write_files(outcome, execution, request)
@@ -380,11 +380,20 @@ def run_directory_of(prepared: PreparedRun) -> Path:
     )
 
 
-def _plan_for(request: TrainRequest | RunRequest, first: Solution, problem: Problem) -> Solution:
-    """Plan for some of the devices of a run, by the planner of its first plan where that can be."""
+def plan_for_devices(
+    request: TrainRequest | RunRequest, first: Solution, problem: Problem
+) -> Solution:
+    """Plan for some of the devices of a run, by the planner of its first plan where that can be.
+
+    A tensor-parallel degree stays where it divides the devices.
+    """
+    count, tp = len(problem.cluster.devices), max(stage.tp for stage in first.plan.stages)
+    if tp > 1 and count % tp == 0:
+        return get_planner("uniform", stages=count // tp, tp=tp)(problem)
     if isinstance(request, TrainRequest) and request.pp is None and request.dp is None:
-        stages, replicas = degrees(len(problem.cluster.devices), None, None, 1)
-        return _plan(problem, replace(request, zero=None), stages, replicas)  # one replica
+        stages, replicas = degrees(count, None, None, 1)
+        whole = replace(request, zero=None, tp=1)  # one replica
+        return _plan(problem, whole, stages, replicas)
     planner = first.planner if isinstance(request, RunRequest) and first.planner else None
     return chosen_planner(PlannerFields(planner=planner)).function()(problem)
 
@@ -510,6 +519,7 @@ def job_of(
         emulation = Emulation(
             scale=request.emulate_scale,
             steps=steps,
+            slow=_slow_devices(request.emulate_slow),
             blocking=transfers is TransferMode.BLOCKING,
         )
     power = None
@@ -538,6 +548,24 @@ def job_of(
         emulate=emulation,
         power=power,
     )
+
+
+def _slow_devices(texts: Sequence[str]) -> dict[str, float]:
+    """Return the factors on the compute times of devices, by name.
+
+    Raises:
+        InvalidInputError: A text says none.
+    """
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, factor = text.rpartition("=")
+        try:
+            found[name] = float(factor)
+        except ValueError:
+            name = ""
+        if not name:
+            raise InvalidInputError(f"--emulate-slow {text!r}; expected DEVICE=FACTOR, like cpu1=2")
+    return found
 
 
 def with_checkpoints(

@@ -179,10 +179,15 @@ class DeviceLoop:
         self.meter: Meter = NoMeter()
         self.seen = task.results
         self.on_last_pass: Callable[[], None] = lambda: None
-        self._last_pass = max(
-            (row for row, kind, *_ in self._instructions if Kind.FORWARD <= kind < Kind.UPDATE),
-            default=-1,
+        self._passes_at = np.array(
+            [
+                row - self._first
+                for row, kind, *_ in self._instructions
+                if Kind.FORWARD <= kind < Kind.UPDATE
+            ],
+            dtype=np.int64,
         )
+        self._last_pass = self._first + int(self._passes_at.max()) if len(self._passes_at) else -1
         self.executed = 0
         self.records: list[StepRecord] = []
         self.statistics = DeviceStatistics()
@@ -210,6 +215,12 @@ class DeviceLoop:
     def has_passes(self) -> bool:
         """Whether the device runs any stage forward or backward."""
         return self._last_pass >= 0
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of forwards and backwards in the last step, without waits."""
+        record, at = self.records[-1], self._passes_at
+        return float((record.end_ns[at] - record.begin_ns[at]).sum()) / 1e9
 
     def _read_instructions(self) -> list[Instruction]:
         program = self._program

@@ -10,7 +10,7 @@ Sleeps of a millisecond are not exact enough, so all compute is made longer by o
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,6 +55,7 @@ from partita.runtime.rank import (
     make_loop,
     play_steps,
 )
+from partita.runtime.restarts import Stopper, never
 from partita.runtime.stage_code import Call
 from partita.runtime.task import Task
 from partita.runtime.workload import Shape, Workload
@@ -75,6 +76,7 @@ class Emulation:
         blocking: Whether SEND and RECV wait at their place.
         power: How it sees to its energy; None = it does not. Compute then takes as long as on the
             modelled devices, at the clocks that are set.
+        slow: Devices that compute so many times as long as is predicted, by name.
     """
 
     scale: float = 0.0
@@ -82,10 +84,14 @@ class Emulation:
     steps: int = 1
     blocking: bool = False
     power: Power | None = None
+    slow: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.power is not None:
             self.power.check_emulated()
+        for name, factor in self.slow.items():
+            if not 0 < factor < float("inf"):
+                _refuse(f"the factor of {name}", factor, "more than 0")
         if not 0 <= self.scale < float("inf"):
             _refuse("scale", self.scale, "more than 0, or 0 for a suitable one")
         if not 1 <= self.cap_bytes <= 2**40:
@@ -178,6 +184,7 @@ class EmulatedWorkload:
         """What differs from a real run, for people."""
         program, cap = self.task.program, self.emulation.cap_bytes
         lines = [f"emulated: compute is slept through, {self.emulation.scale:.4g} times as long"]
+        lines += [f"{name} computes {f:g} times as long" for name, f in self.emulation.slow.items()]
         travels = (program.kind == Kind.SEND) | (program.kind >= FIRST_COLLECTIVE)
         cut = travels & (program.bytes > cap)
         if cut.any():
@@ -195,6 +202,7 @@ class EmulatedWorkload:
 
     def figures(self, device: int) -> DeviceFigures:
         """Return what a device has to know."""
+        slow = self.emulation.slow.get(self.task.plan.devices[device], 1.0)
         program, names = self.task.program, self.task.graph.tensors.names
         compute_s: dict[tuple[Kind, int, int], float] = {}
         load_s: dict[tuple[str, int], float] = {}
@@ -202,7 +210,7 @@ class EmulatedWorkload:
         collective_bytes: dict[tuple[Kind, int], int] = {}
         group_of: dict[tuple[int, int], tuple[int, ...]] = {}
         for row in range(int(program.ptr[device]), int(program.ptr[device + 1])):
-            kind, seconds = Kind(int(program.kind[row])), float(self.seconds[row])
+            kind, seconds = Kind(int(program.kind[row])), slow * float(self.seconds[row])
             stage, microbatch = int(program.stage[row]), int(program.microbatch[row])
             if kind is Kind.LOAD:
                 load_s[names[int(program.tensor[row])], microbatch] = seconds
@@ -243,6 +251,12 @@ def emulated_workload(
         InvalidInputError: The plan does not fit the problem.
     """
     emulation = Emulation() if emulation is None else emulation
+    for name in emulation.slow:
+        if name not in plan.devices:
+            raise InvalidInputError(
+                f"there is no device {name!r} to slow down; the plan is for "
+                f"{', '.join(plan.devices)}"
+            )
     program = lower(problem, plan)
     seconds = np.where(program.is_compute, instruction_seconds(problem, plan, program), 0.0)
     seconds = _as_long_as_the_group(program, seconds)
@@ -420,7 +434,7 @@ def put_emulated_together(workload: EmulatedWorkload, reports: Sequence[RankRepo
     step_s = tuple(
         (max(report.step_ns[step][1] for report in reports)
          - min(report.step_ns[step][0] for report in reports)) / 1e9
-        for step in range(workload.emulation.steps)
+        for step in range(len(reports[0].step_ns))
     )  # fmt: skip
     return replace(run, step_s=step_s)
 
@@ -432,6 +446,7 @@ def emulate_forked(
     log_directory: Path | None = None,
     on_step: Callable[[int, Any], None] = lambda _, __: None,
     move: Callable[[Member], Member] = lambda member: member,
+    stop: Callable[[], str] = never,
 ) -> Run:
     """Emulate a plan in forked processes of this machine.
 
@@ -441,6 +456,7 @@ def emulate_forked(
         log_directory: Where what the ranks print goes.
         on_step: Called with a rank and each message that it sends.
         move: What a rank does first, such as to join the others over another network.
+        stop: Returns why the ranks are to stop before their last step; empty = they are not.
 
     Raises:
         WorkerError: A rank failed, died or stood still; names it.
@@ -455,6 +471,7 @@ def emulate_forked(
             workload, move(member), board=board, limit_s=limit_s, on_step=member.notify
         )
 
+    stopper = Stopper(board, range(world), stop)
     reports = reports_of_forked(
         main,
         StatusView(board, program, range(world)),
@@ -462,5 +479,7 @@ def emulate_forked(
         wait_limit_s=max(MEETING_LIMIT_S, limit_s + float(workload.seconds.sum())),
         log_directory=log_directory,
         on_step=on_step,
+        on_look=stopper.look,
     )
-    return put_emulated_together(workload, reports)
+    stopped = stopper.why if reports[0].has_stopped else ""
+    return replace(put_emulated_together(workload, reports), stopped=stopped)

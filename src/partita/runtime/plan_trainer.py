@@ -213,7 +213,14 @@ class PlanTrainer(Trainer):
             way = self._way(batch, training=True)
         self._guard.whole = False
         found = self._measured(way)
-        member.notify(StepNews(self.steps, 0.0 if member.rank else float(found)))
+        is_whole = way.task.plan.samples == self._plan.samples
+        member.notify(
+            StepNews(
+                self.steps,
+                0.0 if member.rank else float(found),
+                compute_s=way.player.loop.compute_s if is_whole else 0.0,
+            )
+        )
         return found
 
     def _check_model(self, batch: Any) -> None:  # noqa: ANN401  # the user's

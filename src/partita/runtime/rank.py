@@ -134,12 +134,14 @@ class StepNews(NamedTuple):
         loss: The rank's share of the loss of the step; 0 where it does not compute it.
         held_out: Its share of the loss on held-out data after the step; None = it was not taken.
         memory_bytes: Most memory that it has used; 0 = it does not say so after this step.
+        compute_s: Seconds of its forwards and backwards in the step; 0 = not known.
     """
 
     step: int
     loss: float
     held_out: float | None = None
     memory_bytes: float = 0.0
+    compute_s: float = 0.0
 
 
 class WatchedLoop(DeviceLoop):
@@ -695,7 +697,7 @@ class StepPlayer:
         share = loss_share(self._task, record)
         if not math.isfinite(share):
             self._warn_of(number, share)
-        on_step(StepNews(number, share, evaluated, memory))
+        on_step(StepNews(number, share, evaluated, memory, self._loop.compute_s))
         if not self._options.keep_results:
             record.forget_results(self._task.graph.loss)
             if len(self._loop.records) > KEPT_STAMPS:

@@ -8,8 +8,8 @@ from partita.core.plan import Shard
 from partita.core.problem import Problem
 from partita.errors import InvalidInputError
 from partita.flows.problem import specialised_remarks
-from partita.flows.run_requests import TrainRequest
-from partita.flows.run_steps import sharded
+from partita.flows.run_requests import RunRequest, TrainRequest
+from partita.flows.run_steps import plan_for_devices, sharded
 from partita.planners.table import get_planner
 from partita.requests import make
 from partita.testing.builders import chain, flat_cluster
@@ -33,6 +33,22 @@ def test_without_replicas_there_is_nothing_to_divide() -> None:
         sharded(plan, 1)
     with pytest.raises(InvalidInputError, match="zero"):
         make(TrainRequest, model="toy", zero=4)
+
+
+@pytest.mark.parametrize(("count", "degrees"), [(4, {2}), (3, {1})])
+def test_fewer_devices_keep_the_tensor_parallel_degree_that_divides_them(
+    count: int, degrees: set[int]
+) -> None:
+    problem = Problem(graph=chain(8), cluster=flat_cluster(6))
+    first = get_planner("uniform", stages=3, tp=2)(problem)
+    fewer = replace(problem, cluster=problem.cluster.only(problem.cluster.device_names[:count]))
+    for request in (
+        make(TrainRequest, model="toy", tp=2),
+        make(TrainRequest, model="toy", tp=2, pp=3),
+        make(RunRequest, plan="toy.json"),
+    ):
+        found = plan_for_devices(request, first, fewer).plan
+        assert {stage.tp for stage in found.stages} == degrees
 
 
 def test_a_model_that_reads_its_data_is_remarked_on_by_plan_and_run() -> None:

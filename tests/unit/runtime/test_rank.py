@@ -23,6 +23,7 @@ class FakeLoop:
         self.records: list[StepRecord] = []
         self.statistics = None
         self.place = Place(-1, -1, 0)
+        self.compute_s = 0.0
 
     def play(self, step: int) -> Iterator[None]:
         self.records.append(
