@@ -50,6 +50,8 @@ def warm_up() -> None:
 
 START = subprocess.Popen._execute_child
 MOST_FILES = 4096
+KEPT: list[Any] = []
+"""Files of a parent, which its children do not close."""
 
 
 def start_warm() -> None:
@@ -148,6 +150,9 @@ def be_fresh(
         os.environ.clear()
         os.environ.update(environment)
     buffering = 1 if os.environ.get("PYTHONUNBUFFERED") else -1
+    # A thread of the parent may have been reading: the lock of its file would be waited for here
+    # for ever, when the file goes.
+    KEPT.extend((sys.stdin, sys.__stdin__, sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__))
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", buffering, closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, closefd=False)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -47,11 +47,56 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put modules with slow tests first: workers that share the rest end at about the same time."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Order the tests so that workers do nothing twice and end at about the same time."""
+    items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     if not THOROUGH:
         try_fewer_examples(items)
+
+
+def dealt(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return tests in the order in which workers take them: each begins with a part of the list.
+
+    A part begins with modules of slow tests, dealt whole, as what their tests share is made once
+    per worker. The first has all that need Slurm or Ray, one after the other, so that one of each
+    is started. Other tests fill the parts up: a worker that has done its part takes tests from the
+    end of another one's, which are quick.
+    """
+    by_module: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        by_module.setdefault(item.path, []).append(item)
+    engines = [tests for tests in by_module.values() if any(map(needs_engine, tests))]
+    slow = [t for t in by_module.values() if t not in engines and any(map(is_slow, t))]
+    quick = [item for t in by_module.values() if t not in engines and t not in slow for item in t]
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    parts[0] = [item for tests in engines for item in sorted(tests, key=engine_of)]
+    for turn, tests in enumerate(slow, start=1):
+        parts[turn % workers] += tests
+    left = len(items)
+    for place, part in enumerate(parts):
+        filled = max(0, left // (workers - place) - len(part))  # as many as a worker is sent
+        part.extend(quick[:filled])
+        del quick[:filled]
+        left -= len(part)
+    return [item for part in parts for item in part]
+
+
+ENGINES = ("ray", "slurm")
+"""Fixtures that start what takes long to start, for all tests of a process."""
+
+
+def engine_of(item: pytest.Item) -> str:
+    """Return the engine that a test needs; empty = none."""
+    return next((name for name in ENGINES if name in getattr(item, "fixturenames", ())), "")
+
+
+def needs_engine(item: pytest.Item) -> bool:
+    """Return whether a test needs an engine."""
+    return bool(engine_of(item))
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Return whether a test is marked so."""
+    return item.get_closest_marker("slow") is not None
 
 
 def pytest_collection_finish() -> None:

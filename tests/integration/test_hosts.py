@@ -33,6 +33,8 @@ NODES = {"n3": 3, "n1": 1}
 """The same for nodes of Slurm."""
 RAYLETS = {"r2": 3, "r1": 1}
 """The same for nodes of Ray."""
+FEWER_NODES, FEWER_RAYLETS = {"n3": 1, "n1": 1}, {"r2": 2, "r1": 1}
+"""For runs that only end: Slurm and Ray start every rank as a fresh process."""
 SCRIPT = """
 import os
 import partita
@@ -62,7 +64,6 @@ class Place(NamedTuple):
 
     def partita(self, *arguments: str, code: int = 0, **environment: str) -> tuple[str, str]:
         """Run a command; returns what it printed."""
-        environment = {"FRESH": "1", **environment}
         done = self.commands.run(*arguments, folder=self.folder, timeout_s=LIMIT_S, **environment)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
@@ -73,10 +74,12 @@ class Place(NamedTuple):
 def place(commands: Any, small_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("hosts")
     graph = MODEL.recorded_in(small_graph)
-    for name, hosts in (("plan", HOSTS), ("slurm", NODES), ("ray", RAYLETS)):
+    plans = {"plan": HOSTS, "slurm": NODES, "ray": RAYLETS}
+    plans |= {"fewer-slurm": FEWER_NODES, "fewer-ray": FEWER_RAYLETS}
+    for name, hosts in plans.items():
         cluster = cpu_hosts(hosts)
         problem = Problem(graph=graph, cluster=cluster, objective=Objective())
-        plan = pipeline(graph, cluster, [0, 1, 2, 3], microbatches=4)
+        plan = pipeline(graph, cluster, list(range(sum(hosts.values()))), microbatches=4)
         solution = Solution(
             problem=problem, plan=plan, metric=Metric.THROUGHPUT, value=1.0, unit="s"
         )
@@ -89,8 +92,21 @@ def agents(place: Place) -> list[int]:
     return [int((place.folder / name).read_text()) for name in HOSTS]
 
 
+def below(pid: int) -> list[int]:
+    """Return the processes that one has started, and those that these have, forked or fresh."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found = list(children.get(pid, ()))
+    for child in found:  # grows while it is walked
+        found += children.get(child, ())
+    return found
+
+
 def of_run(runs: str) -> list[int]:
-    """Return the processes of a run: variables of that kind go to all its ranks."""
+    """Return the processes of a run: variables of that kind go to all its fresh ranks."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -115,7 +131,7 @@ def await_that(what: Callable[[], bool]) -> None:
 
 def test_a_detached_run_on_uneven_hosts_equals_one_process_and_is_followed(place: Place) -> None:
     found, _ = place.partita(
-        "run", "plan.json", *place.on, "--steps", "3", "--check", "--detach", "--json"
+        *("run", "plan.json", *place.on, "--steps", "3", "--check", "--detach", "--json"), FRESH="1"
     )
     directory = Path(json.loads(found)["directory"])
     shown, told = place.partita("results", "--follow", str(directory))
@@ -145,7 +161,7 @@ def start(place: Place, runs: str, *arguments: str, **environment: str) -> Any:
     driver = place.commands.start(
         *("run", "--runs", runs, *arguments),
         folder=place.folder,
-        environment={"FRESH": "1", "PARTITA_TEST_RUN": runs, **environment},
+        environment={"PARTITA_TEST_RUN": runs, **environment},
     )
 
     def has_begun() -> bool:
@@ -158,13 +174,13 @@ def start(place: Place, runs: str, *arguments: str, **environment: str) -> Any:
 
 def test_a_host_that_is_killed_is_named_with_its_rank_and_leaves_no_process(place: Place) -> None:
     driver = start(place, "killed", "plan.json", *place.on, "--steps", "100000")
-    assert len(of_run("killed")) == 2 + 4  # what stands for ssh, and ranks
+    started = below(driver.pid)
+    assert len(started) == 2 + 2 + 4  # what stands for ssh, agents and ranks
     os.kill(agents(place)[1], signal.SIGKILL)
     _, told = driver.communicate(LIMIT_S)
     assert driver.returncode == 5, told
     assert "host gpu10 (rank 3) went away: " in told
-    assert not of_run("killed")
-    assert not any(map(is_running, agents(place)))
+    assert not any(map(is_running, started))
     (directory,) = (place.folder / "killed").iterdir()
     state = json.loads((directory / "state.json").read_text())
     assert state["progress"] == "failed"
@@ -174,12 +190,12 @@ def test_a_host_that_is_killed_is_named_with_its_rank_and_leaves_no_process(plac
 def test_a_script_runs_where_the_plan_says_and_ctrl_c_ends_all_of_it(place: Place) -> None:
     (place.folder / "own.py").write_text(SCRIPT)
     driver = start(place, "stopped", "plan.json", *place.on, "--", "own.py")
-    assert len(of_run("stopped")) == 2 + 4
+    started = below(driver.pid)
+    assert len(started) == 2 + 2 + 4
     driver.send_signal(signal.SIGINT)
     _, told = driver.communicate(LIMIT_S)
     assert driver.returncode == 1, told
-    assert not of_run("stopped")
-    assert not any(map(is_running, agents(place)))
+    assert not any(map(is_running, started))
     (directory,) = (place.folder / "stopped").iterdir()
     assert json.loads((directory / "state.json").read_text())["progress"] == "cancelled"
     for rank, host in enumerate(("gpu2", "gpu2", "gpu2", "gpu10")):
@@ -224,13 +240,14 @@ def test_a_plan_on_uneven_nodes_of_ray_equals_one_process(place: Place, ray: Pri
 def test_a_node_of_ray_that_is_killed_is_named_and_leaves_no_process(
     place: Place, ray: PrivateRay
 ) -> None:
-    driver = start(place, "raylet", "ray.json", "--on", f"ray:{ray.address}", "--steps", "100000")
-    assert len(of_run("raylet")) == 4
+    on = ("--on", f"ray:{ray.address}", "--steps", "100000")
+    driver = start(place, "raylet", "fewer-ray.json", *on)
+    assert len(of_run("raylet")) == 3
     ray.kill_node("r2")
     try:
         _, told = driver.communicate(LIMIT_S)
         assert driver.returncode == 5, told
-        assert "host r2 (ranks 0, 1, 2) went away: " in told
+        assert "host r2 (ranks 0, 1) went away: " in told
         await_that(lambda: not of_run("raylet"))
     finally:
         ray.start_node("r2")
@@ -242,14 +259,15 @@ def test_a_node_of_slurm_that_is_killed_is_named_and_leaves_no_process(
     place: Place, slurm: PrivateSlurm
 ) -> None:
     driver = start(
-        *(place, "node", "slurm.json", "--on", "slurm", "--steps", "100000"), **slurm.environment
+        *(place, "node", "fewer-slurm.json", "--on", "slurm", "--steps", "100000"),
+        **slurm.environment,
     )
-    assert len(of_run("node")) > 4
+    assert len(of_run("node")) > 2
     slurm.kill_node("n1")
     try:
         _, told = driver.communicate(LIMIT_S)
         assert driver.returncode == 5, told
-        assert "host n1 (rank 3) went away: " in told
+        assert "host n1 (rank 1) went away: " in told
         await_that(lambda: not of_run("node"))
     finally:
         slurm.start_node("n1")
