@@ -1,10 +1,10 @@
-"""YAML texts as trees that know their lines, read strictly.
+"""YAML texts as trees that know their lines, read strictly; and plain values as YAML.
 
-The one reader of YAML: clusters, the catalogue, jobs of a fleet, lists of scripts to profile, files
-of options (``--config``) and assignments of ops to devices. A scalar stays text: who reads a field
-decides whether ``1e9``, ``no`` or ``12`` is a number, a flag or a name, so that YAML's own guesses
-play no part. Refused are tags, anchors and aliases (a short text can stand for a huge one),
-repeated keys, several documents, deep nesting, and texts over 1 MB.
+The one reader and writer of YAML: clusters, the catalogue, jobs of a fleet, lists of scripts to
+profile, files of options (``--config``), assignments of ops to devices, configurations of others. A
+scalar stays text: who reads a field decides whether ``1e9``, ``no`` or ``12`` is a number, a flag
+or a name, so that YAML's own guesses play no part. Refused are tags, anchors and aliases (a short
+text can stand for a huge one), repeated keys, several documents, deep nesting, and texts over 1 MB.
 """
 
 import math
@@ -174,6 +174,14 @@ def _check_event(event: yaml.Event, line: int, *, has_root: bool) -> None:
         raise FormatError(f"tags are not read, got {short(tags)}; leave them out", line=line)
     if isinstance(event, yaml.DocumentStartEvent) and has_root:
         raise FormatError("a second document starts here; expected one", line=line)
+
+
+def write_yaml(value: Mapping[str, Any]) -> str:
+    """Return plain values (mappings, lists, texts, numbers) as YAML, keys in their order."""
+    text: str = yaml.safe_dump(
+        value, sort_keys=False, default_flow_style=False, allow_unicode=True, width=100
+    )
+    return text
 
 
 def describe(node: Node) -> str:

@@ -1,31 +1,37 @@
-"""A plan as code, or as the files of PipeDream: what ``partita.export`` does."""
+"""A plan as code, or as the files of other tools: what ``partita.export`` does."""
 
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita import __version__
 from partita.core.graph import Graph
 from partita.core.plan import Plan, equal_microbatches, pipeline_stages
-from partita.core.problem import Mode
+from partita.core.problem import Metric, Mode
 from partita.core.solution import Solution
+from partita.cost.judge import evaluate
 from partita.documents import OpenedFile, open_file, unused_path, write_bytes, write_text
 from partita.errors import InvalidInputError
 from partita.exporters.pipedream_conf import num_ranks_of, read_num_ranks, runtime_configurations
 from partita.flows.extras import torch_needed
 from partita.flows.fields import DTYPES, GRANULARITIES, ClusterFields, PlanSource
 from partita.flows.results import Result
-from partita.flows.solutions import bare_problem
+from partita.flows.solutions import bare_problem, evaluated
 from partita.formats.pipedream import read_pipedream_plan, stage_ids, write_pipedream_plan
 from partita.requests import declare, fields_of, make
+from partita.trainers.table import PLUGINS, TARGETS, why_not, writer
+from partita.trainers.target import PlanToWrite
 
 if TYPE_CHECKING:
     from partita.capture.origin import ModelOrigin
 
-TARGETS = ("python", "pipedream", "pipedream-conf")
+OWN = ("python", "pipedream", "pipedream-conf")
+"""Targets that are written here; the others are rows of ``trainers/table.py``."""
 _OF_MODEL = ("sequence_length", "dtype", "scale", "granularity", "seed", "mode", "batch_size")
 """Fields that say something else of the model than the plan does."""
 _PLANS = "the plan's"
@@ -36,7 +42,39 @@ class ExportRequest(ClusterFields):
     """A saved plan, and what to write it as."""
 
     plan: PlanSource = declare("", is_argument=True, metavar="PLAN", help="Plan, or gpus=N.txt.")
-    to: str = declare("python", choices=TARGETS, help="Kind of files to write.")
+    to: str = declare(
+        "python",
+        choices=(*OWN, *TARGETS),
+        added=PLUGINS.names,
+        metavar="TARGET",
+        help="Kind of files to write.",
+    )
+    check: bool = declare(
+        False, help="List which targets can hold the plan and why the others cannot; write nothing."
+    )
+    release: str | None = declare(
+        None, usual="0.3", help="Release of torchtitan to write for: 0.3, main or 0.2 (TOML)."
+    )
+    base: str | None = declare(
+        None,
+        metavar="MODULE:FUNCTION",
+        help="Your own configuration of torchtitan that the plan is added to.",
+    )
+    rename: tuple[str, ...] = declare(
+        (), metavar="OURS=YOURS", help="Name of a module in your model, such as lm_head=output."
+    )
+    option: tuple[str, ...] = declare(
+        (),
+        flags=("-O",),
+        metavar="NAME=VALUE",
+        help="Option of the target, such as queue=train or time=04:00:00.",
+    )
+    script: tuple[str, ...] = declare(
+        (),
+        is_argument=True,
+        metavar="[-- COMMAND ...]",
+        help="Command that every process runs instead of partita run.",
+    )
     output: str | None = declare(
         None,
         flags=("-o",),
@@ -88,25 +126,42 @@ class Export(Result):
         to: The kind of files.
         stages: Number of stages of the plan.
         written: Paths of the files.
-        notes: Remarks of the capture, a sentence each.
+        notes: What should be known of them, a sentence each.
+        command: The command to type; empty where there is none.
+        left_to_you: What the files do not say.
+        refusals: By target, why it cannot hold the plan, empty where it can; of ``check`` alone.
     """
 
     to: str
     stages: int
     written: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    command: str = ""
+    left_to_you: tuple[str, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return what was written as JSON values."""
-        return {"to": self.to, "stages": self.stages, "written": list(self.written)}
+        if self.refusals:
+            return {"stages": self.stages, "targets": dict(self.refusals)}
+        return {
+            "to": self.to,
+            "stages": self.stages,
+            "written": list(self.written),
+            "command": self.command or None,
+            "left_to_you": list(self.left_to_you),
+            "remarks": list(self.notes),
+        }
 
     def lines(self) -> list[str]:
-        """Return what was written, in one line."""
+        """Return what was written in one line, or a line for each target."""
+        if self.refusals:
+            return [f"{name}: {why or 'yes'}" for name, why in self.refusals.items()]
         return [f"{self.stages} stages written as {self.to}: {', '.join(self.written)}"]
 
 
 def export(plan: PlanSource, /, **options: Any) -> Export:  # noqa: ANN401 (fields of ExportRequest)
-    """Write a plan as code, one readable module per stage, or as the files of PipeDream.
+    """Write a plan as code, one readable module per stage, or as the files of another tool.
 
     Args:
         plan: What :func:`partita.plan` returned, a solution, or the path of a file; a
@@ -114,6 +169,7 @@ def export(plan: PlanSource, /, **options: Any) -> Export:  # noqa: ANN401 (fiel
         **options: The fields of :class:`ExportRequest`: the options of ``partita export``.
 
     Raises:
+        InfeasibleError: The target cannot hold the plan; says the first rule that it breaks.
         InvalidInputError: There is no such plan or model, or a folder in the way.
         UnsupportedError: torch is needed and not there.
     """
@@ -126,6 +182,14 @@ def export_request(request: ExportRequest) -> Export:
         odd = [name for name in ("model", "weights", "package") if getattr(request, name)]
         for name in (*odd, *request.of_model()):
             raise InvalidInputError(f"--{name.replace('_', '-')} is for --to python")
+    if request.to in OWN:
+        for name in ("release", "base", "rename", "option", "script"):
+            if getattr(request, name) and not request.check:
+                raise InvalidInputError(f"--{name} is for the files of trainers and launchers")
+    if request.check:
+        return _checked(request)
+    if request.to not in OWN:
+        return _write_for(request)
     graph, plan = _read(request)
     counts = _num_ranks(request.stage_to_num_ranks, plan, checked=request.to == "pipedream-conf")
     notes: Sequence[str] = ()
@@ -141,9 +205,88 @@ def export_request(request: ExportRequest) -> Export:
     )
 
 
+def _write_for(request: ExportRequest) -> Export:
+    """Write the files of a trainer or a launcher."""
+    plan = _to_write(request)
+    found = writer(request.to)(plan)
+    place = _folder(request.output or f"{plan.name}-{request.to}")
+    for name, text in found.files.items():
+        write_text(place / name, text)
+    return Export(
+        to=request.to,
+        stages=len(plan.plan.stages),
+        written=tuple(str(place / name) for name in found.files),
+        notes=found.remarks,
+        command=f"cd {shlex.quote(str(place))} && {found.command}",
+        left_to_you=found.left_to_you,
+    )
+
+
+def _checked(request: ExportRequest) -> Export:
+    """Return for each target why it cannot hold the plan."""
+    plan = _to_write(request)
+    refusals = {name: why_not(name, plan) for name in (*TARGETS, *PLUGINS.names())}
+    return Export(to="", stages=len(plan.plan.stages), written=(), refusals=refusals)
+
+
+def _to_write(request: ExportRequest) -> PlanToWrite:
+    """Return the plan of a request as writers take it."""
+    solution = _solution(request)
+    for pair in (*request.rename, *request.option):
+        if not all(pair.partition("=")[::2]):
+            raise InvalidInputError(f"{pair!r} is not of the form NAME=VALUE")
+    is_step = solution.metric is Metric.THROUGHPUT and solution.unit == "s"
+    step_s = solution.value if is_step else evaluate(solution.problem, solution.plan).step_s
+    return PlanToWrite(
+        solution=solution,
+        step_s=step_s,
+        made_by=(f"partita {__version__}: {_command(request)}",),
+        release=request.release or "",
+        base=request.base or "",
+        rename=dict(pair.split("=", 1) for pair in request.rename),
+        options=dict(pair.split("=", 1) for pair in request.option),
+        command=request.script,
+    )
+
+
+def _command(request: ExportRequest) -> str:
+    """Return the command that asks for the same, without what is at its default."""
+    name = request.plan if isinstance(request.plan, str) else "PLAN"
+    words = ["partita", "export", name, "--to", request.to]
+    for option in ("release", "base"):
+        if getattr(request, option):
+            words += [f"--{option}", getattr(request, option)]
+    words += [word for pair in request.rename for word in ("--rename", pair)]
+    words += [word for pair in request.option for word in ("-O", pair)]
+    words += ["--", *request.script] if request.script else []
+    return " ".join(shlex.join(words).split())
+
+
+def _solution(request: ExportRequest) -> Solution:
+    """Return the plan of a request with its problem.
+
+    Raises:
+        InvalidInputError: A bare plan comes without its graph and cluster.
+    """
+    problem = None if request.graph is None else bare_problem(request.graph, request)
+    if not isinstance(request.plan, str | OpenedFile):
+        return request.plan if isinstance(request.plan, Solution) else request.plan.solution
+    file = open_file(request.plan) if isinstance(request.plan, str) else request.plan
+    found = file.load(problem=problem)
+    if isinstance(found, Solution):
+        return found
+    if isinstance(found, Plan) and problem is not None:
+        return evaluated(problem, found, None)
+    kind = type(found).__name__.lower()
+    raise InvalidInputError(
+        f"{file.name!r} holds a {kind}; --to {request.to} needs a plan with its problem, as "
+        "'partita plan' writes it, or --graph and --cluster"
+    )
+
+
 def _read(request: ExportRequest) -> tuple[Graph, Plan]:
     """Return the graph and the plan in a file; a ``gpus=N.txt`` holds both."""
-    given = [getattr(request, field.name) for field in fields_of(ClusterFields)]
+    given = [getattr(request, one.name) for one in fields_of(ClusterFields)]
     if request.graph is None and any(value is not None for value in given):
         raise InvalidInputError("a cluster is for a bare plan: name its --graph too")
     problem = None if request.graph is None else bare_problem(request.graph, request)

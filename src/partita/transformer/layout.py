@@ -149,6 +149,20 @@ FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
                 sequence_parallel=False,
             ),
             Framework(
+                name="accelerate",
+                stack="eager",
+                attention="flash2",
+                experts="early",
+                context_overlap=False,
+                context=("ring",),
+                # It has no pipelines, so that nothing is beside one.
+                max_zero_with_pp=0,
+                interleaving=False,
+                sequence_parallel=False,
+                expert_parallel=False,
+                recompute=("full",),
+            ),
+            Framework(
                 name="partita",
                 stack="eager",
                 attention="flash2",

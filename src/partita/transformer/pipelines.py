@@ -21,6 +21,7 @@ from partita.core.graph import (
     DegreeTable,
     EdgeTable,
     Graph,
+    Labels,
     OpCosts,
     OpTable,
     ParameterTable,
@@ -345,7 +346,11 @@ def graph_of(pipelines: Sequence[Pipeline]) -> Graph:
     degrees, costs = _degrees(pipelines)
     return Graph(
         name=shape.name or "transformer",
-        ops=OpTable(names=names, flops=np.array(flops)),
+        ops=OpTable(
+            names=names,
+            flops=np.array(flops),
+            blocks=Labels(names=names[1:-1], of=np.array([-1, *range(shape.layers), -1])),
+        ),
         costs=costs,
         tensors=TensorTable(
             names=("tokens", *(f"{name}.out" for name in names[:-1])),

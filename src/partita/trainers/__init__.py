@@ -1,0 +1,1 @@
+"""Other people's trainers: what they can run, their configurations written and read."""
