@@ -1,6 +1,7 @@
 """A plan as code, or as the files of other tools: what ``partita.export`` does."""
 
 import dataclasses
+import importlib.metadata
 import json
 import math
 import shlex
@@ -9,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita import __version__
 from partita.core.graph import Graph
 from partita.core.plan import Plan, equal_microbatches, pipeline_stages
 from partita.core.problem import Metric, Mode
@@ -240,7 +240,7 @@ def _to_write(request: ExportRequest) -> PlanToWrite:
     return PlanToWrite(
         solution=solution,
         step_s=step_s,
-        made_by=(f"partita {__version__}: {_command(request)}",),
+        made_by=(f"partita {importlib.metadata.version('partita')}: {_command(request)}",),
         release=request.release or "",
         base=request.base or "",
         rename=dict(pair.split("=", 1) for pair in request.rename),
