@@ -34,6 +34,8 @@ from partita.errors import InfeasibleError, InvalidInputError
 
 MOST = 1_000_000
 """Largest degree, number of blocks and number of samples."""
+WHOLE = "full"
+"""The set of recomputation that is a whole block."""
 AS_IT_IS = "export --to torchrun or sbatch runs the plan as it is"
 
 
@@ -130,6 +132,11 @@ class Grid:
     def num_stages(self) -> int:
         """Number of stages, or of sharded units where a pipeline has one rank."""
         return self.pp * self.chunks
+
+    @property
+    def recomputes_blocks(self) -> bool:
+        """Whether backward computes whole blocks again."""
+        return self.recompute == WHOLE
 
     @property
     def num_blocks(self) -> int:
@@ -426,7 +433,7 @@ def _recomputed(graph: Graph, plan: Plan, chain: BlockChain) -> tuple[str, int]:
             )
         again[int(plan.stage_of[np.argmax(mine)])].append(bool(flags[mine].all()))
     if all(all(blocks) for blocks in again):
-        return "full", 0
+        return WHOLE, 0
     counts = [sum(blocks) for blocks in again]
     for stage, blocks in enumerate(again):
         # A stage with fewer blocks recomputes all that it has.
@@ -435,7 +442,7 @@ def _recomputed(graph: Graph, plan: Plan, chain: BlockChain) -> tuple[str, int]:
                 f"stage {stage} recomputes {sum(blocks)} of its {len(blocks)} blocks, another one "
                 f"{max(counts)}; trainers recompute the first ones, as many on each stage"
             )
-    return "full", max(counts)
+    return WHOLE, max(counts)
 
 
 def _check_hosts(problem: Problem, ranks: Sequence[str]) -> None:
@@ -537,7 +544,7 @@ def plan_of_grid(problem: Problem, grid: Grid) -> Plan:
     again = np.zeros(len(graph), dtype=bool)
     by_set = len(graph.degrees) > 0
     if grid.recompute and not by_set:
-        if grid.recompute != "full":
+        if grid.recompute != WHOLE:
             raise InfeasibleError(
                 f"recomputing {grid.recompute} is modelled for large transformers that are named "
                 "by their shape; a graph of ops recomputes whole blocks"

@@ -47,7 +47,7 @@ def config_of(grid: Grid, machines: int) -> dict[str, Any]:
         "fsdp_version": 2,
         "fsdp_reshard_after_forward": grid.shard is Shard.PARAMETERS,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_activation_checkpointing": grid.recompute == "full",
+        "fsdp_activation_checkpointing": grid.recomputes_blocks,
     }
     shard = grid.dp if grid.shard is not Shard.NONE else 1
     if grid.shard_group:

@@ -86,7 +86,7 @@ def _sharding(grid: Grid) -> Flags:
 def _recomputation(grid: Grid) -> Flags:
     if not grid.recompute:
         return {}
-    if grid.recompute == "full":
+    if grid.recomputes_blocks:
         if grid.recompute_blocks:
             method, count = "block", grid.recompute_blocks
         else:
