@@ -84,7 +84,9 @@ CONCEPTS: Mapping[str, Concept] = {
     "cores that this process may use": Concept(r"len\(os\.sched_getaffinity\(", ("processes.py",)),
     "keys that a YAML file must have": Concept(r": key \{key!r\} is missing", ("yaml_nodes.py",)),
     # A job of Ray's own is inside it already, and wants its log.
-    "connecting to a Ray": Concept(r"\bray\.init\(", ("ray_link.py",)),
+    # The second is the text of a driver that needs Ray alone.
+    "connecting to a Ray": Concept(r"\bray\.init\(", ("ray_link.py", "trainers/starts/ray.py")),
+    "rules of a grid": Concept(r"def (grid_of|plan_of_grid)\b", ("core/grid.py",)),
     "one function over many inputs": Concept(r"class \w*Workers\b(?!Fields)", ("workers.py",)),
     "words between a driver and its agents": Concept(r"partita> ", ("hosts/messages.py",)),
     "near names": Concept(r"get_close_matches\(", ("names.py",)),
