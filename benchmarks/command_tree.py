@@ -4,14 +4,15 @@ The tree is what a user of the command line can see. It is kept as JSON (``--jso
 against that of another version (``--against FILE``): commands, options and their attributes that
 came, went or differ are printed, one per line. An option is recognised by any flag that it shares
 with one of before, an argument by its position, so that an option with a new alias is one
-difference and not two. ``--texts`` compares help texts too. With ``--check`` a difference is an
-error.
+difference and not two. ``--texts`` compares help texts too. ``--reasons PAGE`` leaves out what a
+table of that page explains. With ``--check`` a difference that is left is an error.
 
 To dump the tree of another source folder, set ``PYTHONPATH`` to it.
 """
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import partial
@@ -141,6 +142,27 @@ def title(parameter: Mapping) -> str:
     return max(parameter["flags"], key=len) if parameter["flags"] else str(parameter["metavar"])
 
 
+def explained(page: str) -> set[tuple[str, str]]:
+    """Return what the tables of a page name: options and the commands they are in.
+
+    A row names options in its first cell and commands in its second, as code; a row about commands
+    themselves has no code there.
+    """
+    found = set()
+    for line in page.splitlines():
+        cells = line.split(" | ")
+        if line.startswith("| ") and len(cells) == 4:
+            names, places = (re.findall("`([^`]+)`", cell) for cell in cells[:2])
+            found |= {(name, place) for name in names for place in places or ["command"]}
+    return found
+
+
+def is_explained(difference: str, named: set[tuple[str, str]]) -> bool:
+    """Return whether a page names what differs."""
+    path, what = difference.removeprefix("partita ").split(": ", maxsplit=1)
+    return (path, "command") in named or (re.split(r"[: ]", what)[0], path) in named
+
+
 def commands_of(tree: Mapping, path: str) -> Iterator[tuple[str, Mapping]]:
     """Yield all commands with their paths."""
     yield path, tree
@@ -154,6 +176,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="exit 1 when something differs")
     parser.add_argument("--json", action="store_true", help="print the tree as JSON")
     parser.add_argument("--against", type=Path, metavar="FILE", help="print what differs from this")
+    parser.add_argument("--reasons", type=Path, metavar="PAGE", help="leave out what this explains")
     parser.add_argument("--texts", action="store_true", help="compare help texts too")
     options = parser.parse_args()
     tree = tree_of(entry.partita, "partita")
@@ -161,6 +184,9 @@ def main() -> None:
     if options.against is not None:
         before = json.loads(options.against.read_text(encoding="utf-8"))
         found = sorted(differences(before, tree, "partita", texts=options.texts))
+    if options.reasons is not None:
+        named = explained(options.reasons.read_text(encoding="utf-8"))
+        found = [one for one in found if not is_explained(one, named)]
     commands = list(commands_of(tree, "partita"))
     parameters = sum(len(command["parameters"]) for _, command in commands)
     if options.json and options.against is None:
