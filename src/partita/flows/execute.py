@@ -24,6 +24,7 @@ from partita.cost.durations import instruction_seconds
 from partita.cost.predict import simulate
 from partita.documents import save, write_text
 from partita.errors import FormatError, InvalidInputError, UnsupportedError, WorkerError
+from partita.flows.problem import specialised_remarks
 from partita.flows.results import Result
 from partita.flows.run_energy import energy_figures, export_timing
 from partita.flows.run_requests import OnStep, RunFields, unwatched
@@ -158,8 +159,10 @@ class Outcome(Result):
                     if worst
                     else "nothing compared"
                 )
+                notes = specialised_remarks(self.solution.problem.graph)
                 raise WorkerError(
                     f"the run differs from {verdict.against}: {what} by {verdict.worst:.1e}"
+                    + "".join(f"; {note}" for note in notes)
                 )
 
     def lines(self) -> list[str]:

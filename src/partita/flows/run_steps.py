@@ -608,7 +608,7 @@ def with_checkpoints(
             raise InvalidInputError(
                 f"{found} has done {step} steps; --steps {job.steps} leaves nothing to do"
             )
-        on_progress(f"going on from {found}")
+        on_progress(f"newest checkpoint: {found}, which the ranks verify first")
     return replace(
         job,
         checkpoints=str(folder),

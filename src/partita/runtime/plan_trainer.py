@@ -169,7 +169,7 @@ class PlanTrainer(Trainer):
         self._saving: Saving | None = None
         self._saver: Saver | None = None
         self._ways: dict[tuple[Deal, bool], _Way] = {}
-        self._guard = _ModelGuard(model)
+        self._guard = _ModelGuard(model, place.member.notify)
         self._has_stopped, self._was_asked = False, False
         self._left_to_check = checked_steps
 
@@ -243,7 +243,13 @@ class PlanTrainer(Trainer):
                 f"step {self.steps + 1}: the loss by the plan is {by_plan:.9g}, that of the "
                 f"untouched model {by_model:.9g}: it takes another way on these data than on those "
                 "that it was captured on; torch.where in the place of a branch keeps both ways"
+                + "".join(f"; {note}" for note in self._special_notes())
             )
+
+    def _special_notes(self) -> list[str]:
+        """Return what was noted of branches when the model was captured."""
+        notes = [note for way in self._ways.values() for note in way.captured.notes]
+        return [note for note in dict.fromkeys(notes) if note.startswith("specialised to")]
 
     def _stop(self) -> NoReturn:
         """Save, and end the script.
@@ -601,6 +607,27 @@ def _origin(problem: Problem) -> ModelOrigin:
     return origin_of(graph) if ANNOTATION in graph.annotations else ModelOrigin(text=graph.name)
 
 
+_GRAD: Any = torch.Tensor.grad
+"""Where torch keeps the gradient of a tensor."""
+
+
+class _TrainedParameter(nn.Parameter):
+    """A parameter that a trainer steps: its gradients are not there between two steps."""
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient that somebody else may have made; the trainer's is never here."""
+        look = self.__dict__.get("on_grad")
+        if look is not None:
+            look()
+        found: Tensor | None = _GRAD.__get__(self)
+        return found
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        _GRAD.__set__(self, value)
+
+
 class _ModelGuard:
     """Keeps the user's model true: its weights are those that are trained, or reading them fails.
 
@@ -610,8 +637,8 @@ class _ModelGuard:
 
     _TOUCHED = ("state_dict", "parameters", "named_parameters", "forward")
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, warn: Callable[[str], object]) -> None:
+        self._model, self._warn, self._has_warned = model, warn, False
         self._store: ParameterStore | None = None
         self._missing: list[str] = []
         self._is_open = False
@@ -626,6 +653,10 @@ class _ModelGuard:
             if name in held and held[name].dtype == parameter.dtype:
                 parameter.data = held[name]
         self._missing = [name for name in tensors if name not in held]
+        for parameter in tensors.values():
+            if type(parameter) is nn.Parameter:
+                parameter.__class__ = _TrainedParameter
+                parameter.on_grad = self._say_no_gradient  # type: ignore[attr-defined]
         for name in self._TOUCHED:
             setattr(self._model, name, self._guarded(getattr(self._model, name), name))
 
@@ -648,6 +679,16 @@ class _ModelGuard:
                 return method(*args, **kwargs)
 
         return touched
+
+    def _say_no_gradient(self) -> None:
+        """Say, once, that a script looks for gradients where there are none."""
+        if not self._is_open and not self._has_warned:
+            self._has_warned = True
+            self._warn(
+                "the gradients of the model's parameters are used up within trainer.step: "
+                "clip_grad_norm_(model.parameters()), zero_grad and an optimizer of the script's "
+                "own do nothing there; use clip_norm, optimizer and groups of partita.parallelize"
+            )
 
     def _look(self, what: str) -> None:
         """Bring the model up to date, or say that this rank cannot.

@@ -419,6 +419,8 @@ class RankPlayer:
             path = self.saver.found()
             if path is not None:
                 self._load(self.saver, path)
+                if member.rank == 0:
+                    member.notify(f"going on from {path}, after step {self.next_step}")
         return path
 
     def _load(self, saver: Saver, path: Path) -> None:

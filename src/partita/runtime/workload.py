@@ -5,6 +5,7 @@ Shapes are baked into a captured graph, so there is one capture for each size of
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TypeAlias
 
 import torch
@@ -26,8 +27,6 @@ from partita.runtime.stage_code import Call, StageCode
 Shape: TypeAlias = tuple[tuple[int, ...], torch.dtype]
 ShapeOf: TypeAlias = Callable[[int, int], Shape]
 """Returns shape and type of a tensor that crosses stages, given the tensor and the microbatch."""
-
-_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -190,17 +189,51 @@ def _check_same(graph: Graph, captured: CapturedModel) -> None:
     found = captured.graph
     if graph.fingerprint == found.fingerprint:
         return
-    ours, theirs = set(graph.ops.names), set(found.ops.names)
-    differences = [
-        f"{what} {', '.join(sorted(names)[:_SHOWN])}{' ...' if len(names) > _SHOWN else ''}"
-        for what, names in (
-            ("the plan alone has ops", ours - theirs),
-            ("the model alone has ops", theirs - ours),
-        )
-        if names
-    ]
+    special = [note for note in captured.notes if note.startswith("specialised to")]
     raise InvalidInputError(
         f"the plan is for another model: its graph has {len(graph)} ops and fingerprint "
         f"{graph.fingerprint}, {found.name!r} has {len(found)} and {found.fingerprint}; "
-        + ("; ".join(differences) or "the ops have the same names, but other tensors or edges")
+        f"{first_difference(graph, found)}" + "".join(f"; the model is {note}" for note in special)
     )
+
+
+def first_difference(planned: Graph, found: Graph) -> str:
+    """Return where the graph of a plan and that of a model differ first, for people."""
+    for what in ("ops", "tensors", "parameters"):
+        names = zip_longest(getattr(planned, what).names, getattr(found, what).names)
+        for place, (ours, theirs) in enumerate(names):
+            if ours != theirs:
+                sides = [f"the plan has {_quoted(ours)}", f"the model {_quoted(theirs)}"]
+                return f"the first {what[:-1]} that differs is number {place}: {', '.join(sides)}"
+    before, after = planned.parameters, found.parameters
+    kinds = [zip(table.dtypes, table.bytes.tolist(), strict=True) for table in (before, after)]
+    for name, *pair in zip(before.names, *kinds, strict=True):
+        if pair[0] != pair[1]:
+            sides = [f"{kind} of {size:.0f} bytes" for kind, size in pair]
+            return f"parameter {name!r} is {sides[0]} in the plan, {sides[1]} in the model"
+    made = [_reads(graph) for graph in (planned, found)]
+    for name, ours, theirs in zip(planned.ops.names, *made, strict=True):
+        if ours != theirs:
+            other = sorted(ours ^ theirs)[0]
+            where = "in the plan" if other in ours else "in the model"
+            return f"op {name!r} reads or makes {other!r} {where} alone"
+    return "they have other outputs, or another loss"
+
+
+def _quoted(name: str | None) -> str:
+    return "none" if name is None else repr(name)
+
+
+def _reads(graph: Graph) -> list[set[str]]:
+    """Return the tensors and parameters that each op reads or makes, by name."""
+    found: list[set[str]] = [set() for _ in range(len(graph))]
+    tensors, parameters = graph.tensors.names, graph.parameters.names
+    for tensor, op in zip(graph.edges.tensor.tolist(), graph.edges.reader.tolist(), strict=True):
+        found[op].add(tensors[tensor])
+    for tensor, op in enumerate(graph.tensors.producer.tolist()):
+        if op >= 0:
+            found[op].add(tensors[tensor])
+    table = graph.parameters
+    for row, op in zip(table.use_parameter.tolist(), table.use_op.tolist(), strict=True):
+        found[op].add(parameters[row])
+    return found

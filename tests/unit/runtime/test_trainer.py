@@ -352,6 +352,27 @@ def test_a_model_that_a_rank_does_not_hold_says_so() -> None:
         assert told == ["moved 6"]  # each rank holds all of it: the model is alive
 
 
+def clip_by_hand() -> tuple[float, list[bool]]:
+    """Clip as a script does that was not ported; returns the norm, and whether weights move."""
+    data, model = batches(2), made()
+    trainer = partita.parallelize(model, loss_fn, optimizer="adam")
+    trainer.step(data[0])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    trainer.step(data[1])
+    return norm, [not value.equal(before[name]) for name, value in model.state_dict().items()]
+
+
+def test_who_clips_the_parameters_of_the_model_is_told_once_what_to_use() -> None:
+    told: list[str] = []
+    data = batches(1)
+    example = Example(args=(data[0][0][:2],), labels=data[0][1][:2])
+    found = in_ranks(solution(made(), example, loss_fn, [[0, 1]]), clip_by_hand, told=told)
+    assert found == [(0.0, [True] * 6)] * 2  # nothing was there to clip; training went on
+    assert len(told) == 2
+    assert all("use clip_norm" in text for text in told)
+
+
 def test_weights_are_streamed_to_a_file(tmp_path: Path) -> None:
     trainer = partita.parallelize(made(), loss_fn)
     trainer.model_state(tmp_path / "weights.safetensors")
