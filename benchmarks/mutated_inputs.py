@@ -19,10 +19,15 @@ from typing import Any
 
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.inventory import Completion
+from partita.core.codec import parse_json
 from partita.documents import formats
 from partita.errors import PartitaError
+from partita.flows.flight import compare_dumps
 from partita.formats.detect import read_any
+from partita.formats.flight_recorder import read_flight_dump
 from partita.formats.format import Source
+from partita.formats.torch_trace import read_torch_trace
+from partita.profiler.calibrate.nccl_tests import read_nccl_tests
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ROOT / "tests" / "golden" / "readers"
@@ -40,9 +45,25 @@ def _listing(name: str) -> Callable[[bytes, Completion], Any]:
     return lambda data, known: row.read(Source(data=data, name="mutated", completion=known))
 
 
+def _trace(data: bytes, _: Completion) -> object:
+    return read_torch_trace(parse_json(Source(data=data).text), name="rank0.json")
+
+
+def _dump(data: bytes, _: Completion) -> object:
+    dump = read_flight_dump(data, name="rank_0")
+    return compare_dumps({0: dump, 1: dump}).lines()
+
+
+def _nccl_tests(data: bytes, _: Completion) -> object:
+    return read_nccl_tests(Source(data=data).text, path="all_reduce.txt")
+
+
+LISTINGS = ("nvidia-smi", "nccl-topology", "slurm", "kubernetes", "hostfile")
 READERS: Mapping[str, Callable[[bytes, Completion], Any]] = {
-    name: _listing(name)
-    for name in ("nvidia-smi", "nccl-topology", "slurm", "kubernetes", "hostfile")
+    **{name: _listing(name) for name in LISTINGS},
+    "torch-trace": _trace,
+    "flight-recorder": _dump,
+    "nccl-tests": _nccl_tests,
 }
 """Readers by name; ``tests/golden/readers`` has a folder of files for each."""
 
@@ -124,7 +145,7 @@ def outcome(name: str, count: int, *, seed: int) -> Counter[str]:
 def _read(name: str, data: bytes, known: Completion) -> str:
     start = time.perf_counter()
     result, said = "read", ""
-    for read in (READERS[name], _any):
+    for read in (READERS[name], *((_any,) if name in LISTINGS else ())):
         try:
             read(data, known)
         except PartitaError as exc:

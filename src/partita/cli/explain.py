@@ -78,6 +78,13 @@ def _show(found: Explanation) -> None:
             console.print(f"  {metric.value}: {shown} ({value.bottleneck})")
             for error in value.errors:
                 console.print(f"    not feasible there: {error}")
+    if found.measured:
+        console.print(table(_MEASURED_COLUMNS, _measured_rows(found)))
+        console.print(
+            f"passes of a step: measured {format_seconds(found.measured_s)}, predicted "
+            f"{format_seconds(found.predicted_s)} "
+            f"({percent(found.measured_s / found.predicted_s - 1, sign=True)})"
+        )
     for answer in found.what_if:
         console.print(_what_if_line(answer))
     for line in summary.evaluation.assumptions:
@@ -89,6 +96,29 @@ def _what_if_line(answer: WhatIf) -> str:
         return f"what if {answer.change}: {answer.note}"
     change = percent(answer.relative, sign=True)
     return f"what if {answer.change}: {format_seconds(answer.value)} ({change}), {answer.note}"
+
+
+_MEASURED_COLUMNS = (
+    ("stage", "right"),
+    ("forward", "right"),
+    ("measured", "right"),
+    ("", "right"),
+    ("backward", "right"),
+    ("measured", "right"),
+    ("", "right"),
+)
+
+
+def _measured_rows(found: Explanation) -> list[list[str]]:
+    rows = []
+    for row in found.measured[:MOST_ROWS]:
+        cells = [str(row["stage"])]
+        for name in ("forward", "backward"):
+            thought, seen = row[f"{name}_predicted_s"], row[f"{name}_measured_s"]
+            cells += [format_seconds(one) if one is not None else "-" for one in (thought, seen)]
+            cells.append(percent(seen / thought - 1, sign=True) if thought and seen else "-")
+        rows.append(cells)
+    return rows
 
 
 _STAGE_COLUMNS = (

@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, str] = {
     "convert": "Translate between Partita's documents and its ancestors' formats.",
     "export": "Write a plan as code: one module a stage, or PipeDream's files.",
     "selftest": "Test this machine's devices, and write a report.",
-    "doctor": "Say what this machine has and lacks.",
+    "doctor": "Say what this machine has and lacks, or where a run hangs.",
 }
 
 

@@ -15,9 +15,10 @@ from partita.errors import FormatError, InvalidInputError, UnsupportedError
 from partita.flows.fields import ClusterFields
 from partita.flows.problem import read_cluster
 from partita.flows.results import Result
+from partita.flows.traces import read_trace_file, reduce_records, trace_paths
 from partita.profiler.calibrate import calibrate as fitting
 from partita.profiler.calibrate.calibrate import Calibration
-from partita.profiler.calibrate.nccl_tests import KINDS, read_nccl_tests
+from partita.profiler.calibrate.nccl_tests import KINDS, NcclTest, read_nccl_tests
 from partita.profiler.calibrate.records import Measurement, MeasureOptions, read_measurement
 from partita.requests import OnProgress, Request, declare, make, silent
 from partita.units import format_bytes, format_count, parse_bytes
@@ -41,11 +42,17 @@ class CalibrateRequest(Request):
         help="Output of nccl-tests to read collectives from, or KIND=FILE; then nothing is "
         "measured.",
     )
+    trace: tuple[str, ...] = declare(
+        (),
+        metavar="FILE",
+        help="Trace of torch's profiler to read collectives from, of any rank, or a directory of "
+        "them; then nothing is measured.",
+    )
     cluster: str | None = declare(
         None,
         flags=("-c",),
         usual="as the outputs say",
-        help="Cluster that nccl-tests ran on, such as 4xdgx-h100.",
+        help="Cluster that nccl-tests or the traced run ran on, such as 4xdgx-h100.",
     )
     name: str = declare("calibrated", help="Name of the cluster.")
     sizes: str | None = declare(None, help="Sizes of messages, such as 64,64KiB,1MiB,16MiB.")
@@ -134,10 +141,12 @@ def calibrate_request(
     request: CalibrateRequest, on_progress: OnProgress = silent
 ) -> CalibrationResult | None:
     """Measure what a request asks for; see :func:`calibrate`."""
-    if request.nccl_tests:
-        return _from_nccl_tests(request)
+    if request.nccl_tests or request.trace:
+        return _from_collectives(request)
     if request.cluster is not None:
-        raise InvalidInputError("--cluster is for --nccl-tests: what is measured here says itself")
+        raise InvalidInputError(
+            "--cluster is for --nccl-tests and --trace: what is measured here says itself"
+        )
     measurement = _measurement(request, on_progress)
     if measurement is None:
         return None
@@ -147,10 +156,12 @@ def calibrate_request(
     )
 
 
-def _from_nccl_tests(request: CalibrateRequest) -> CalibrationResult:
-    """Return a cluster with the collectives that outputs of ``nccl-tests`` have."""
+def _from_collectives(request: CalibrateRequest) -> CalibrationResult:
+    """Return a cluster with the collectives that outputs of ``nccl-tests`` or traces have."""
     if request.from_samples is not None or request.devices is not None:
-        raise InvalidInputError("--nccl-tests measures nothing; expected no --devices, no samples")
+        raise InvalidInputError(
+            "--nccl-tests and --trace measure nothing; expected no --devices, no samples"
+        )
     tests = []
     for given in request.nccl_tests:
         kind, _, path = given.rpartition("=")
@@ -160,6 +171,11 @@ def _from_nccl_tests(request: CalibrateRequest) -> CalibrationResult:
     known = None
     if request.cluster is not None:
         known, _ = read_cluster(ClusterFields(cluster=request.cluster))
+    if request.trace:
+        if known is None:
+            raise InvalidInputError("a trace does not say where ranks are; give its --cluster")
+        records = reduce_records(map(read_trace_file, trace_paths(request.trace)), known)
+        tests += [NcclTest(record=record, hosts=(), titles=()) for record in records]
     found = fitting.calibration_of_tests(tests, name=request.name, cluster=known)
     return CalibrationResult(
         calibration=found,

@@ -1,7 +1,8 @@
 """Where the time and the memory of a plan go, what bounds it, and what would change it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,18 @@ from partita.core.json_values import number_or_none, thawed
 from partita.core.problem import Problem
 from partita.core.program import LAST_COMPUTE, Kind
 from partita.core.solution import Solution
+from partita.core.timeline import Timeline
 from partita.cost.durations import cluster_devices, stage_seconds
 from partita.cost.judge import measure
+from partita.cost.measured import COMPUTE_PASSES
+from partita.documents import open_file
 from partita.errors import InfeasibleError, InvalidInputError, PartitaError
 from partita.flows.fields import PlanSource
 from partita.flows.problem import catalogue_of
 from partita.flows.results import Result
 from partita.flows.solutions import SolutionRequest, read_solution
 from partita.flows.summary import Summary, summarise
+from partita.flows.traces import is_trace, read_traces, trace_timeline
 from partita.planners.table import get_planner
 from partita.program.layout import crossings, owners
 from partita.requests import OnProgress, declare, make, silent
@@ -39,6 +44,12 @@ class ExplainRequest(SolutionRequest):
 
     what_if: tuple[str, ...] = declare(
         (), help="Change to try: +1xa100, bandwidth=2x, memory=0.5x, speed=2x; several times."
+    )
+    measured: tuple[str | Timeline, ...] = declare(
+        (),
+        metavar="FILE",
+        help="Trace of torch's profiler of a rank (several times), their directory, or a timeline "
+        "of a run: the plan is held against it.",
     )
 
 
@@ -69,6 +80,10 @@ class Explanation(Result):
         devices: A row for each device: where its time and its memory go.
         critical_path: Seconds of the critical path by what it does.
         what_if: Answers, in the order of the questions.
+        measured: A row for each stage with predicted and measured seconds; empty = nothing was
+            measured.
+        measured_s: Seconds from the first pass to the end of the last, measured; NaN likewise.
+        predicted_s: The same, predicted.
     """
 
     summary: Summary
@@ -76,6 +91,9 @@ class Explanation(Result):
     devices: tuple[dict[str, Any], ...]
     critical_path: dict[str, float]
     what_if: tuple[WhatIf, ...]
+    measured: tuple[dict[str, Any], ...] = ()
+    measured_s: float = float("nan")
+    predicted_s: float = float("nan")
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values under stable keys."""
@@ -93,6 +111,11 @@ class Explanation(Result):
                 }
                 for answer in self.what_if
             ],
+            "measured": {
+                "stages": list(self.measured),
+                "passes_s": number_or_none(self.measured_s),
+                "predicted_s": number_or_none(self.predicted_s),
+            },
         }
 
     def rows(self) -> list[Mapping[str, object]]:
@@ -139,13 +162,65 @@ def explain_request(request: ExplainRequest, on_progress: OnProgress = silent) -
     for change in request.what_if or usual:
         on_progress(change)
         answers.append(_answer(solution, change, catalogue))
+    measured = _measured(solution, request.measured) if request.measured else None
+    predicted = summary.evaluation.timeline
     return Explanation(
         summary=summary,
         stages=tuple(_stage_rows(solution)),
         devices=tuple(_device_rows(summary)),
         critical_path=_critical_path(summary),
         what_if=tuple(answers),
+        measured=() if measured is None else tuple(_compared(solution, predicted, measured)),
+        measured_s=_passes_s(measured),
+        predicted_s=float("nan") if measured is None else _passes_s(predicted),
     )
+
+
+def _measured(solution: Solution, given: tuple[str | Timeline, ...]) -> Timeline:
+    """Return the measured timeline of traces, of a file or of a run."""
+    first = given[0]
+    if isinstance(first, Timeline):
+        return first
+    names = [name for name in given if isinstance(name, str)]
+    path = Path(first)
+    if (path / "timeline.json").exists() or not (len(names) > 1 or path.is_dir()):
+        file = open_file(path / "timeline.json" if path.is_dir() else path)
+        found = file.load() if not is_trace(file) else None
+        if isinstance(found, Timeline):
+            return found
+        if found is not None:
+            raise InvalidInputError(
+                f"{first!r} holds a {type(found).__name__.lower()}; expected traces of torch's "
+                "profiler, or the timeline of a run"
+            )
+    return trace_timeline(solution.problem, solution.plan, read_traces(names))
+
+
+def _passes_s(timeline: Timeline | None) -> float:
+    """Return the seconds from the start of the first pass to the end of the last."""
+    if timeline is None:
+        return float("nan")
+    passes = np.isin(timeline.kind, sum(COMPUTE_PASSES.values(), ()))
+    if not bool(passes.any()):
+        return float("nan")
+    return float(timeline.end_s[passes].max() - timeline.start_s[passes].min())
+
+
+def _compared(
+    solution: Solution, predicted: Timeline, measured: Timeline
+) -> Iterator[dict[str, Any]]:
+    """Yield predicted and measured seconds of a pass of each stage: medians over microbatches."""
+    for stage in range(len(solution.plan.stages)):
+        row: dict[str, Any] = {"stage": stage}
+        for name, kinds in COMPUTE_PASSES.items():
+            for what, timeline in (("predicted", predicted), ("measured", measured)):
+                here = (timeline.stage == stage) & np.isin(timeline.kind, kinds)
+                spent = (timeline.end_s - timeline.start_s)[here]
+                # A backward in parts is the sum of its parts, microbatch by microbatch.
+                sums = np.bincount(np.maximum(timeline.microbatch[here], 0), weights=spent)
+                known = sums[sums > 0]
+                row[f"{name}_{what}_s"] = float(np.median(known)) if len(known) else None
+        yield row
 
 
 def _answer(solution: Solution, change: str, catalogue: Catalogue) -> WhatIf:
