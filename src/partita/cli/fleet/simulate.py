@@ -42,7 +42,8 @@ _UNITS = ((2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "s
 
 
 _COLUMNS = (
-    *(("#", "right"), ("jobs/h", "right"), ("policy", "left"), ("mean", "right"), ("", "right")),
+    *(("#", "right"), ("jobs/h", "right"), ("seed", "right"), ("policy", "left")),
+    *(("mean", "right"), ("", "right")),
     *(("median", "right"), ("p99", "right"), ("makespan", "right"), ("queued", "right")),
     *(("stops", "right"), ("moves", "right"), ("fair", "right"), ("worst", "right")),
     *(("GPUs", "right"), ("CPUs", "right"), ("memory", "right"), ("waiting", "right")),
@@ -54,6 +55,12 @@ DISPENSABLE = ("worst", "memory", "waiting", "moves", "median", "CPUs")
 """Columns that a narrow terminal goes without, in this order."""
 
 
+_SEED_COLUMNS = (
+    *(("#", "right"), ("jobs/h", "right"), ("policy", "left"), ("mean", "right"), ("", "right")),
+    *(("deviation", "right"), ("best with", "right")),
+)
+
+
 _KIND_COLUMNS = (
     *(("policy", "left"), ("class", "left"), ("jobs", "right"), ("mean", "right")),
     *(("median", "right"), ("p99", "right"), ("queued", "right"), ("fair", "right")),
@@ -62,7 +69,13 @@ _KIND_COLUMNS = (
 
 
 _CAP_COLUMNS = (
-    *(("jobs/h", "right"), ("policy", "left"), ("clocks", "left"), ("peak", "right")),
+    *(
+        ("jobs/h", "right"),
+        ("seed", "right"),
+        ("policy", "left"),
+        ("clocks", "left"),
+        ("peak", "right"),
+    ),
     *(
         ("throughput lost", "right"),
         ("in GPU time", "right"),
@@ -74,6 +87,10 @@ _CAP_COLUMNS = (
 
 MOST_KINDS = 24
 """Rows of classes that are shown; all are in the JSON."""
+
+
+MOST_RUNS = 200
+"""Rows of runs that are shown."""
 
 
 _PACE_S = 2.0
@@ -144,16 +161,42 @@ def show(console: Console, found: Study, written: Sequence[str]) -> None:
     console.print(_servers_line(question.servers))
     console.print(_rules_line(found))
     scale, unit = _unit(found.runs)
+    if found.over_seeds:
+        _show_over_seeds(console, found, scale, unit)
     console.print(f"completion times in {unit}, the best mean first:")
     rows = [_row(index, found.runs, scale) for index in range(len(found.runs))]
-    console.print(_ranked(rows))
-    if len({run.load for run in found.runs if not math.isnan(run.load)}) <= 1:
+    console.print(_ranked(rows[:MOST_RUNS]))
+    if len(rows) > MOST_RUNS:
+        console.print(f"{len(rows) - MOST_RUNS} more runs are in --csv and --json", style="dim")
+    if len(question.loads) <= 1 and not question.further:
         _show_kinds(console, found.runs, scale)
     _show_capped(console, found.capped, scale, unit)
     for line in _notes(found):
         console.print(line, style="dim")
     for path in written:
         console.print(f"written: {path}")
+
+
+def _show_over_seeds(console: Console, found: Study, scale: float, unit: str) -> None:
+    """Print what each policy comes to over all seeds."""
+    seeds = list(found.question.traces)
+    console.print(f"mean completion times in {unit} over {len(seeds)} seeds:")
+    rows = []
+    for each in found.over_seeds:
+        same = [o for o in found.over_seeds if o.load == each.load or math.isnan(each.load)]
+        best = same[0].mean_s
+        rows.append(
+            [
+                str(1 + sum(other.mean_s < each.mean_s for other in same)),
+                "" if math.isnan(each.load) else f"{each.load:g}",
+                each.title,
+                _time(each.mean_s, scale),
+                "" if each.mean_s == best else percent(each.mean_s / best - 1, sign=True),
+                _time(each.deviation_s, scale),
+                f"{each.wins} of {len(seeds)}",
+            ]
+        )
+    console.print(table(_SEED_COLUMNS, rows))
 
 
 def _servers_line(servers: Servers) -> str:
@@ -196,17 +239,25 @@ def _time(value: float, scale: float) -> str:
 
 
 def _row(index: int, runs: Sequence[Run], scale: float) -> list[str]:
-    """Return a row of the ranked table; the rank is that among runs at the same load."""
+    """Return a row of the ranked table.
+
+    The rank is that among runs at the same load with the same seed; equal means share it.
+    """
     run = runs[index]
-    same = [other for other in runs if other.load == run.load or math.isnan(run.load)]
+    same = [
+        other
+        for other in runs
+        if (other.load == run.load or math.isnan(run.load)) and other.seed == run.seed
+    ]
     best = same[0].metrics.mean_s
     found, use = run.metrics, run.use
     return [
-        str(same.index(run) + 1),
+        str(1 + sum(other.metrics.mean_s < found.mean_s for other in same)),
         "" if math.isnan(run.load) else f"{run.load:g}",
+        "" if len({other.seed for other in runs}) == 1 else str(run.seed),
         run.title,
         _time(found.mean_s, scale),
-        "" if run is same[0] else percent(found.mean_s / best - 1, sign=True),
+        "" if found.mean_s == best else percent(found.mean_s / best - 1, sign=True),
         _time(found.median_s, scale),
         _time(found.p99_s, scale),
         _time(found.makespan_s, scale),
@@ -284,8 +335,10 @@ def _show_capped(console: Console, capped: Sequence[Capped], scale: float, unit:
         return
     console.print(f"power cap of {capped[0].cap_w / 1e3:g} kW (mean in {unit}):")
     rows: list[list[str]] = []
+    has_seeds = len({each.seed for each in capped}) > 1
     for each in capped:
         load = "" if math.isnan(each.load) else f"{each.load:g}"
+        seed = str(each.seed) if has_seeds else ""
         lines = (
             ("no cap", each.free_w, None),
             ("chosen job by job", each.peak_w, (each.lost, each.held)),
@@ -293,7 +346,7 @@ def _show_capped(console: Console, capped: Sequence[Capped], scale: float, unit:
         )
         for number, (words, peak, losses) in enumerate(lines):
             lost = ["-", "-"] if losses is None else [f"{100 * value:.2f} %" for value in losses]
-            head = [load, each.policy] if number == 0 else ["", ""]
+            head = [load, seed, each.policy] if number == 0 else ["", "", ""]
             mean, joules = _time(each.mean_s[number], scale), _energy(each.energy_j[number])
             rows.append([*head, words, f"{peak / 1e3:.2f} kW", *lost, mean, joules])
     console.print(table(_CAP_COLUMNS, rows))
@@ -336,7 +389,8 @@ def write_study(
         write_text(table_file, _csv(found.runs))
         written.append(table_file)
     for run in found.runs:
-        words = () if len(found.runs) == 1 else _words(run)
+        has_seeds = bool(found.question.further)
+        words = () if len(found.runs) == 1 else _words(run, has_seeds=has_seeds)
         if results:
             path = run_path(results, *words)
             write_text(path, write_results(run.history, run.trace))
@@ -348,9 +402,11 @@ def write_study(
     return written
 
 
-def _words(run: Run) -> list[str]:
+def _words(run: Run, *, has_seeds: bool) -> list[str]:
     words = [run.title.replace(" as ", "-")]
-    return words if math.isnan(run.load) else [*words, f"at-{run.load:g}"]
+    if not math.isnan(run.load):
+        words.append(f"at-{run.load:g}")
+    return [*words, f"seed-{run.seed}"] if has_seeds else words
 
 
 def run_path(path: str, *words: str) -> str:
@@ -365,9 +421,11 @@ def run_path(path: str, *words: str) -> str:
 
 
 def _write_pictures(found: Study, picture: str) -> list[str]:
-    panels = panels_of(found)
-    servers = found.question.servers
-    name = f"{found.question.trace.name}, {servers.num_gpus:,} GPUs (simulated)"
+    question = found.question
+    first = [run for run in found.runs if run.seed == question.seed]
+    panels = panels_of(replace(found, runs=tuple(first)))
+    seed = f", seed {question.seed}" if question.further else ""
+    name = f"{question.trace.name}, {question.servers.num_gpus:,} GPUs (simulated{seed})"
     titles = {run.title for run in found.runs}
     if len(titles) > MOST_LINES:
         name += f": the best {MOST_LINES} of {len(titles)} policies"
@@ -397,10 +455,10 @@ def _csv(runs: Sequence[Run]) -> str:
         kinds, use = figures.pop("classes"), figures.pop("use")
         shared = {f"use_{name}": value for name, value in use.items()}
         rows.append({**figures, "class": "all", **shared})
-        head = {name: figures[name] for name in ("policy", "rules", "load_per_hour")}
+        head = {name: figures[name] for name in ("policy", "rules", "load_per_hour", "seed")}
         rows += [{**head, "class": kind, **values} for kind, values in kinds.items()]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    names.insert(3, names.pop(names.index("class")))
+    names.insert(4, names.pop(names.index("class")))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""A study of a fleet: policies by loads on one trace, each simulated, measured and ranked.
+"""A study of a fleet: policies by loads by seeds, each simulated, measured and ranked.
 
 With a power cap every run is made three times: without a cap, with the points of the jobs'
 frontiers chosen under it, and with one limit for all. What a cap costs in throughput is taken
@@ -12,7 +12,7 @@ differs from that: who runs longer also takes CPUs from others, which `Capped.he
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -102,6 +102,7 @@ class Question:
         simulators: By whose rules, such as ``("ours", "released")``.
         window: First and last job id that count; ``None`` = all.
         seed: Of the arrivals.
+        further: The jobs by further seeds, each of which is played, too.
     """
 
     trace: Trace
@@ -112,6 +113,12 @@ class Question:
     simulators: Sequence[str] = (DEFAULT_SIMULATOR,)
     window: tuple[int, int] | None = None
     seed: int = 1
+    further: Mapping[int, Trace] = field(default_factory=dict)
+
+    @property
+    def traces(self) -> dict[int, Trace]:
+        """The jobs of every seed."""
+        return {self.seed: self.trace, **self.further}
 
     def __post_init__(self) -> None:
         for policy in self.policies:
@@ -129,11 +136,12 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """One policy at one load.
+    """One policy at one load with one seed.
 
     Attributes:
         policy: Ordering and allocator.
         load: Jobs an hour; NaN = arrivals of the trace.
+        seed: Of the arrivals and all other draws.
         simulator: By whose rules.
         trace: The jobs that it was given.
         history: What became of them.
@@ -145,6 +153,7 @@ class Run:
 
     policy: str
     load: float
+    seed: int
     simulator: Simulator
     trace: Trace
     history: FleetHistory
@@ -164,6 +173,7 @@ class Run:
             "policy": self.policy,
             "rules": self.simulator.name,
             "load_per_hour": number_or_none(self.load),
+            "seed": self.seed,
             "rounds": self.history.rounds,
             "events": self.history.events,
             **_metrics(self.metrics, self.simulator),
@@ -175,12 +185,51 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverSeeds:
+    """One policy at one load, over all seeds.
+
+    Attributes:
+        title: The policy, with the rules where they are not ours.
+        load: Jobs an hour; NaN = arrivals of the trace.
+        means_s: Mean completion times by seed.
+        wins: Seeds with which no other policy at this load was better.
+    """
+
+    title: str
+    load: float
+    means_s: Mapping[int, float]
+    wins: int
+
+    @property
+    def mean_s(self) -> float:
+        """The mean over seeds."""
+        return sum(self.means_s.values()) / len(self.means_s)
+
+    @property
+    def deviation_s(self) -> float:
+        """The standard deviation over seeds, of a sample."""
+        return float(np.std(list(self.means_s.values()), ddof=1))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "policy": self.title,
+            "load_per_hour": number_or_none(self.load),
+            "mean_s": number_or_none(self.mean_s),
+            "deviation_s": number_or_none(self.deviation_s),
+            "wins": self.wins,
+            "means_s": {str(seed): number_or_none(mean) for seed, mean in self.means_s.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capped:
     """What a power cap costs under a policy.
 
     Attributes:
         policy: Ordering and allocator.
         load: Jobs an hour; NaN = arrivals of the trace.
+        seed: Of the arrivals and all other draws.
         cap_w: The cap.
         free_w: Highest power without it.
         peak_w: Highest power under it.
@@ -195,6 +244,7 @@ class Capped:
 
     policy: str
     load: float
+    seed: int
     cap_w: float
     free_w: float
     peak_w: float
@@ -218,7 +268,7 @@ class Capped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """All runs of a question, by load and then the best mean completion time first.
+    """All runs of a question, by load, seed, and then the best mean completion time first.
 
     Attributes:
         question: What was asked.
@@ -235,6 +285,28 @@ class Study:
         """Where the rules of those who are compared depart from ours, a line each."""
         found = {run.simulator.name: run.simulator.differences for run in self.runs}
         return [line for lines in found.values() for line in lines] if len(found) > 1 else []
+
+    @property
+    def over_seeds(self) -> tuple[OverSeeds, ...]:
+        """Policies over all seeds, by load and then the best mean first; none with one seed."""
+        if not self.question.further:
+            return ()
+        means: dict[tuple[float, str], dict[int, float]] = {}
+        best: dict[tuple[float, int], float] = {}
+        for run in self.runs:
+            load, mean_s = _order(run.load), run.metrics.mean_s
+            means.setdefault((load, run.title), {})[run.seed] = mean_s
+            best[load, run.seed] = min(mean_s, best.get((load, run.seed), math.inf))
+        found = [
+            OverSeeds(
+                title=title,
+                load=load if self.question.loads else math.nan,
+                means_s=by_seed,
+                wins=sum(mean_s == best[load, seed] for seed, mean_s in by_seed.items()),
+            )
+            for (load, title), by_seed in means.items()
+        ]
+        return tuple(sorted(found, key=lambda each: (_order(each.load), each.mean_s)))
 
 
 def study(
@@ -267,8 +339,14 @@ def study(
         if case.is_asked and case.is_capped
     ]
     runs = [run for run, case in zip(made, cases, strict=True) if case.is_asked]
-    runs.sort(key=lambda run: (0.0 if math.isnan(run.load) else run.load, run.metrics.mean_s))
+    seeds = list(question.traces)
+    runs.sort(key=lambda run: (_order(run.load), seeds.index(run.seed), run.metrics.mean_s))
     return Study(question=question, runs=tuple(runs), capped=tuple(capped))
+
+
+def _order(load: float) -> float:
+    """Return where a load stands among others; arrivals of the trace have none."""
+    return 0.0 if math.isnan(load) else load
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -278,32 +356,37 @@ class _Case:
     Attributes:
         policy: Ordering and allocator.
         load: Jobs an hour; NaN = arrivals of the trace.
+        seed: Of the arrivals and all other draws.
         simulator: By whose rules, by name.
         trace: The jobs.
         servers: The servers.
         rules: How rounds are played; None = the simulator's own.
+        is_seeded: Whether there are several seeds.
         is_asked: Whether it is one of the runs, or only what one is compared with.
         is_capped: Whether two more follow, without a cap and with one limit of clocks for all.
     """
 
     policy: str
     load: float
+    seed: int
     simulator: str
     trace: Trace
     servers: Servers
     rules: Rules | None
+    is_seeded: bool = False
     is_asked: bool = True
     is_capped: bool = False
 
     @property
     def words(self) -> str:
         """What is played, for people."""
-        return self.policy if math.isnan(self.load) else f"{self.policy} at {self.load:g} jobs/h"
+        words = self.policy if math.isnan(self.load) else f"{self.policy} at {self.load:g} jobs/h"
+        return f"{words}, seed {self.seed}" if self.is_seeded else words
 
 
 def _cases(question: Question) -> Iterator[_Case]:
     """Yield the simulations of a question; with a cap, each is followed by its comparisons."""
-    for load, trace in _loaded(question):
+    for load, seed, trace in _loaded(question):
         for name in question.simulators:
             simulator = simulator_of(name)
             for policy in _policies(question, simulator):
@@ -312,10 +395,12 @@ def _cases(question: Question) -> Iterator[_Case]:
                 case = _Case(
                     policy=policy,
                     load=load,
+                    seed=seed,
                     simulator=name,
                     trace=trace,
                     servers=question.servers,
                     rules=replace(rules, record=True) if cap and rules else rules,
+                    is_seeded=bool(question.further),
                     is_capped=cap,
                 )
                 yield case
@@ -350,13 +435,15 @@ def _rules(question: Question, simulator: Simulator) -> Rules | None:
     return None if simulator.fixed_rules and len(question.simulators) > 1 else question.rules
 
 
-def _loaded(question: Question) -> list[tuple[float, Trace]]:
-    """Return the trace at each load; the same seed gives all loads the same draws."""
+def _loaded(question: Question) -> list[tuple[float, int, Trace]]:
+    """Return the trace at each load with each seed; a seed gives all loads the same draws."""
+    traces = question.traces.items()
     if not question.loads:
-        return [(math.nan, question.trace)]
+        return [(math.nan, seed, trace) for seed, trace in traces]
     return [
-        (load, at_load(question.trace, np.random.default_rng(question.seed), per_hour=load))
+        (load, seed, at_load(trace, np.random.default_rng(seed), per_hour=load))
         for load in question.loads
+        for seed, trace in traces
     ]
 
 
@@ -368,6 +455,7 @@ def _run(question: Question, case: _Case, history: FleetHistory) -> Run:
     return Run(
         policy=case.policy,
         load=case.load,
+        seed=case.seed,
         simulator=simulator_of(case.simulator),
         trace=case.trace,
         history=history,
@@ -389,6 +477,7 @@ def _capped(question: Question, played: Sequence[Run]) -> Capped:
     return Capped(
         policy=run.policy,
         load=run.load,
+        seed=run.seed,
         cap_w=rules.power_cap_w,
         free_w=free.use.peak_w,
         peak_w=run.use.peak_w,

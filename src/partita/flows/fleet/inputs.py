@@ -247,6 +247,25 @@ def parse_count(text: str, what: str) -> int:
     return int(text)
 
 
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Return seeds for ``7``, ``0,1,2`` or ``0:9``.
+
+    Raises:
+        InvalidInputError: It is none of these, or too many.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, sign, last = part.partition(":")
+        begin = parse_count(first, "--seeds")
+        end = parse_count(last, "--seeds") if sign else begin
+        if end < begin or end - begin >= MOST_LOADS:
+            raise InvalidInputError(
+                f"--seeds {part!r}; expected FIRST:LAST of {MOST_LOADS} seeds at most"
+            )
+        found += range(begin, end + 1)
+    return tuple(found)
+
+
 def parse_loads(text: str | None) -> tuple[float, ...]:
     """Return loads for ``4``, ``1,2,4``, ``1:10`` (by 1) or ``0.5:8:0.5``; none for ``None``.
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from partita.core.cluster import Cluster
@@ -19,6 +19,7 @@ from partita.flows.fleet.inputs import (
     declared_servers,
     parse_loads,
     parse_quotas,
+    parse_seeds,
     parse_span,
     read_fleet_trace,
     read_profiles,
@@ -54,6 +55,9 @@ class SimulateFleetRequest(JobFields, WorkerFields):
     )
     loads: str | float | None = declare(
         None, help="Jobs per hour of new Poisson arrivals: 4, 1,2,4, 1:10 or 0.5:8:0.5."
+    )
+    seeds: str | None = declare(
+        None, help="Seeds to play everything with, instead of --seed: 0,1,2 or 0:9."
     )
     jobs: int | None = declare(None, minimum=1, help="Number of first jobs to play.")
     window: str | None = declare(None, help="Ids FIRST:LAST of the jobs that count in the figures.")
@@ -117,6 +121,8 @@ class FleetResult(Result):
             "restart_s": rules.restart_s,
             "window": list(question.window) if question.window else None,
             "seed": question.seed,
+            "seeds": list(question.traces),
+            "over_seeds": [each.to_json() for each in self.study.over_seeds],
             "runs": [run.to_json() for run in self.runs],
             "power_cap": [each.to_json() for each in self.study.capped],
             "differences": self.study.differences,
@@ -125,10 +131,20 @@ class FleetResult(Result):
     def lines(self) -> list[str]:
         """Return the trace, the servers and the best policy."""
         question, best = self.study.question, self.best
-        servers = question.servers
-        return [
+        servers, over = question.servers, self.study.over_seeds
+        asked = (
             f"{question.trace.name}: {len(question.trace):,} jobs on {servers.num_gpus:,} GPUs in "
-            f"{len(servers):,} servers",
+            f"{len(servers):,} servers"
+        )
+        if over:
+            return [
+                asked,
+                f"best over {len(question.traces)} seeds: {over[0].title}, mean completion time "
+                f"{over[0].mean_s / 3600:.3g} h, standard deviation "
+                f"{over[0].deviation_s / 3600:.2g} h",
+            ]
+        return [
+            asked,
             f"best of {len(self.runs)}: {best.title}, mean completion time "
             f"{best.metrics.mean_s / 3600:.3g} h",
         ]
@@ -139,6 +155,7 @@ class FleetResult(Result):
             {
                 "policy": run.title,
                 "jobs/h": None if math.isnan(run.load) else run.load,
+                **({"seed": run.seed} if self.study.question.further else {}),
                 "mean h": run.metrics.mean_s / 3600,
                 "median h": run.metrics.median_s / 3600,
                 "p99 h": run.metrics.p99_s / 3600,
@@ -180,12 +197,22 @@ def simulate_fleet_request(
     """Play what a request asks for; see :func:`simulate_fleet`."""
     if request.as_released and request.both:
         raise InvalidInputError("--as-released and --both exclude each other")
+    seeds = _seeds(request)
     options = TraceOptions(
-        jobs=request.jobs, published_filter=request.published_filter, seed=request.seed
+        jobs=request.jobs, published_filter=request.published_filter, seed=seeds[0]
     )
+    profiles = read_profiles(request)
     trace, remarks = read_fleet_trace(
-        request.trace, read_profiles(request), options, power_model=request.power_model
+        request.trace, profiles, options, power_model=request.power_model
     )
+    further = {
+        seed: read_fleet_trace(
+            request.trace, profiles, replace(options, seed=seed), power_model=request.power_model
+        )[0]
+        for seed in seeds[1:]
+    }
+    if further and request.loads is None and all(each == trace for each in further.values()):
+        raise InvalidInputError("--seeds: nothing of these jobs is drawn; add --loads")
     if request.power_cap is not None:
         _check_powers(trace)
     servers = declared_servers(request.cluster, None, request.cpus, request.memory)
@@ -200,11 +227,30 @@ def simulate_fleet_request(
         rules=_rules(request, servers),
         simulators=_simulators(request),
         window=parse_span(request.window, "--window"),
-        seed=request.seed,
+        seed=seeds[0],
+        further=further,
     )
     with request.working() as workers:
         found = study(question, workers=workers, on_progress=on_progress)
     return FleetResult(study=found, remarks=remarks)
+
+
+def _seeds(request: SimulateFleetRequest) -> tuple[int, ...]:
+    """Return the seeds to play with.
+
+    Raises:
+        InvalidInputError: A seed stands twice, or is given in another way, too.
+    """
+    if request.seeds is None:
+        return (request.seed,)
+    if "seed" in request.given() or (
+        isinstance(request.trace, str) and ",seed=" in request.trace.replace(":", ",")
+    ):
+        raise InvalidInputError("--seeds: another seed is given, too; leave one of them out")
+    found = parse_seeds(request.seeds)
+    if len(set(found)) < len(found):
+        raise InvalidInputError(f"--seeds {request.seeds}: a seed stands twice")
+    return found
 
 
 def _simulators(request: SimulateFleetRequest) -> tuple[str, ...]:

@@ -57,6 +57,38 @@ def test_a_higher_load_waits_longer_with_the_same_jobs(trace, servers):
     assert np.array_equal(low.trace.iterations, high.trace.iterations)
 
 
+def test_seeds_are_played_each_and_put_together(catalogue, trace, servers):
+    other = drawn_trace(
+        example_sensitivities(catalogue), TraceOptions(jobs=40, load=6.0, short=True, seed=4)
+    )
+    question = asked(
+        trace, servers, "fifo:fair", "fifo:tune", loads=(2.0, 12.0), seed=3, further={4: other}
+    )
+    found = study(question)
+    assert [(run.load, run.seed) for run in found.runs] == [
+        *[(2.0, 3)] * 2,
+        *[(2.0, 4)] * 2,
+        *[(12.0, 3)] * 2,
+        *[(12.0, 4)] * 2,
+    ]
+    # Each is what it is alone.
+    alone = study(asked(other, servers, "fifo:tune", loads=(12.0,), seed=4)).runs[0]
+    same = next(
+        run for run in found.runs if (run.policy, run.load, run.seed) == ("fifo:tune", 12.0, 4)
+    )
+    assert same.metrics == alone.metrics
+    over = found.over_seeds
+    assert [each.load for each in over] == [2.0, 2.0, 12.0, 12.0]
+    best = over[2]
+    of_best = [run for run in found.runs if (run.title, run.load) == (best.title, 12.0)]
+    assert best.means_s == {run.seed: run.metrics.mean_s for run in of_best}
+    assert best.mean_s == pytest.approx(sum(best.means_s.values()) / 2)
+    low, high = sorted(best.means_s.values())
+    assert best.deviation_s == pytest.approx((high - low) / math.sqrt(2))
+    assert sum(each.wins for each in over[2:]) >= 2
+    assert study(asked(trace, servers, "fifo:tune")).over_seeds == ()
+
+
 def test_a_window_counts_its_jobs_alone(trace, servers):
     found = study(asked(trace, servers, "fifo:tune", window=(10, 19)))
     assert found.runs[0].metrics.jobs == 10
