@@ -180,6 +180,7 @@ def test_a_host_that_is_killed_is_named_with_its_rank_and_leaves_no_process(plac
     _, told = driver.communicate(LIMIT_S)
     assert driver.returncode == 5, told
     assert "host gpu10 (rank 3) went away: " in told
+    assert "nothing was saved: --save-every saves" in told
     assert not any(map(is_running, started))
     (directory,) = (place.folder / "killed").iterdir()
     state = json.loads((directory / "state.json").read_text())

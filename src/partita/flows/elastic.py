@@ -19,11 +19,20 @@ from partita.flows.execute import Execution, Outcome, used_names
 from partita.flows.run_requests import RunFields
 from partita.flows.stragglers import STRAGGLER, Replanning, StragglerFollower
 from partita.flows.summary import describe_plan
+from partita.hosts.driver import LostHostError
 from partita.processes import stop_notices
 from partita.ranks.failures import first_line
 from partita.runtime.executor import Run
 from partita.runtime.job import Job
-from partita.runtime.restarts import Incident, RestartLimit, Survival, never, newest_step
+from partita.runtime.rank import StepNews
+from partita.runtime.restarts import (
+    Attempts,
+    Incident,
+    RestartLimit,
+    Survival,
+    never,
+    newest_step,
+)
 from partita.runtime.saving import AUTO
 from partita.runtime.stragglers import StragglerWatch
 
@@ -270,7 +279,7 @@ def execute_surviving(
             folder = execution.directory / f"plan{number}" if number else execution.directory
             folder.mkdir(exist_ok=True)
             done = sum(len(each.run.step_s) for each in outcomes if each is not None)
-            again = _going_on(job, done, solution, found)
+            again = _going_on(job, done, solution, found) if number else job
             replanning = None
             if request.replan:
                 replanning = Replanning(solution=found, plan_for=plan_for, steps=job.steps)
@@ -286,7 +295,10 @@ def execute_surviving(
                 survival=watched,
                 on_step=follower.around(execution.on_step),
             )
-            outcomes.append(run_plan(found, one))
+            if request.on is None:
+                outcomes.append(run_plan(found, one))
+            else:
+                outcomes.append(_run_on_hosts(found, one, run_plan))
             last = outcomes[-1]
             return None if last is None else last.run
 
@@ -334,3 +346,65 @@ def _going_on(job: Job, done: int, first: Solution, found: Solution) -> Job:
         if found is first or name in found.plan.devices
     }
     return replace(job, steps=job.steps - done, emulate=replace(job.emulate, slow=slow))
+
+
+def _run_on_hosts(
+    solution: Solution,
+    execution: Execution,
+    run_plan: Callable[[Solution, Execution], Outcome | None],
+) -> Outcome | None:
+    """Carry out a plan on other hosts, which are got anew where one of them went away.
+
+    Every start has a folder of its own, and goes on from the newest checkpoint. Restarts of ranks
+    on hosts that are there are the agents' own business.
+
+    Raises:
+        LostHostError: A host went away, and the budget of restarts is used up.
+        UnsupportedError: The hosts cannot be had, or a host was lost and they cannot be had again.
+    """
+    job = execution.job
+
+    def newest() -> int:
+        return newest_step(job.saving())
+
+    attempts = Attempts(execution.survival, newest)
+
+    def noted(rank: int, news: StepNews) -> None:
+        attempts.note(rank, news)
+        execution.on_step(rank, news)
+
+    one = replace(execution, on_step=noted)
+    while True:
+        try:
+            found = run_plan(solution, one)
+        except (LostHostError, UnsupportedError) as exc:
+            if isinstance(exc, UnsupportedError) and not attempts.number:
+                raise  # they were never there
+            error = exc if isinstance(exc, WorkerError) else LostHostError(str(exc))
+            try:
+                attempts.fail(error)
+            except WorkerError as last:
+                raise _gone(last, job.checkpoints, newest()) from exc
+        else:
+            if found is None or not attempts.number:
+                return found
+            record, incidents = attempts.record.losses(), tuple(attempts.incidents)
+            incidents = (*incidents, *found.run.incidents)
+            return replace(found, run=replace(found.run, losses=record, incidents=incidents))
+        folder = execution.directory / f"hosts{attempts.number}"
+        folder.mkdir()
+        again = replace(job, resume=AUTO) if newest() else job
+        one = replace(one, job=again, directory=folder, check=False)
+
+
+def _gone(error: WorkerError, checkpoints: str, step: int) -> WorkerError:
+    """Return an error that says how the run goes on."""
+    if not checkpoints:
+        how = "nothing was saved: --save-every saves, and --max-restarts goes on by itself"
+    elif not step:
+        how = f"nothing was saved yet in {checkpoints}"
+    else:
+        how = f"step {step} is saved: go on with --resume {checkpoints}"
+    found = LostHostError(f"{error}\n  {how}")
+    found.rank = error.rank
+    return found

@@ -338,9 +338,6 @@ def _carry_out(prepared: PreparedRun, watch: _Watch, directory: Path | None) -> 
     with Tracker(facts, sinks, watch.on_row) as tracker, ExitStack() as stack:
         if request.on is not None:
             stack.enter_context(driving(directory, request.on))
-            place = make_place(request, hosts_of(solution, execution.job))
-            on_progress(f"waiting for {request.on}")
-            execution = replace(execution, place=stack.enter_context(place))
 
         def noted(rank: int, news: StepNews) -> None:
             tracker(rank, news)
@@ -349,9 +346,14 @@ def _carry_out(prepared: PreparedRun, watch: _Watch, directory: Path | None) -> 
         execution = replace(execution, on_step=noted)
 
         def run_plan(found: Solution, way: Execution) -> Outcome | None:
-            if script:
-                return run_script(found, way, script)
-            return execute(found, way, captures)
+            with ExitStack() as hosts:
+                if request.on is not None:
+                    place = make_place(request, hosts_of(found, way.job))
+                    on_progress(f"waiting for {request.on}")
+                    way = replace(way, place=hosts.enter_context(place))
+                if script:
+                    return run_script(found, way, script)
+                return execute(found, way, captures)
 
         outcome = execute_surviving(
             solution,

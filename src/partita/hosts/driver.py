@@ -48,6 +48,11 @@ _SILENT_S = (10.0, 60.0)
 HOSTS = "hosts.json"
 """File of a run directory that says which ranks ran where, and how each host ended."""
 
+
+class LostHostError(WorkerError):
+    """A host went away: its machine, its agent, or the way to it."""
+
+
 OnLine = Callable[[int, str], None]
 """Called with a rank and each line that it prints."""
 
@@ -108,7 +113,8 @@ def run_on(
 
     Raises:
         UnsupportedError: An agent cannot be started; names the host.
-        WorkerError: A rank or a host failed; names it.
+        LostHostError: A host went away; names it and its ranks.
+        WorkerError: A rank failed; names it.
         KeyboardInterrupt: SIGINT; all agents have ended.
     """
     survival = Survival() if survival is None else survival
@@ -349,7 +355,8 @@ class _Driver:
         lost = [agent for agent in self._agents if agent.lost]
         if lost:
             first, why = min(lost, key=lambda agent: agent.heard_s), self._place.explain()
-            error = WorkerError(f"{first.title} went away: {first.lost}{f'; {why}' if why else ''}")
+            because = f"; {why}" if why else ""
+            error = LostHostError(f"{first.title} went away: {first.lost}{because}")
             error.rank = first.host.ranks[0]
             return error
         answers = [each.answer for each in self._agents if isinstance(each.answer, Failed)]
