@@ -260,6 +260,8 @@ def test_doctor_and_cluster_speak_of_this_slurm(
     checks = {check["name"]: check for check in json.loads(out)["checks"]}
     assert checks["gres"]["detail"] == "16 GPUs on 4 nodes"
     assert checks["permission"]["ok"]
+    assert checks["munge"]["ok"]
+    assert checks["munge"]["detail"].endswith("munge.socket")
     assert checks["controller"]["ok"]
     code, _, err = run("plan", "gpt-small", "--cluster", "slurm:main")
     assert code == 0, err

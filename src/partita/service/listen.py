@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from partita.errors import InvalidInputError, UnsupportedError
+from partita.http import is_loopback
 from partita.requests import Request, declare
 
 _EXTRA = ("fastapi", "uvicorn", "pydantic", "starlette")
@@ -40,6 +41,12 @@ class ListenFields(Request):
         choices=("text", "json"),
         help="Log on stderr: warnings as text, or all requests and events as lines of JSON.",
     )
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what whoever starts the server should know, a line each."""
+        if self.tls_cert is None and not is_loopback(self.host):
+            return ("without --tls-cert tokens travel in clear text: only over networks you trust",)
+        return ()
 
     def tls(self) -> tuple[str, str] | None:
         """Return the files of certificate and key; None = no TLS.

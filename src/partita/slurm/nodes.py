@@ -150,3 +150,12 @@ def _states(text: str) -> tuple[str, ...]:
     plain = text.rstrip("".join(_MARKS))
     marks = [_MARKS[mark] for mark in text[len(plain) :]]
     return tuple(dict.fromkeys([*filter(None, plain.split("+")), *marks]))
+
+
+def auth_socket(text: str) -> str:
+    """Return the socket of the munged that Slurm uses, from ``scontrol show config``.
+
+    Empty where that is the machine's usual one.
+    """
+    found = re.search(r"^AuthInfo\s*=\s*(?:\S*,)?socket=([^,\s]+)", text, re.MULTILINE)
+    return found[1] if found else ""

@@ -14,7 +14,10 @@ import pytest
 from whole_app import TOKENS, USERS, job, opened, page, rows
 
 from partita.errors import InvalidInputError
+from partita.requests import make
 from partita.service.auth import MOST_WRONG, RequireToken
+from partita.service.energy.serve import ServeEnergyRequest
+from partita.service.fleet.serve import ServeFleetRequest
 from partita.service.limits import SHARE
 from partita.service.logs import JsonFormatter, TextFormatter
 from partita.service.users import Role, Users, load_users
@@ -143,6 +146,43 @@ def test_users_of_a_tenant_know_its_jobs_alone(tmp_path: Path, run: Any) -> None
             assert len((await whole.ask("GET", "/fleet/jobs?all=true")).json()) == 4
 
     run(work())
+
+
+def test_users_of_a_tenant_know_its_energy_jobs_alone(tmp_path: Path, run: Any) -> None:
+    token = "token-of-ana-0123456789"
+    body = {"pp_degree": 2, "dp_degree": 1, "tp_degree": 1, "world_size": 2}
+
+    async def work() -> None:
+        async with opened(tmp_path) as whole:
+            register = "/register_job"
+            theirs = (await whole.ask("POST", register, json={**body, "tenant": "text"})).json()
+            own = (await whole.ask("POST", register, token, json=body)).json()
+            refused = await whole.ask("POST", register, token, json={**body, "tenant": "text"})
+            assert refused.status_code == 403
+            seen = (await whole.ask("GET", "/jobs", token)).json()
+            assert [(each["job_id"], each["tenant"]) for each in seen] == [(own, "vision")]
+            assert len((await whole.ask("GET", "/jobs")).json()) == 2
+            assert (await whole.ask("GET", f"/jobs/{own}", token)).status_code == 200
+            for name in (theirs, "none"):
+                for method, path, sent in (
+                    ("GET", f"/jobs/{name}", None),
+                    ("GET", f"/frontier/{name}", None),
+                    ("GET", f"/profile/{name}", None),
+                    ("GET", f"/schedule/{name}?rank=0", None),
+                    ("DELETE", f"/straggler/{name}", None),
+                    ("POST", f"/straggler/{name}", {"rank": 0, "slowdown": 2.0}),
+                ):
+                    answer = await whole.ask(method, path, token, json=sent)
+                    assert answer.status_code == 404, path
+                    assert answer.json() == {"detail": f"no job {name!r}"}
+
+    run(work())
+
+
+def test_both_servers_say_that_tokens_travel_in_clear_text_beyond_loopback() -> None:
+    for request in (ServeEnergyRequest, ServeFleetRequest):
+        assert not make(request, host="127.0.0.1").notes()
+        assert "clear text" in make(request, host="0.0.0.0").notes()[0]
 
 
 def test_a_file_of_users_is_private_and_strict(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from partita.flows.slurm_cluster import read_slurm_cluster
 from partita.slurm.allocation import read_allocation
 from partita.slurm.hostlist import expand_hosts, numbers_of
 from partita.slurm.jobs import HeldNode, Phase, read_jobs, read_sacct, read_squeue
-from partita.slurm.nodes import read_nodes
+from partita.slurm.nodes import auth_socket, read_nodes
 from partita.slurm.topology import read_topology, read_topology_yaml, switches_above
 
 
@@ -319,3 +319,10 @@ def test_the_accounting_says_who_cancelled() -> None:
     first, second = read_sacct(text)
     assert (first.state, first.reason, first.exit_code) == ("CANCELLED", "by 1000", -15)
     assert (second.id, second.leader, second.phase) == (14, 13, Phase.RUNNING)
+
+
+def test_the_socket_of_munge_is_the_one_that_slurm_is_configured_with() -> None:
+    config = "AccountingStorageHost = localhost\nAuthInfo        = {}\nAuthType = auth/munge\n"
+    assert auth_socket(config.format("socket=/run/own/munge.socket")) == "/run/own/munge.socket"
+    assert auth_socket(config.format("cred_expire=60,socket=/a/b,ttl=3")) == "/a/b"
+    assert auth_socket(config.format("(null)")) == ""

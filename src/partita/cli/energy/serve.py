@@ -27,6 +27,8 @@ def command(request: ServeEnergyRequest, *, as_json: bool, debug: bool) -> None:
 
     def announce(server: EnergyServer) -> None:
         click.echo(json.dumps(server.to_json()) if as_json else server.line())
+        for note in () if as_json else server.notes:
+            click.echo(note, err=True)
 
     options = (*_ancestors_options(), *request.scheduler_option)
     serve_energy_request(replace(request, scheduler_option=options), announce)

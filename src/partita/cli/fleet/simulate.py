@@ -458,7 +458,7 @@ def _csv(runs: Sequence[Run]) -> str:
         head = {name: figures[name] for name in ("policy", "rules", "load_per_hour", "seed")}
         rows += [{**head, "class": kind, **values} for kind, values in kinds.items()]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    names.insert(4, names.pop(names.index("class")))
+    names.insert(3, names.pop(names.index("class")))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()

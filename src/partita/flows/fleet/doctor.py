@@ -12,7 +12,7 @@ from partita.flows.fleet.inputs import RAY, parse_pairs
 from partita.flows.results import Result
 from partita.requests import Request, declare, make
 from partita.slurm.commands import SlurmCommands, SlurmError
-from partita.slurm.nodes import read_nodes
+from partita.slurm.nodes import auth_socket, read_nodes
 
 _LIMIT_S = 20.0
 
@@ -112,9 +112,15 @@ def _slurm_steps(options: Mapping[str, str]) -> list[_Step]:
         return commands.call("sbatch", "--version").strip()
 
     def munge() -> str:
-        made = commands.call("munge", "--no-input")
-        commands.call("unmunge", text=made)
-        return "credentials are made and read"
+        # Slurm may have a munged of its own beside the machine's, which its controller knows.
+        try:
+            socket = auth_socket(commands.call("scontrol", "show", "config"))
+        except SlurmError:
+            socket = ""
+        which = [f"--socket={socket}"] if socket else []
+        made = commands.call("munge", "--no-input", *which)
+        commands.call("unmunge", *which, text=made)
+        return "credentials are made and read" + (f" at {socket}" if socket else "")
 
     def controller() -> str:
         return commands.call("scontrol", "ping").strip().splitlines()[0]

@@ -75,6 +75,11 @@ class LiveJob:
     taken_up: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
+    def tenant(self) -> str:
+        """The tenant that it belongs to; empty = none."""
+        return self.body.tenant or ""
+
+    @property
     def artifact(self) -> bool:
         """Whether its clients are the artifact's."""
         return self.body.framework is not None
@@ -155,6 +160,7 @@ class LiveJob:
         taken = [one.iter_time[-1] for one in self.measured.values() if one.iter_time]
         return JobReply(
             job_id=self.id,
+            tenant=self.tenant,
             scheduler=self.scheduler,
             state=self.state,  # type: ignore[arg-type]
             version=session.version,

@@ -83,6 +83,7 @@ class JobBody(BaseModel):
     tp_degree: Degree
     world_size: Degree
     job_metadata: Annotated[str, Field(max_length=65536)] | None = None
+    tenant: Name | None = None
     framework: Name | None = None
     model_name: Name | None = None
     partition_method: Name | None = None
@@ -241,6 +242,7 @@ class JobReply(BaseModel):
     """A job as it stands."""
 
     job_id: str
+    tenant: str
     scheduler: str
     state: Literal["registering", "solving", "profiling", "deployed", "failed"]
     version: int

@@ -102,11 +102,16 @@ class ServeEnergyRequest(ListenFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyServer:
-    """An energy server that listens."""
+    """An energy server that listens.
+
+    Attributes:
+        notes: What whoever started it should know, a line each.
+    """
 
     url: str
     scheduler: str
     state: str
+    notes: tuple[str, ...] = ()
 
     def line(self) -> str:
         """Return where it listens, in a line."""
@@ -114,7 +119,12 @@ class EnergyServer:
 
     def to_json(self) -> dict[str, Any]:
         """Return where it listens as JSON values."""
-        return {"url": self.url, "scheduler": self.scheduler, "state": self.state}
+        return {
+            "url": self.url,
+            "scheduler": self.scheduler,
+            "state": self.state,
+            "notes": list(self.notes),
+        }
 
 
 def serve_energy(
@@ -155,6 +165,7 @@ def serve_energy_request(
             url=url_of(request.host, bound, is_tls=tls is not None),
             scheduler=settings.energy.scheduler,
             state=request.state,
+            notes=request.notes(),
         )
     )
     serve(app, bound, tls=tls)

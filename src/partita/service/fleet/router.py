@@ -7,7 +7,7 @@ who are bound to tenants know the jobs of these alone.
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from partita.core.codec import encode
@@ -23,6 +23,7 @@ from partita.fleet.live.jobspec import (
     read_spec,
 )
 from partita.fleet.live.news import NEWS_PATH
+from partita.service.asking import Asking, tenant_for
 from partita.service.errors import Refusal, WrongFieldError, answers
 from partita.service.metrics import Sample, label
 from partita.service.users import User
@@ -207,13 +208,6 @@ class LogReply(BaseModel):
     ended: bool
 
 
-def _asking(request: Request) -> User:
-    """Return who asks, as the check of tokens has found out."""
-    user: User = request.scope["user"]
-    return user
-
-
-Asking = Annotated[User, Depends(_asking)]
 JobNumber = Annotated[int, Path(ge=1, le=2**53)]
 COMMON = (401, 503)
 _LOG_BYTES = 2**16
@@ -260,7 +254,8 @@ def _add_jobs(router: APIRouter, fleet: Fleet) -> None:
     def submit(body: SubmitBody, user: Asking) -> SubmitReply:
         """Submit a job; once this has answered, it is never lost."""
         try:
-            spec = _of_tenant(body.spec(), user)
+            spec = body.spec()
+            spec = replace(spec, tenant=tenant_for(user, spec.tenant))
             return SubmitReply(id=fleet.submit(spec, body.key, owner=user.name))
         except InfeasibleError as exc:
             raise Refusal(409, str(exc)) from exc
@@ -274,20 +269,6 @@ def _add_jobs(router: APIRouter, fleet: Fleet) -> None:
         """Return the jobs that are not done, or all; those of the user's tenants."""
         jobs = fleet.jobs(all_jobs=all_jobs)
         return [JobReply(**job) for job in jobs if user.knows(job["tenant"])]
-
-
-def _of_tenant(spec: JobSpec, user: User) -> JobSpec:
-    """Return a job that a user submits, of the user's own tenant where it names none.
-
-    Raises:
-        Refusal: 403: it is of a tenant that the user is not bound to.
-    """
-    if not spec.tenant and user.tenants:
-        return replace(spec, tenant=user.tenants[0])
-    if not user.knows(spec.tenant):
-        bound = ", ".join(user.tenants)
-        raise Refusal(403, f"user {user.name} submits for {bound}, not for {spec.tenant!r}")
-    return spec
 
 
 def _add_job(router: APIRouter, fleet: Fleet) -> None:

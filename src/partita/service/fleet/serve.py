@@ -15,7 +15,7 @@ from partita.fleet.live.scheduler import FleetSettings
 from partita.fleet.live.token import TOKEN_FILE, make_token, note_fleet
 from partita.flows.fields import SLURM
 from partita.flows.fleet.inputs import RAY, declared_servers, parse_pairs, parse_quotas
-from partita.http import is_loopback, read_token
+from partita.http import read_token
 from partita.requests import declare, make
 from partita.service.listen import ListenFields, port_field, server_needed, token_field, url_of
 from partita.service.settings import Settings
@@ -158,9 +158,7 @@ def serve_fleet_request(
     fleet.scheduler.news_url = (
         request.news_url or url_of(reached, bound, is_tls=tls is not None)
     ).rstrip("/")
-    notes = engine.notes()
-    if tls is None and not is_loopback(request.host):
-        notes += ("without --tls-cert tokens travel in clear text: only over networks you trust",)
+    notes = (*engine.notes(), *request.notes())
     on_listening(
         FleetServer(
             url=url_of(request.host, bound, is_tls=tls is not None),
