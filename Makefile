@@ -5,10 +5,10 @@ PYTHON ?= python3
 WORKERS ?= 3
 EXTRAS ?= torch,models,serve,energy,plot,ray,dev,bench
 
-# Debian packages that the tests need besides Python: network namespaces for the emulated link, and
-# Slurm, of which tests start daemons of their own: a policy that is there meanwhile keeps the
+# Debian packages that the tests need besides Python: a browser, network namespaces for the emulated
+# link, and Slurm, of which tests start daemons of their own: a policy that is there meanwhile keeps the
 # services of the packages from starting.
-APT_PACKAGES ?= iproute2 slurm-wlm munge
+APT_PACKAGES ?= chromium iproute2 slurm-wlm munge
 
 comma := ,
 BIN := .venv/bin

@@ -67,6 +67,7 @@ NAMES = [
     "solve",
     "submit_jobs",
     "train",
+    "write_report",
 ]
 
 

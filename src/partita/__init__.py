@@ -71,6 +71,7 @@ _HOME_OF = {
     "solve": "partita.planners.table",
     "submit_jobs": "partita.flows.fleet.live",
     "train": "partita.flows.train",
+    "write_report": "partita.flows.report",
 }
 
 __all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604 (names are strings of the table)

@@ -5,8 +5,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from _browser import browser_or_skip
 
 from partita.capture.origin import Captures, ModelOrigin
 from partita.capture.sources import SourceOptions, load_source
@@ -100,3 +102,10 @@ def make_job(small_graph: Graph) -> MakeJob:
         return files
 
     return make
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Return a browser that all tests share."""
+    with browser_or_skip() as found:
+        yield found

@@ -1,5 +1,6 @@
 """``partita compare``: several planners, one ranked table."""
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -19,13 +20,15 @@ from partita.cli.console import (
     table,
 )
 from partita.cli.from_request import takes
-from partita.cli.options import output_options
+from partita.cli.options import output_options, report_option, write_page
 from partita.documents import save
 from partita.errors import InfeasibleError
 from partita.flows.compare import CompareRequest, Comparison, compare_request
+from partita.requests import arguments_of
 
 if TYPE_CHECKING:
     from partita.flows.energy_plan import EnergyColumns
+    from partita.report.page import Page
 
 
 @click.command(
@@ -33,9 +36,16 @@ if TYPE_CHECKING:
 )
 @takes(CompareRequest)
 @click.option("-o", "--output", help="Where to write the best plan.")
+@report_option
 @output_options
 def command(
-    request: CompareRequest, *, output: str | None, as_json: bool, quiet: bool, debug: bool
+    request: CompareRequest,
+    *,
+    output: str | None,
+    report_file: str | None,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
 ) -> None:
     """Run several planners on MODEL and rank what they find.
 
@@ -47,6 +57,8 @@ def command(
     print_remarks(found.posed.remarks)
     if found.best is not None and output is not None:
         save(found.best.solution, output)
+    if found.best is not None and report_file is not None:
+        write_page(_page(found, request), report_file, quiet=quiet or as_json)
     if as_json:
         print_json(found.to_json())
     elif output != "-":
@@ -55,6 +67,22 @@ def command(
             stdout_console().print(f"best plan written to {output}")
     if found.best is None:
         raise InfeasibleError("no planner found a plan that fits")
+
+
+def _page(found: Comparison, request: CompareRequest) -> "Page":
+    """Return the plans side by side, with the command that makes them again."""
+    from partita.flows.pages import NamedPlan, compare_page  # noqa: PLC0415 (where it is asked for)
+
+    plans = [
+        NamedPlan(name=each.name, summary=each.summary)
+        for each in found.candidates
+        if each.summary is not None
+    ]
+    return compare_page(
+        plans,
+        title=f"{found.problem.graph.name} on {found.problem.cluster.name}",
+        command=shlex.join(["partita", "compare", *arguments_of(request)]),
+    )
 
 
 def _show(found: Comparison) -> None:

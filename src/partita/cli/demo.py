@@ -106,9 +106,10 @@ def _show_files(found: Demo) -> None:
     """Print what was written, and what to do with it."""
     console, files = stdout_console(), found.files
     console.print(f"\nthe picture, to send to a colleague: {files['picture']}")
-    others = (path for name, path in files.items() if name != "picture")
+    others = (path for name, path in files.items() if name not in ("picture", "report"))
     console.print(f"also written: {', '.join(others)}")
     console.print(
         f"open {files['trace']} in Perfetto (ui.perfetto.dev) or chrome://tracing", style="dim"
     )
     console.print(f"next: partita explain {files['plan']}", style="dim")
+    console.print(f"the report, for any browser: {files['report']}")

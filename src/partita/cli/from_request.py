@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -43,6 +44,10 @@ class BareOption(click.Option):
         """Return whether a word that follows is its value."""
         if isinstance(self.type, OpenChoice):
             return self.type.has(word)
+        # A file is told from the MODEL that follows by its ending: [FILE.html].
+        ending = Path((self.metavar or "").strip("[]")).suffix
+        if ending and not word.startswith("-"):
+            return word.endswith(ending)
         return isinstance(self.type, click.Choice) and word in self.type.choices
 
 

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "compare": "Run several planners on one problem and rank them.",
     "simulate": "Play a plan and show its pipeline, utilisation and memory.",
     "explain": "Say where time and memory of a plan go, and what would change it.",
+    "report": "Write a plan, a run, a frontier or a fleet as one page for any browser.",
     "robustness": "Say how much worse a plan gets when costs are not what was thought.",
     "run": "Run a plan for real, over processes.",
     "train": "Profile, plan, check and run a model in one command.",

@@ -1,9 +1,12 @@
 """Options of all commands, which are no fields of a request."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from partita.report.page import Page
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -19,3 +22,22 @@ def output_options(function: _F) -> _F:
     ):
         function = option(function)
     return function
+
+
+def report_option(function: _F) -> _F:
+    """Add the option that writes what a command found as a page."""
+    return click.option(
+        "--report",
+        "report_file",
+        metavar="FILE.html",
+        help="Write what was found as one page for any browser.",
+    )(function)
+
+
+def write_page(page: "Page", file: str, *, quiet: bool) -> None:
+    """Write a page to the file of ``--report``, and say so."""
+    from partita.flows.report import save_page  # noqa: PLC0415 (only where one is asked for)
+
+    save_page(page, file)
+    if not quiet and file != "-":
+        click.echo(f"report written to {file}", err=True)

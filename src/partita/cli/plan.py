@@ -1,5 +1,6 @@
 """``partita plan``: from a model and a cluster to a plan."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,12 +31,15 @@ from partita.cli.console import (
     unused_line,
 )
 from partita.cli.from_request import takes
-from partita.cli.options import output_options
+from partita.cli.options import output_options, report_option, write_page
 from partita.documents import save, unused_path, write_bytes, write_text
 from partita.flows.plan import NothingFitsError, PlanRequest, PlanResult, plan_request
+from partita.requests import arguments_of
 
 if TYPE_CHECKING:
     from partita.flows.energy_plan import EnergyAnswer, EnergyCandidate
+    from partita.flows.large import LargePlanResult
+    from partita.report.page import Page
 
 _MOST_PLANS = 6
 
@@ -56,9 +60,16 @@ _COLUMNS = (
 )
 @takes(PlanRequest)
 @click.option("-o", "--output", help="Where to write the plan; - is stdout. [NAME.plan.json]")
+@report_option
 @output_options
 def command(
-    request: PlanRequest, *, output: str | None, as_json: bool, quiet: bool, debug: bool
+    request: PlanRequest,
+    *,
+    output: str | None,
+    report_file: str | None,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
 ) -> None:
     """Plan MODEL over a cluster and write the plan.
 
@@ -88,6 +99,8 @@ def command(
             if as_json:
                 print_json(exc.to_json())
             raise
+    if report_file is not None:
+        write_page(_page(result, request), report_file, quiet=quiet or as_json)
     if not isinstance(result, PlanResult):
         from partita.cli.large import finish_large  # noqa: PLC0415 (where one is planned)
 
@@ -109,6 +122,22 @@ def command(
         _show(result, str(target))
         if traced:
             stdout_console().print(f"search traced in {' and '.join(traced)}")
+
+
+def _page(result: "PlanResult | LargePlanResult", request: PlanRequest) -> "Page":
+    """Return the page of a plan, with the command that makes it again."""
+    from partita.flows.answer import answer_of  # noqa: PLC0415 (only where a page is asked for)
+    from partita.flows.pages import plan_page  # noqa: PLC0415 (likewise)
+
+    command = shlex.join(["partita", "plan", *arguments_of(request)])
+    if not isinstance(result, PlanResult):
+        return plan_page(answer_of(result.solution), command=command)
+    return plan_page(
+        result.answer,
+        searched=() if result.trace is None else result.trace.points,
+        frontier=None if result.energy is None else result.energy.best.frontier,
+        command=command,
+    )
 
 
 def _write_trace(result: PlanResult, file: str | None) -> list[str]:

@@ -150,7 +150,7 @@ def show_outcome(outcome: "Outcome", request: TrainRequest | RunRequest, *, as_j
     if as_json:
         print_json({"directory": str(outcome.directory), **outcome.to_json()})
     else:
-        _print(outcome, report=request.report)
+        _print(outcome, report=request.report is not None)
     outcome.require_equal()
 
 

@@ -18,7 +18,7 @@ from partita.core.columns import (
     names,
     start,
 )
-from partita.core.program import LAST_COMPUTE, Kind
+from partita.core.program import FIRST_COLLECTIVE, LAST_COMPUTE, Kind
 from partita.errors import InvalidInputError
 
 
@@ -149,6 +149,25 @@ class Timeline(Columns):
         return frozen_array(1.0 - self.utilisation, np.float64)
 
     @cached_property
+    def exposed_s(self) -> Floats:
+        """Seconds that each device does not compute while a message or collective is under way.
+
+        Messages count that come to the device, collectives that it takes part in. What is left of
+        the time without compute is the bubble of the schedule.
+        """
+        spans = ((self.kind == Kind.SEND) & (self.peer >= 0), self.kind >= FIRST_COLLECTIVE)
+        joined = np.flatnonzero(spans[0] | spans[1])
+        home = np.where(spans[0], self.peer, self.device)[joined]
+        exposed = np.zeros(len(self.devices))
+        for device in range(len(self.devices)):
+            coming = joined[home == device]
+            busy = np.flatnonzero((self.device == device) & (self.kind <= LAST_COMPUTE))
+            both = np.concatenate([coming, busy])
+            all_s = _covered_s(self.start_s[both], self.end_s[both])
+            exposed[device] = all_s - _covered_s(self.start_s[busy], self.end_s[busy])
+        return frozen_array(np.maximum(exposed, 0.0), np.float64)
+
+    @cached_property
     def critical_path(self) -> Ints:
         """Rows of the chain that ends last, first row first; no row could start earlier.
 
@@ -173,3 +192,10 @@ class Timeline(Columns):
         peak = np.zeros(len(self.devices))
         np.maximum.at(peak, self.memory_device, self.memory_bytes)
         return frozen_array(peak, np.float64)
+
+
+def _covered_s(start_s: Floats, end_s: Floats) -> float:
+    """Return the length of the union of intervals."""
+    order = np.argsort(start_s, kind="stable")
+    begin, end = start_s[order], np.maximum.accumulate(end_s[order])
+    return float(np.maximum(0.0, end - np.maximum(begin, np.append(-np.inf, end[:-1]))).sum())

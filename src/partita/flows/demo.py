@@ -15,6 +15,7 @@ from partita.documents import save, write_text
 from partita.flows.compare import Comparison, compare
 from partita.flows.extras import torch_needed
 from partita.flows.profile import ProfileResult, profile
+from partita.flows.report import write_report
 from partita.flows.results import Result
 from partita.flows.simulate import Simulation, simulate
 from partita.flows.summary import Summary
@@ -82,11 +83,11 @@ class Demo(Result):
         return self.mixed.rows()
 
     def lines(self) -> list[str]:
-        """Return what was trained here, what was planned, and where the picture is."""
+        """Return what was trained here, what was planned, and where the report is."""
         return [
             f"trained here: {best_of(self.here).title}, {self.trained.step_s:.3g} s per step",
             f"planned: {self.mixed.lines()[0]}; {best_of(self.mixed).value_line}",
-            f"picture: {self.files['picture']}",
+            f"report: {self.files['report']}",
         ]
 
 
@@ -168,6 +169,9 @@ def demo_request(request: DemoRequest, on_progress: OnProgress = silent) -> Demo
     on_progress(f"training {STEPS} steps over {LOCAL_DEVICES} processes")
     runs = folder / "runs"
     trained = run_plan(best_of(here).solution, steps=STEPS, check=True, runs=runs)
+    on_progress("writing reports")
+    write_report(str(trained.directory), output=files["run report"])
+    write_report(files["plan"], output=files["report"])
     return Demo(
         profile=profiled,
         here=here,
@@ -189,6 +193,8 @@ def _write(
         "timeline": str(folder / "timeline.json"),
         "trace": str(folder / "trace.json"),
         "picture": str(folder / "pipeline.svg"),
+        "run report": str(folder / "run.html"),
+        "report": str(folder / "report.html"),
     }
     save(profiled.graph, files["graph"])
     save(best_of(here).solution, files["here"])

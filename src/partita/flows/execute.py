@@ -27,7 +27,7 @@ from partita.errors import FormatError, InvalidInputError, UnsupportedError, Wor
 from partita.flows.problem import specialised_remarks
 from partita.flows.results import Result
 from partita.flows.run_energy import energy_figures, export_timing
-from partita.flows.run_requests import OnStep, RunFields, unwatched
+from partita.flows.run_requests import SHOWN, OnStep, RunFields, unwatched
 from partita.flows.summary import describe_plan
 from partita.hosts.driver import OnLine, Watch, run_on
 from partita.hosts.places import Place
@@ -654,6 +654,10 @@ def write_files(outcome: Outcome, execution: Execution, request: RunFields) -> O
         problem, plan = outcome.solution.problem, outcome.solution.plan
         save(recalibrated(problem, plan, outcome.report), request.recalibrate)
         more.append(request.recalibrate)
+    if request.report not in (None, SHOWN):
+        from partita.flows.report import write_report  # noqa: PLC0415 (where a page is asked for)
+
+        more.append(write_report(str(execution.directory), output=str(request.report)).output)
     if request.export_timing_csv:
         more += export_timing(outcome.run, Path(request.export_timing_csv))
     return replace(made, written=(*made.written, *more))

@@ -124,12 +124,17 @@ class Explanation(Result):
 
     def lines(self) -> list[str]:
         """Return what bounds the plan, and what its critical path does."""
-        parts = (f"{what} {format_seconds(each)}" for what, each in self.critical_path.items())
-        return [
-            f"{self.summary.solution.problem.graph.name}: {self.summary.title}",
-            f"{self.summary.value_line}; bound by {self.summary.evaluation.bottleneck}",
-            f"critical path: {', '.join(parts)}",
-        ]
+        return plan_words(self.summary, self.critical_path)
+
+
+def plan_words(summary: Summary, critical_path: Mapping[str, float]) -> list[str]:
+    """Return what a plan is, what bounds it, and what its critical path does, a line each."""
+    parts = (f"{what} {format_seconds(each)}" for what, each in critical_path.items())
+    return [
+        f"{summary.solution.problem.graph.name}: {summary.title}",
+        f"{summary.value_line}; bound by {summary.evaluation.bottleneck}",
+        f"critical path: {', '.join(parts)}",
+    ]
 
 
 def explain(
@@ -166,9 +171,9 @@ def explain_request(request: ExplainRequest, on_progress: OnProgress = silent) -
     predicted = summary.evaluation.timeline
     return Explanation(
         summary=summary,
-        stages=tuple(_stage_rows(solution)),
+        stages=tuple(stage_rows(solution)),
         devices=tuple(_device_rows(summary)),
-        critical_path=_critical_path(summary),
+        critical_path=critical_path_s(summary),
         what_if=tuple(answers),
         measured=() if measured is None else tuple(_compared(solution, predicted, measured)),
         measured_s=_passes_s(measured),
@@ -261,7 +266,8 @@ def _relative(solution: Solution, value: float) -> float:
     return value / solution.value - 1 if solution.value > 0 else float("nan")
 
 
-def _stage_rows(solution: Solution) -> list[dict[str, Any]]:
+def stage_rows(solution: Solution) -> list[dict[str, Any]]:
+    """Return a row for each stage: where it runs, its times, bytes and parameters."""
     problem, plan, graph = solution.problem, solution.plan, solution.problem.graph
     seconds = stage_seconds(problem, plan)
     samples = float(plan.microbatch_sizes.max())
@@ -329,7 +335,8 @@ def _device_rows(summary: Summary) -> list[dict[str, Any]]:
     return rows
 
 
-def _critical_path(summary: Summary) -> dict[str, float]:
+def critical_path_s(summary: Summary) -> dict[str, float]:
+    """Return the seconds of the critical path by what it does."""
     timeline = summary.evaluation.timeline
     path = timeline.critical_path
     spent = timeline.end_s[path] - timeline.start_s[path]

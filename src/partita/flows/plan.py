@@ -69,7 +69,7 @@ class PlanResult(Result):
         answer: The plan, its figures and its alternatives.
         energy: The clocks and their figures, where energy was the objective.
         replacement: State that moves, where the plan takes the place of another.
-        trace: What the search found over time, where that was asked for.
+        trace: What the search found over time; None where the planner does not search.
     """
 
     posed: PosedProblem
@@ -180,6 +180,7 @@ def plan_graph(request: PlanRequest, on_progress: OnProgress = silent) -> PlanRe
     """Plan a graph of ops."""
     choice = chosen_planner(request)
     planner = choice.function()
+    _check_trace_file(request)
     trace = _search_trace(request, choice)
     posed = pose(request)
     slowdown = _slowdown(posed.problem, request)
@@ -227,22 +228,27 @@ def plan_graph(request: PlanRequest, on_progress: OnProgress = silent) -> PlanRe
     )
 
 
-def _search_trace(request: PlanRequest, choice: PlannerChoice) -> SearchTrace | None:
-    """Return what a search is recorded in, where a file is named for it."""
+def _check_trace_file(request: PlanRequest) -> None:
     if request.trace_search is None:
-        return None
+        return
     path = Path(request.trace_search)
     if not path.name or path.is_dir():
         raise InvalidInputError(
             f"--trace-search is {request.trace_search!r}; expected the name of a file"
         )
-    if not takes(choice.name, "trace"):
-        searching = ", ".join(name for name in PLANNERS if takes(name, "trace"))
-        raise InvalidInputError(
-            f"planner {choice.name!r} does not search, so there is nothing to trace; "
-            f"these do: {searching}"
-        )
-    return SearchTrace()
+
+
+def _search_trace(request: PlanRequest, choice: PlannerChoice) -> SearchTrace | None:
+    """Return what a search is recorded in; None where the planner does not search."""
+    if takes(choice.name, "trace"):
+        return SearchTrace()
+    if request.trace_search is None:
+        return None
+    searching = ", ".join(name for name in PLANNERS if takes(name, "trace"))
+    raise InvalidInputError(
+        f"planner {choice.name!r} does not search, so there is nothing to trace; "
+        f"these do: {searching}"
+    )
 
 
 def _slowdown(problem: Problem, request: PlanRequest) -> float | None:

@@ -22,6 +22,8 @@ OnStep: TypeAlias = Callable[[int, Any], None]
 """Called with a rank and each step that it has done."""
 RUNS = "runs"
 """Where run directories are made."""
+SHOWN = "terminal"
+"""Where the report of a run is shown that names no file."""
 
 
 def unwatched(_: int, __: object) -> None:
@@ -151,7 +153,12 @@ class RunFields(SurvivalFields, PlaceFields):
         False,
         help="Compare with the captured graph and the untouched module; exit 5 if not equal.",
     )
-    report: bool = declare(False, help="Show predicted against measured times, stage by stage.")
+    report: str | None = declare(
+        None,
+        bare=SHOWN,
+        metavar="[FILE.html]",
+        help="Show predicted against measured times, stage by stage; FILE.html writes a page.",
+    )
     recalibrate: str | None = declare(
         None, help="File to write the graph to, with costs as this run has shown them."
     )

@@ -1,5 +1,6 @@
 """``partita energy frontier``: time against energy of a plan, or of a profile's stages."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from partita.cli.console import (
     terminal_width,
 )
 from partita.cli.from_request import takes
-from partita.cli.options import output_options
+from partita.cli.options import output_options, report_option, write_page
 from partita.core.energy import EnergyOrigin, Frontier
 from partita.documents import save, write_bytes, write_text
 from partita.energy.frontier.savings import Played, Savings, model_of, savings
@@ -25,6 +26,7 @@ from partita.formats.perseus import write_clock_plan, write_frontier_csv
 from partita.report.charts import ORIGINS, frontier_chart, render
 from partita.report.clock_svg import clock_svg
 from partita.report.picture import frontier_picture
+from partita.requests import arguments_of
 from partita.units import format_joules
 
 MOST_ROWS = 12
@@ -40,6 +42,7 @@ MOST_ROWS = 12
 @click.option("--picture", help="Write the curve as a picture, .svg, .png or .pdf.")
 @click.option("--plans", help="Write the clocks of every point: DIR/freqs_pipeline_%05d.py.")
 @click.option("-o", "--output", help="Write the frontier: FILE.json, or its points as FILE.csv.")
+@report_option
 @output_options
 def command(
     request: FrontierRequest,
@@ -47,6 +50,7 @@ def command(
     picture: str | None,
     plans: str | None,
     output: str | None,
+    report_file: str | None,
     as_json: bool,
     quiet: bool,
     debug: bool,
@@ -62,6 +66,12 @@ def command(
     with progress("frontier", quiet=quiet or as_json) as on_progress:
         result = frontier_request(request, on_progress)
     written = _write(result, picture=picture, plans=plans, output=output)
+    if report_file is not None:
+        from partita.flows.pages import frontier_page  # noqa: PLC0415 (only where it is asked for)
+
+        again = shlex.join(["partita", "energy", "frontier", *arguments_of(request)])
+        page = frontier_page(result.frontier, name=result.source.name, command=again)
+        write_page(page, report_file, quiet=quiet or as_json)
     if as_json:
         print_json({**result.to_json(), "written": written})
         return

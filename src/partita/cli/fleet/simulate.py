@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from partita.cli.console import (
     terminal_width,
 )
 from partita.cli.from_request import takes
-from partita.cli.options import output_options
+from partita.cli.options import output_options, report_option, write_page
 from partita.core.fleet import SensitivityOrigin
 from partita.documents import save, write_bytes, write_text
 from partita.errors import InvalidInputError
@@ -36,6 +37,7 @@ from partita.fleet.study.traces import summary_of
 from partita.flows.fleet.simulate import SimulateFleetRequest, simulate_fleet_request
 from partita.formats.synergy import write_results
 from partita.report.charts import ENDINGS, panels_chart, render
+from partita.requests import arguments_of
 from partita.units import format_joules
 
 _UNITS = ((2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
@@ -110,6 +112,7 @@ _PACE_S = 2.0
 @click.option(
     "-o", "--output", help="File for the history: FILE.json; with several runs one per run."
 )
+@report_option
 @output_options
 def command(
     request: SimulateFleetRequest,
@@ -118,6 +121,7 @@ def command(
     table_file: str | None,
     results: str | None,
     output: str | None,
+    report_file: str | None,
     as_json: bool,
     quiet: bool,
     debug: bool,
@@ -135,6 +139,14 @@ def command(
     written = write_study(
         result.study, picture=picture, table_file=table_file, results=results, output=output
     )
+    if report_file is not None:
+        from partita.flows.pages import fleet_page  # noqa: PLC0415 (only where it is asked for)
+
+        again = shlex.join(["partita", "fleet", "simulate", *arguments_of(request)])
+        seed = result.study.question.seed  # figures of further seeds are in the tables
+        first = [run for run in result.runs if run.seed == seed]
+        page = fleet_page(first, title=result.study.question.trace.name, command=again)
+        write_page(page, report_file, quiet=quiet or as_json)
     if as_json:
         print_json({**result.to_json(), "written": written})
     else:
@@ -392,6 +404,7 @@ def write_study(
         has_seeds = bool(found.question.further)
         words = () if len(found.runs) == 1 else _words(run, has_seeds=has_seeds)
         if results:
+            assert run.trace is not None  # it was simulated just now
             path = run_path(results, *words)
             write_text(path, write_results(run.history, run.trace))
             written.append(path)
@@ -423,7 +436,7 @@ def run_path(path: str, *words: str) -> str:
 def _write_pictures(found: Study, picture: str) -> list[str]:
     question = found.question
     first = [run for run in found.runs if run.seed == question.seed]
-    panels = panels_of(replace(found, runs=tuple(first)))
+    panels = panels_of(first)
     seed = f", seed {question.seed}" if question.further else ""
     name = f"{question.trace.name}, {question.servers.num_gpus:,} GPUs (simulated{seed})"
     titles = {run.title for run in found.runs}

@@ -9,7 +9,7 @@ import numpy as np
 
 from partita.core.columns import Floats
 from partita.core.fleet import FleetHistory
-from partita.fleet.study.study import Run, Study
+from partita.fleet.study.study import Run
 
 _Share: TypeAlias = tuple[str, str, Callable[[FleetHistory], Floats]]
 
@@ -58,14 +58,14 @@ class Panel:
     logarithmic: bool = False
 
 
-def panels_of(found: Study) -> list[Panel]:
-    """Return the panels of a study: over loads where there are several, and of the highest load."""
-    loads = sorted({run.load for run in found.runs})
-    highest = [run for run in found.runs if run.load == loads[-1] or all(map(math.isnan, loads))][
+def panels_of(runs: Sequence[Run]) -> list[Panel]:
+    """Return the panels of runs: over loads where there are several, and of the highest load."""
+    loads = sorted({run.load for run in runs})
+    highest = [run for run in runs if run.load == loads[-1] or all(map(math.isnan, loads))][
         :MOST_LINES
     ]
     at = "" if math.isnan(highest[0].load) else f" at {highest[0].load:g} jobs an hour"
-    result = [_loads_panel(found)] if len(loads) > 1 else []
+    result = [_loads_panel(runs)] if len(loads) > 1 else []
     result.append(
         Panel(
             key="cdf",
@@ -117,16 +117,16 @@ _SHARES: tuple[_Share, ...] = (
 )
 
 
-def _loads_panel(found: Study) -> Panel:
-    titles = list(dict.fromkeys(run.title for run in found.runs))[:MOST_LINES]
+def _loads_panel(runs: Sequence[Run]) -> Panel:
+    titles = list(dict.fromkeys(run.title for run in runs))[:MOST_LINES]
     lines = []
     for title in titles:
-        runs = [run for run in found.runs if run.title == title]
+        own = [run for run in runs if run.title == title]
         lines.append(
             Line(
                 name=title,
-                x=np.array([run.load for run in runs]),
-                y=np.array([run.metrics.mean_s / 3600 for run in runs]),
+                x=np.array([run.load for run in own]),
+                y=np.array([run.metrics.mean_s / 3600 for run in own]),
             )
         )
     return Panel(

@@ -143,7 +143,7 @@ class Run:
         load: Jobs an hour; NaN = arrivals of the trace.
         seed: Of the arrivals and all other draws.
         simulator: By whose rules.
-        trace: The jobs that it was given.
+        trace: The jobs that it was given; None where only the history is known.
         history: What became of them.
         counted: Which jobs count.
         metrics: Figures of the jobs that count.
@@ -155,7 +155,7 @@ class Run:
     load: float
     seed: int
     simulator: Simulator
-    trace: Trace
+    trace: Trace | None
     history: FleetHistory
     counted: Flags
     metrics: Metrics
@@ -466,9 +466,26 @@ def _run(question: Question, case: _Case, history: FleetHistory) -> Run:
     )
 
 
+def run_of(history: FleetHistory) -> Run:
+    """Return the figures of a history that was read from a file, all of its jobs counted."""
+    return Run(
+        policy=history.policy,
+        load=math.nan,
+        seed=0,
+        simulator=simulator_of(DEFAULT_SIMULATOR),
+        trace=None,
+        history=history,
+        counted=np.ones(len(history), dtype=np.bool_),
+        metrics=metrics_of(history),
+        use=load_of(history),
+        kinds=by_kind(history, np.ones(len(history), dtype=np.bool_)),
+    )
+
+
 def _capped(question: Question, played: Sequence[Run]) -> Capped:
     """Compare a run under a cap with none, and with one limit of clocks for all."""
     run, free, equal = played
+    assert run.trace is not None  # it was simulated here
     three, rules = (free, run, equal), question.rules
     gpu_s = [float(each.history.attained_gpu_s.sum()) for each in three]
     lost = cap_loss(run.trace, run.history, rules.power_cap_w)

@@ -140,9 +140,9 @@ def test_example_classes_have_speed_1_at_the_usual_share(catalogue):
 
 
 def test_panels_show_loads_only_where_there_are_several(trace, servers):
-    one = panels_of(study(asked(trace, servers, "fifo:fair", "fifo:tune")))
+    one = panels_of(study(asked(trace, servers, "fifo:fair", "fifo:tune")).runs)
     assert [panel.key for panel in one] == ["cdf", "queue", "gpus", "cpus", "memory"]
-    several = panels_of(study(asked(trace, servers, "fifo:tune", loads=(2.0, 4.0))))
+    several = panels_of(study(asked(trace, servers, "fifo:tune", loads=(2.0, 4.0))).runs)
     assert several[0].key == "loads"
     assert several[0].lines[0].x.tolist() == [2.0, 4.0]
     assert "at 4 jobs an hour" in several[1].title
@@ -153,7 +153,9 @@ def test_panels_show_loads_only_where_there_are_several(trace, servers):
 
 def test_the_picture_names_each_policy(trace, servers):
     found = study(asked(trace, servers, "fifo:fair", "fifo:tune"))
-    text = render(lambda: panels_chart(panels_of(found), title="a < b"), "a.svg").decode("utf-8")
+    text = render(lambda: panels_chart(panels_of(found.runs), title="a < b"), "a.svg").decode(
+        "utf-8"
+    )
     assert text.count(">fifo:tune<") == 5
     assert "a &lt; b" in text
     assert not math.isnan(found.runs[0].use.gpus)

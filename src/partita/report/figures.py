@@ -1,0 +1,479 @@
+"""Figures: documents as JSON values that a page draws, and that anybody can read as a table.
+
+A figure is a mapping with a ``kind`` that a module under ``static`` draws, a ``title``, and a
+``table``: titles and units of its columns, and its rows. What is large is packed
+(`partita.report.columns`). Figures of one ``axis`` share their time axis and their cursor.
+Everything that a figure says is computed here or before; the page lays it out and colours it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from partita.core.cluster import Cluster
+from partita.core.columns import Array
+from partita.core.graph import Graph
+from partita.core.json_values import number_or_none
+from partita.core.plan import Plan
+from partita.core.program import LAST_COMPUTE, Kind
+from partita.core.timeline import Timeline
+from partita.report.columns import Scaled, pack, ticks
+
+Figure: TypeAlias = dict[str, Any]
+
+MOST_OPS = 300
+"""Bars of a graph; more ops are drawn in groups of neighbours of one stage."""
+MOST_EXACT_ROWS = 250_000
+"""Instructions of a timeline whose times are kept to a 2 ** 32nd of the step."""
+_COARSE = 2**20
+"""Steps of the grid on which the times of longer timelines lie."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of the table of a figure.
+
+    Attributes:
+        title: Its heading.
+        unit: ``s``, ``bytes``, ``J``, ``share`` or ``change`` (relative); empty = as it stands.
+    """
+
+    title: str
+    unit: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """Return it as JSON values."""
+        return {"title": self.title, "unit": self.unit}
+
+
+def table_of(columns: Sequence[TableColumn], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return a table as JSON values; numbers that are not known are null."""
+    return {
+        "columns": [column.to_json() for column in columns],
+        "rows": [[_cell(value) for value in row] for row in rows],
+    }
+
+
+def _cell(value: Any) -> Any:  # noqa: ANN401 (a number or a text)
+    return number_or_none(float(value)) if isinstance(value, float | np.floating) else value
+
+
+def device_labels(names: Sequence[str], cluster: Cluster | None) -> list[dict[str, str]]:
+    """Return the devices of a figure: name, host and type, which may not be known."""
+    known = {} if cluster is None else {device.name: device for device in cluster.devices}
+    hosts = () if cluster is None else cluster.hosts
+    return [
+        {
+            "name": name,
+            "type": known[name].type if name in known else "",
+            "host": hosts[known[name].host].name if name in known else "",
+        }
+        for name in names
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Track:
+    """A timeline that is drawn with others on one axis.
+
+    Attributes:
+        name: What it is, such as ``predicted``.
+        timeline: The timeline.
+    """
+
+    name: str
+    timeline: Timeline
+
+
+def timeline_figure(
+    tracks: Sequence[Track],
+    *,
+    cluster: Cluster | None = None,
+    title: str = "Timeline",
+    axis: str = "step",
+    length_s: float | None = None,
+    colour: str = "kind",
+) -> Figure:
+    """Return what every device does when; of several tracks, one below the other per device.
+
+    Args:
+        tracks: Timelines of the same devices.
+        cluster: Tells types and hosts of the devices.
+        title: Of the figure.
+        axis: Figures of one axis move together.
+        length_s: Seconds of the whole axis; None = those of the longest track.
+        colour: What colours the bars at first: ``kind``, ``stage`` or ``clock``.
+    """
+    first = tracks[0].timeline
+    longest = max(track.timeline.makespan_s for track in tracks)
+    return {
+        "kind": "timeline",
+        "title": title,
+        "axis": axis,
+        "length_s": longest if length_s is None else length_s,
+        "colour": colour,
+        "devices": device_labels(first.devices, cluster),
+        "kinds": [kind.name.lower() for kind in Kind],
+        "last_compute": int(LAST_COMPUTE),
+        "tracks": [_track(track) for track in tracks],
+        "table": _use_table(tracks),
+    }
+
+
+def _track(track: Track) -> dict[str, Any]:
+    timeline = track.timeline
+    order = drawing_order(timeline)
+    sizes, size_of = np.unique(timeline.bytes[order], return_inverse=True)
+    clocks, clock_of = np.unique(timeline.clock_mhz[order], return_inverse=True)
+    start = grid(timeline.start_s[order], timeline)
+    end = grid(timeline.end_s[order], timeline)
+    columns: dict[str, Array | Scaled] = {
+        "device": timeline.device[order],
+        "row": order,
+        "kind": timeline.kind[order],
+        "stage": timeline.stage[order],
+        "microbatch": timeline.microbatch[order],
+        "peer": timeline.peer[order],
+        "start": start.whole,
+        "length": end.whole - start.whole,
+        "size": size_of,
+    }
+    if bool(np.isfinite(clocks).any()):
+        columns["clock"] = clock_of
+    return {
+        "name": track.name,
+        "origin": timeline.origin.value,
+        "makespan_s": timeline.makespan_s,
+        "tick_s": start.scale,
+        "sizes": sizes.tolist(),
+        "clocks": [number_or_none(clock) for clock in clocks.tolist()],
+        "idle": timeline.bubble.tolist(),
+        "data": pack(columns),
+    }
+
+
+def grid(values: Array, timeline: Timeline) -> Scaled:
+    """Return times of a timeline on a grid, a coarser one where there are very many."""
+    exact = len(timeline) <= MOST_EXACT_ROWS
+    if exact:
+        return ticks(values, timeline.makespan_s)
+    scale = max(timeline.makespan_s, 1e-300) / _COARSE
+    return Scaled(whole=np.rint(values / scale).astype(np.int64), scale=scale)
+
+
+def drawing_order(timeline: Timeline) -> Array:
+    """Return the rows by device; of each its compute, what it sends, what it waits for; by start.
+
+    A RECV covers the wait for its message, so that it is told and not drawn.
+    """
+    kind = timeline.kind
+    sort = np.where(kind <= LAST_COMPUTE, 0, np.where(kind == Kind.RECV, 2, 1))
+    return np.lexsort((timeline.start_s, sort, timeline.device))
+
+
+_USE = (
+    TableColumn("device"),
+    TableColumn("timeline"),
+    TableColumn("busy", "s"),
+    TableColumn("waiting for data", "s"),
+    TableColumn("idle", "share"),
+    TableColumn("peak memory", "bytes"),
+)
+
+
+def _use_table(tracks: Sequence[Track]) -> dict[str, Any]:
+    rows = []
+    for device, name in enumerate(tracks[0].timeline.devices):
+        for track in tracks:
+            own = track.timeline
+            peak = float(own.peak_bytes[device]) if len(own.memory_device) else float("nan")
+            figures = (own.busy_s[device], own.exposed_s[device], own.bubble[device])
+            rows.append([name, track.name, *map(float, figures), peak])
+    return table_of(_USE, rows)
+
+
+def memory_figure(
+    timeline: Timeline, *, cluster: Cluster | None = None, axis: str = "step"
+) -> Figure:
+    """Return the memory of each device over a step, on the axis of its timeline."""
+    peaks, limits = timeline.peak_bytes, timeline.limit_bytes
+    scale = max(float(peaks.max(initial=0.0)), 1.0) / 0xFFFF
+    rows = [
+        [name, float(peaks[at]), float(limits[at]), float(limits[at] - peaks[at])]
+        for at, name in enumerate(timeline.devices)
+    ]
+    columns = [TableColumn(title, "bytes") for title in ("peak", "limit", "left")]
+    return {
+        "kind": "memory",
+        "title": "Memory, on the same axis",
+        "axis": axis,
+        "length_s": timeline.makespan_s,
+        "devices": device_labels(timeline.devices, cluster),
+        "peak_bytes": peaks.tolist(),
+        "limit_bytes": [number_or_none(limit) for limit in limits.tolist()],
+        "data": pack(
+            {
+                "device": timeline.memory_device,
+                "time": grid(timeline.memory_s, timeline),
+                "bytes": Scaled(
+                    whole=np.rint(timeline.memory_bytes / scale).astype(np.int64), scale=scale
+                ),
+            }
+        ),
+        "table": table_of([TableColumn("device"), *columns], rows),
+    }
+
+
+def stages_of(plan: Plan) -> dict[str, list[int]]:
+    """Return the stages of each device of a plan, by name."""
+    held: dict[str, list[int]] = {name: [] for name in plan.devices}
+    for index, stage in enumerate(plan.stages):
+        for device in {device for group in stage.devices for device in group}:
+            held[plan.devices[device]].append(index)
+    return held
+
+
+def cluster_figure(cluster: Cluster, plan: Plan | None = None) -> Figure:
+    """Return the hosts and devices of a cluster, and the stages of each; unused ones too."""
+    held = {} if plan is None else stages_of(plan)
+    devices = [
+        {
+            "name": device.name,
+            "host": device.host,
+            "type": device.type,
+            "memory_bytes": number_or_none(device.memory_bytes),
+            "stages": held.get(device.name, []),
+        }
+        for device in cluster.devices
+    ]
+    rows = [
+        [
+            device.name,
+            cluster.hosts[device.host].name,
+            device.type,
+            device.memory_bytes,
+            ", ".join(map(str, held.get(device.name, []))) or "none",
+        ]
+        for device in cluster.devices
+    ]
+    columns = (
+        *(TableColumn("device"), TableColumn("host"), TableColumn("type")),
+        *(TableColumn("memory", "bytes"), TableColumn("stages")),
+    )
+    shown = len(columns) - (plan is None)
+    return {
+        "kind": "cluster",
+        "title": "Cluster: who does which stage" if plan is not None else "Cluster",
+        "hosts": [host.name for host in cluster.hosts],
+        "devices": devices,
+        "planned": plan is not None,
+        "table": table_of(columns[:shown], [row[:shown] for row in rows]),
+    }
+
+
+def graph_figure(graph: Graph, plan: Plan | None = None) -> Figure:
+    """Return the ops in the order of the data, coloured by stage; their height is their time.
+
+    Neighbours of one stage and one block are one bar where there are too many ops for a bar each.
+    """
+    order = graph.topological_order[graph.is_forward[graph.topological_order]]
+    stage = np.zeros(len(graph), np.int64) if plan is None else plan.stage_of.astype(np.int64)
+    if plan is not None:
+        order = order[np.argsort(stage[order], kind="stable")]
+    seconds = graph.forward_s + graph.backward_s
+    bar_of = _bars(graph, order, stage)
+    count = int(bar_of[-1]) + 1 if len(bar_of) else 0
+    first = np.searchsorted(bar_of, np.arange(count))
+    sizes = np.bincount(bar_of, minlength=count)
+    spent = np.bincount(bar_of, weights=seconds[order], minlength=count)
+    rows = []
+    for begin, size, total in zip(first.tolist(), sizes.tolist(), spent.tolist(), strict=True):
+        name = graph.ops.names[order[begin]]
+        words = name if size == 1 else f"{name} and {size - 1} more"
+        rows.append([words, int(stage[order[begin]]), int(size), float(total)])
+    columns = (
+        *(TableColumn("op"), TableColumn("stage"), TableColumn("ops")),
+        TableColumn("forward and backward", "s"),
+    )
+    return {
+        "kind": "graph",
+        "title": "Model: ops by stage, as high as they take long",
+        "num_ops": len(graph),
+        "table": table_of(columns, rows),
+    }
+
+
+def _bars(graph: Graph, order: Array, stage: Array) -> Array:
+    """Return the bar of each op in order: one each, or neighbours together where there are many."""
+    place = np.arange(len(order))
+    if len(order) <= MOST_OPS:
+        return place
+    block = graph.ops.blocks.of if len(graph.ops.blocks.of) else graph.ops.layers.of
+    keys = [stage[order]] + ([block[order].astype(np.int64)] if len(block) else [])
+    new = np.zeros(len(order), bool)
+    for key in keys:
+        new[1:] |= np.diff(key) != 0
+    # Runs that are still too many are cut at equal distances instead.
+    if int(new.sum()) >= MOST_OPS:
+        new = np.diff(stage[order], prepend=stage[order][:1]) != 0
+        new[1:] |= np.diff(place * MOST_OPS // len(order)) != 0
+    elif int(new.sum()) < MOST_OPS // 4:
+        new[1:] |= np.diff(place * (MOST_OPS // 2) // len(order)) != 0
+    return np.cumsum(new)
+
+
+def bars_figure(
+    title: str,
+    *,
+    names: Sequence[str],
+    parts: Mapping[str, Array],
+    unit: str,
+    whole: Sequence[float] = (),
+    note: str = "",
+) -> Figure:
+    """Return one bar per name, divided into parts.
+
+    Args:
+        title: Of the figure.
+        names: Of the bars.
+        parts: Values of all bars by name of the part, from left to right.
+        unit: Unit of the values.
+        whole: Length of the axis of each bar; empty = of all bars that of the longest.
+        note: What to know of it.
+    """
+    used = {name: values for name, values in parts.items() if bool((np.abs(values) > 0).any())}
+    longest = float(np.sum(list(used.values()), axis=0).max()) if used else 0.0
+    rows = [
+        [name, *(float(values[at]) for values in used.values())] for at, name in enumerate(names)
+    ]
+    columns = [TableColumn("device"), *(TableColumn(name, unit) for name in used)]
+    return {
+        "kind": "bars",
+        "title": title,
+        "note": note,
+        "unit": unit,
+        "parts": list(used),
+        "whole": [number_or_none(each) for each in whole] or [longest] * len(names),
+        "table": table_of(columns, rows),
+    }
+
+
+def breakdown_figure(timeline: Timeline) -> Figure:
+    """Return where the time of each device goes: compute, waiting for data, bubble."""
+    spent = timeline.end_s - timeline.start_s
+
+    def seconds(*kinds: Kind) -> Array:
+        rows = np.isin(timeline.kind, kinds)
+        return np.bincount(
+            timeline.device[rows], weights=spent[rows], minlength=len(timeline.devices)
+        )
+
+    idle = timeline.makespan_s - timeline.busy_s - timeline.exposed_s
+    return bars_figure(
+        "Where the time goes",
+        names=timeline.devices,
+        parts={
+            "forward": seconds(Kind.FORWARD),
+            "backward": seconds(Kind.BACKWARD, Kind.BACKWARD_INPUT),
+            "weight gradient": seconds(Kind.BACKWARD_WEIGHT),
+            "recompute": seconds(Kind.RECOMPUTE),
+            "load": seconds(Kind.LOAD),
+            "update": seconds(Kind.UPDATE),
+            "exposed communication": timeline.exposed_s,
+            "bubble": np.maximum(idle, 0.0),
+        },
+        unit="s",
+        whole=[timeline.makespan_s] * len(timeline.devices),
+        note="Exposed communication is time without compute while a message comes or a collective "
+        "runs; the bubble is the rest of the time without compute.",
+    )
+
+
+def memory_parts_figure(timeline: Timeline, parts: Mapping[str, Array]) -> Figure:
+    """Return where the memory of each device goes at its peak.
+
+    Args:
+        timeline: Names the devices and their limits.
+        parts: Bytes of all devices by what holds them.
+    """
+    limits = timeline.limit_bytes.tolist()
+    known = all(map(np.isfinite, limits))
+    total = np.sum(list(parts.values()), axis=0)
+    return bars_figure(
+        "Where the memory goes",
+        names=timeline.devices,
+        parts=parts,
+        unit="bytes",
+        whole=[max(limit, float(total[at])) for at, limit in enumerate(limits)] if known else (),
+        note="At the peak of each device" + ("; a full bar is its limit." if known else "."),
+    )
+
+
+def table_figure(
+    title: str, columns: Sequence[TableColumn], rows: Sequence[Sequence[Any]], note: str = ""
+) -> Figure:
+    """Return a figure that is a table and nothing else."""
+    return {"kind": "table", "title": title, "note": note, "table": table_of(columns, rows)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curve:
+    """A line of a chart.
+
+    Attributes:
+        name: For the legend.
+        x: Where its points are.
+        y: How high.
+        style: ``line``, ``steps``, ``dashes`` or ``points``.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    style: str = "line"
+
+
+def chart_figure(
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    x: TableColumn,
+    y: TableColumn,
+    logarithmic: bool = False,
+    from_zero: bool = False,
+) -> Figure:
+    """Return lines over one axis.
+
+    Args:
+        title: Of the figure.
+        curves: The lines.
+        x: Title and unit of the horizontal axis.
+        y: Title and unit of the vertical axis.
+        logarithmic: Whether the horizontal axis is.
+        from_zero: Whether the vertical axis begins at 0.
+    """
+    rows = [
+        [curve.name, float(at), float(value)]
+        for curve in curves
+        for at, value in zip(curve.x, curve.y, strict=True)
+    ]
+    return {
+        "kind": "chart",
+        "title": title,
+        "x": x.to_json(),
+        "y": y.to_json(),
+        "logarithmic": logarithmic,
+        "from_zero": from_zero,
+        "curves": [
+            {
+                "name": curve.name,
+                "style": curve.style,
+                "x": [number_or_none(float(each)) for each in curve.x],
+                "y": [number_or_none(float(each)) for each in curve.y],
+            }
+            for curve in curves
+        ],
+        "table": table_of([TableColumn("line"), x, y], rows),
+    }

@@ -1,0 +1,322 @@
+"""Reports in a real browser: they draw what the documents say, and nothing of a text runs."""
+
+import dataclasses
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from _browser import HOSTILE, Watched
+
+import partita
+from partita.core.program import FIRST_COLLECTIVE, LAST_COMPUTE, Kind
+from partita.core.solution import Solution
+from partita.core.timeline import Timeline
+from partita.documents import save
+from partita.flows.answer import answer_of
+from partita.flows.pages import plan_page
+from partita.flows.report import save_page
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+PIXELS = 200
+WORDS = {
+    Kind.LOAD: "load",
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.BACKWARD_INPUT: "backward",
+    Kind.BACKWARD_WEIGHT: "weight gradient",
+    Kind.UPDATE: "update",
+    Kind.SEND: "message",
+    Kind.ALL_REDUCE: "all-reduce",
+}
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def solution() -> Solution:
+    found = partita.plan(
+        "gpt-small", cluster="1x3xa100+1x2xv100", planner="uniform", microbatches=12
+    )
+    return found.solution
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    contexts = []
+
+    def open_file(path: Path, **settings: Any) -> Watched:
+        context = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **settings})
+        contexts.append(context)
+        watched = Watched(context.new_page(), f"file://{path}")
+        watched.open(f"file://{path}")
+        return watched
+
+    yield open_file
+    for context in contexts:
+        context.close()
+
+
+def written(solution: Solution, folder: Path) -> Path:
+    path = folder / "report.html"
+    save_page(plan_page(answer_of(solution)), str(path))
+    return path
+
+
+def test_the_tip_at_random_pixels_is_the_row_of_the_document(
+    solution: Solution, tmp_path: Path, opened: Callable[..., Watched]
+) -> None:
+    watched = opened(written(solution, tmp_path))
+    page = watched.page
+    timeline = partita.simulate(solution).timeline
+    rng = random.Random(7)
+    canvas = page.locator("canvas.lanes").first
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    seen = 0
+    for turn in range(PIXELS):
+        if turn == PIXELS // 2:  # closer, around a quarter of the step
+            canvas.focus()
+            page.mouse.move(box["x"] + 400, box["y"] + 60)
+            for _ in range(6):
+                page.mouse.wheel(0, -300)
+            page.wait_for_timeout(100)
+        place = page.evaluate(_PLACE)
+        x = rng.uniform(place["left"] + 1, place["left"] + place["width"] - 1)
+        y = rng.uniform(place["top"], place["top"] + len(timeline.devices) * place["step"])
+        page.mouse.move(box["x"] + x, box["y"] + y)
+        found = page.evaluate(
+            "() => [document.querySelector('canvas.lanes').dataset.row ?? null,"
+            " document.querySelector('.tip').hidden ? null :"
+            " [...document.querySelector('.tip').children].map((line) => line.textContent)]"
+        )
+        expected = _at(timeline, place, x, y)
+        if expected is None:
+            assert found[0] in (None, ""), (x, y)
+        else:
+            seen += 1
+            assert int(found[0]) == expected, (x, y)
+            _check_tip(timeline, expected, found[1])
+    assert seen > PIXELS // 4
+    watched.check()
+
+
+_PLACE = """() => {
+  const { place, axis } = document.querySelector("canvas.lanes").partita;
+  return { ...place, from: axis.from, to: axis.to, top: 24, step: place.lane + 7 };
+}"""
+
+
+def _at(timeline: Timeline, place: dict[str, float], x: float, y: float) -> int | None:
+    """Return the row of the document at a pixel: compute in a lane, what it sends below."""
+    device = int((y - place["top"]) // place["step"])
+    inside = y - place["top"] - device * place["step"]
+    if device >= len(timeline.devices) or inside > place["lane"]:
+        return None
+    share = (x - place["left"]) / place["width"]
+    time = place["from"] + share * (place["to"] - place["from"])
+    own, kind = timeline.device == device, timeline.kind
+    if inside < 17:
+        rows = np.flatnonzero(own & (kind <= LAST_COMPUTE))
+    else:
+        rows = np.flatnonzero(own & ((kind == Kind.SEND) | (kind >= FIRST_COLLECTIVE)))
+    rows = rows[(timeline.start_s[rows] <= time) & (timeline.end_s[rows] > time)]
+    return int(rows[np.argmax(timeline.start_s[rows])]) if len(rows) else None
+
+
+def _check_tip(timeline: Timeline, row: int, lines: list[str]) -> None:
+    kind = Kind(int(timeline.kind[row]))
+    words = [WORDS[kind]]
+    words += [f"stage {timeline.stage[row]}"] if timeline.stage[row] >= 0 else []
+    words += [f"microbatch {timeline.microbatch[row]}"] if timeline.microbatch[row] >= 0 else []
+    assert lines[0] == " · ".join(words)
+    assert lines[1] == timeline.devices[timeline.device[row]]
+    times = re.findall(r"([\d.e-]+) (s|ms|us)\b", lines[2])
+    shown = [float(number) * UNITS[unit] for number, unit in times]
+    start, end = float(timeline.start_s[row]), float(timeline.end_s[row])
+    assert shown == pytest.approx([start, end, end - start], rel=1e-6, abs=2e-8)
+
+
+def test_idle_shares_of_lanes_are_the_simulators(
+    solution: Solution, tmp_path: Path, opened: Callable[..., Watched]
+) -> None:
+    watched = opened(written(solution, tmp_path))
+    timeline = partita.simulate(solution).timeline
+    shown, drawn = watched.page.evaluate(
+        """() => {
+          const { tracks } = document.querySelector("canvas.lanes").partita;
+          const [track] = tracks;
+          const busy = track.lanes.map(({ compute: [begin, end] }) => {
+            let sum = 0;
+            for (let row = begin; row < end; row += 1) sum += track.to[row] - track.from[row];
+            return 1 - sum / track.about.makespan_s;
+          });
+          return [track.about.idle, busy];
+        }"""
+    )
+    assert shown == pytest.approx(timeline.bubble)
+    assert drawn == pytest.approx(timeline.bubble, abs=1e-6)
+    assert sum(shown) == pytest.approx(float(timeline.bubble.sum()))
+    watched.check()
+
+
+def hostile(solution: Solution) -> Solution:
+    """Return a plan whose every name is a text that a careless page would run."""
+    problem, plan = solution.problem, solution.plan
+    cluster, graph = problem.cluster, problem.graph
+    name_of = {
+        device.name: f"{HOSTILE[at % len(HOSTILE)]}{at}"
+        for at, device in enumerate(cluster.devices)
+    }
+    cluster = dataclasses.replace(
+        cluster,
+        name=HOSTILE[0],
+        hosts=tuple(
+            dataclasses.replace(host, name=f"{HOSTILE[at + 1]}{at}")
+            for at, host in enumerate(cluster.hosts)
+        ),
+        devices=tuple(
+            dataclasses.replace(device, name=name_of[device.name]) for device in cluster.devices
+        ),
+    )
+    names = tuple(f"{HOSTILE[at % len(HOSTILE)]}{at}" for at in range(len(graph)))
+    graph = dataclasses.replace(
+        graph, name=HOSTILE[1], ops=dataclasses.replace(graph.ops, names=names)
+    )
+    problem = dataclasses.replace(problem, cluster=cluster, graph=graph)
+    devices = tuple(name_of[name] for name in plan.devices)
+    plan = dataclasses.replace(plan, devices=devices, fingerprint=graph.fingerprint)
+    return dataclasses.replace(solution, problem=problem, plan=plan, alternatives=())
+
+
+def test_hostile_names_are_text_everywhere(
+    solution: Solution, tmp_path: Path, opened: Callable[..., Watched]
+) -> None:
+    watched = opened(written(hostile(solution), tmp_path))
+    page = watched.page
+    assert HOSTILE[1] in page.locator("h1").inner_text()
+    for selector in (".device", ".part", "svg.graph rect"):
+        page.locator(selector).first.hover()
+        assert page.locator(".tip").is_visible()
+    assert HOSTILE[0] in page.locator(".tip").inner_text()
+    canvas = page.locator("canvas.lanes").first
+    canvas.focus()
+    for key in (".", ".", "ArrowDown", "+", "Home", ","):
+        page.keyboard.press(key)
+    assert HOSTILE[1] in page.locator("[role=status]").inner_text()
+    for summary in page.locator("details summary").all():
+        summary.click()
+    assert page.locator("td", has_text=HOSTILE[0]).count() > 0
+    page.set_viewport_size({"width": 420, "height": 800})
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= 420
+    watched.check()
+
+
+def test_the_check_would_notice_a_text_that_runs(
+    solution: Solution, tmp_path: Path, opened: Callable[..., Watched]
+) -> None:
+    path = written(solution, tmp_path)
+    text = re.sub(r"<meta http-equiv[^>]*>", "", path.read_text())
+    text = text.replace("<h1>", "<h1>", 1).replace("<body>", f"<body>{HOSTILE[1]}", 1)
+    path.write_text(text)
+    watched = opened(path)
+    with pytest.raises(AssertionError):
+        watched.check()
+    path.write_text(
+        written(solution, tmp_path).read_text().replace("<body>", f"<body>{HOSTILE[0]}", 1)
+    )
+    refused = opened(path)
+    assert refused.page.evaluate("window.__xss") is None  # the policy of the file
+    assert any("Content Security Policy" in error for error in refused.errors)
+
+
+_FOCUSED = """() => {
+  const { activeElement: element } = document;
+  return `${element.tagName} ${element.getAttribute("class") || ""}`;
+}"""
+
+
+def test_a_report_is_walked_through_by_keyboard_and_named_for_screen_readers(
+    solution: Solution, tmp_path: Path, opened: Callable[..., Watched]
+) -> None:
+    watched = opened(written(solution, tmp_path), color_scheme="dark")
+    page = watched.page
+    snapshot = page.locator("main").aria_snapshot()
+    for words in (
+        'heading "gpt-small on 3xa100+2xv100" [level=1]',
+        'heading "Cluster: who does which stage" [level=3]',
+        'heading "Where the memory goes" [level=3]',
+        "Timeline: save as CSV",
+        "5 devices. Left and right arrows move",
+    ):
+        assert words in snapshot
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate(_FOCUSED))
+    assert {"CANVAS lanes", "svg graph", "SUMMARY ", "SELECT "} <= reached
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Timeline: save as CSV").click()
+    lines = Path(saved.value.path()).read_text().splitlines()
+    assert len(lines) == len(partita.simulate(solution).timeline) + 1
+    assert lines[0].startswith("timeline,row,device,kind,stage")
+    page.get_by_role("button", name="colours").click()
+    page.emulate_media(media="print")
+    assert not page.locator(".controls button").first.is_visible()
+    watched.check()
+
+
+def test_the_slider_of_a_frontier_moves_the_bars(
+    tmp_path: Path, opened: Callable[..., Watched]
+) -> None:
+    solution = partita.plan("gpt-small", cluster="4xa100", planner="uniform", microbatches=6)
+    frontier = partita.frontier(solution.solution, points=6).frontier
+    save(frontier, tmp_path / "frontier.json")
+    partita.write_report(str(tmp_path / "frontier.json"), output=str(tmp_path / "f.html"))
+    watched = opened(tmp_path / "f.html")
+    page = watched.page
+    ends = "() => { const t = document.querySelector('canvas.lanes').partita.tracks[0];"
+    ends += " return [Math.max(...t.to), [...t.colourOf].join(), t.palette.length]; }"
+    first, colours, _ = page.evaluate(ends)
+    page.locator("input[type=range]").focus()
+    page.keyboard.press("End")
+    last, other, _ = page.evaluate(ends)
+    assert first == pytest.approx(frontier.time_s[0], rel=1e-4)
+    assert last == pytest.approx(frontier.time_s[-1], rel=1e-4)
+    assert colours != other
+    words = page.locator("output").inner_text()
+    assert words.startswith(f"point {len(frontier) - 1}: ")
+    watched.check()
+
+
+def test_plans_side_by_side_and_fleets_draw_without_errors(
+    solution: Solution, tmp_path: Path, opened: Callable[..., Watched]
+) -> None:
+    other = partita.plan("gpt-small", cluster="4xa100", planner="single").solution
+    for name, document in (("one", solution), ("two", other)):
+        save(document, tmp_path / f"{name}.json")
+    things = [str(tmp_path / f"{name}.json") for name in ("one", "two")]
+    found = partita.write_report(*things, output=str(tmp_path / "both.html"))
+    assert json.dumps(found.to_json())
+    watched = opened(tmp_path / "both.html")
+    spans = watched.page.evaluate(
+        "() => [...document.querySelectorAll('canvas.lanes')].map((c) => c.partita.axis.to)"
+    )
+    assert len(spans) == 2
+    assert spans[0] == spans[1]
+    watched.check()
+    study = partita.simulate_fleet(
+        "generated:jobs=12,short", cluster="1x8xv100", policy="fifo:fair,fifo:tune"
+    )
+    for run in study.runs:
+        save(run.history, tmp_path / f"{run.policy.replace(':', '-')}.json")
+    things = [str(tmp_path / f"fifo-{name}.json") for name in ("fair", "tune")]
+    partita.write_report(*things, output=str(tmp_path / "fleet.html"))
+    watched = opened(tmp_path / "fleet.html")
+    assert watched.page.locator("svg.chart path").count() >= 8
+    watched.check()
