@@ -4,15 +4,17 @@ Tools that look for repeated text do not see two modules that do the same thing 
 each idea has a token that nobody can do it without, and the modules that may hold it.
 """
 
+import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "src" / "partita"
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "partita"
 
 
 class Concept(NamedTuple):
@@ -234,3 +236,40 @@ def test_a_second_home_would_be_found(idea: str) -> None:
     )
     added = {**sources, "planners/second_home.py": f"{line}\n"}
     assert offenders(concept, added) == ["planners/second_home.py:1"]
+
+
+MOST_WORDS = 3
+"""Words besides facts that a pattern may have: as many tell one reason from another."""
+MOST_SENTENCES = 12
+"""Patterns of tests that have more; the number only falls. The words of messages have one home,
+``test_messages.py``; elsewhere a refusal is told by its facts."""
+
+
+def words_of(pattern: str) -> list[str]:
+    """Return the words of a pattern that are no facts: no names, numbers, options, files."""
+    plain = re.sub(r"\\.", " ", pattern)
+    return re.findall(r"(?<![\w'\"/.=-])[a-z]{2,}(?![\w'\"/.=-]*[\w'\"=])", plain)
+
+
+def patterns(text: str) -> Iterator[str]:
+    """Yield what the tests of a module match messages with, where it is written out."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.keyword) and node.arg == "match":
+            value = ast.literal_eval(node.value) if isinstance(node.value, ast.Constant) else ""
+            yield str(value)
+
+
+def test_refusals_are_told_by_their_facts_and_not_by_their_sentences() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}: {pattern}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for pattern in patterns(path.read_text(encoding="utf-8"))
+        if len(words_of(pattern)) > MOST_WORDS
+    ]
+    assert len(long) <= MOST_SENTENCES, "\n".join(long)
+
+
+def test_words_and_facts_are_told_apart() -> None:
+    text = r'pytest.raises(ValueError, match=r"op \'a\' is 3; expected --tp below n_heads")'
+    (pattern,) = patterns(text)
+    assert words_of(pattern) == ["op", "is", "expected", "below"]

@@ -61,7 +61,7 @@ def test_70b_fully_sharded_on_128_devices() -> None:
 
 
 def test_405b_needs_hundreds_of_devices() -> None:
-    with pytest.raises(InfeasibleError, match=r"2 times as many devices \(128\)"):
+    with pytest.raises(InfeasibleError, match=r"2 times.*\(128\)"):
         ask("llama3-405b", "8xdgx-h100", batch_size=512)
     # One replica on 128 devices has its whole state on them, and computes all activations again.
     least = ask("llama3-405b", "16xdgx-h100", batch_size=512)

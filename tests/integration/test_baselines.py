@@ -286,7 +286,7 @@ def test_single_takes_a_device():
     problem = problem_of(source_of("gpt"), ModelOrigin(text="gpt"))
     device = problem.cluster.device_names[1]
     assert baseline_plan("single", problem, device=device).plan.devices == (device,)
-    with pytest.raises(InvalidInputError, match="only single takes a device"):
+    with pytest.raises(InvalidInputError, match="only single takes"):
         baseline_plan("ddp", problem, device=device)
 
 
@@ -356,7 +356,7 @@ def test_ddp_and_fsdp_refuse_stages():
 
 
 def test_a_baseline_that_torch_does_not_have_is_refused():
-    with pytest.raises(InvalidInputError, match="no baseline 'expert'; there are ddp"):
+    with pytest.raises(InvalidInputError, match=r"'expert'.*ddp"):
         baseline_of("expert")
     assert set(TORCH_BASELINES) < set(BASELINES)
 

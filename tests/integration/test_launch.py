@@ -198,14 +198,14 @@ def test_a_taken_port_is_named(tmp_path: Path, make_job: MakeJob) -> None:
 def test_a_host_that_does_not_come_is_named(tmp_path: Path, make_job: MakeJob) -> None:
     files = make_job(tmp_path / "job", [0, 2], start_limit_s=0.5)
     host = Host(num_hosts=2, address="127.0.0.1", port=free_port())
-    with pytest.raises(WorkerError, match=r"host 0: host 1 did not come .* NNODES=2 NODE_RANK=1"):
+    with pytest.raises(WorkerError, match=r"host 0: host 1.* NNODES=2 NODE_RANK=1"):
         launch(files.path, host)
 
 
 def test_a_first_host_that_is_not_there_is_named(tmp_path: Path, make_job: MakeJob) -> None:
     files = make_job(tmp_path / "job", [0, 2], start_limit_s=0.5)
     host = Host(index=1, num_hosts=2, address="127.0.0.1", port=free_port())
-    with pytest.raises(WorkerError, match=r"host 1: host 0 was not found at 127\.0\.0\.1"):
+    with pytest.raises(WorkerError, match=r"host 1: host 0.*127\.0\.0\.1"):
         launch(files.path, host)
 
 

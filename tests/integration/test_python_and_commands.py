@@ -114,9 +114,9 @@ def test_energy_profile(run: Run, saved: str) -> None:
     assert again.name == "again"
     planned = partita.plan("gpt-small", cluster="4xa100", planner="uniform", microbatches=8)
     assert partita.profile_energy(planned, **options).rows() == result.rows()
-    with pytest.raises(InvalidInputError, match="a plan has no measured energy; say --modelled"):
+    with pytest.raises(InvalidInputError, match="--modelled"):
         partita.profile_energy(planned)
-    with pytest.raises(InvalidInputError, match="holds a frontier; expected an energy profile"):
+    with pytest.raises(InvalidInputError, match="frontier; expected"):
         partita.profile_energy(partita.frontier(saved, points=2), modelled=True)
 
 
@@ -133,7 +133,7 @@ def test_frontier_choose_replay_and_compare(run: Run, saved: str) -> None:
     assert chosen.waiting_j is not None
     assert len(chosen.lines()) == 2
     assert chosen.clock_plan() == Path("clocks.py").read_text(encoding="utf-8")
-    with pytest.raises(InvalidInputError, match=r"holds a solution, not a frontier; make one with"):
+    with pytest.raises(InvalidInputError, match=r"solution,.*make"):
         partita.choose_clocks(saved)
 
     found = said(run, "energy", "replay", saved, "clocks.py")
@@ -150,7 +150,7 @@ def test_frontier_choose_replay_and_compare(run: Run, saved: str) -> None:
         "clock plan, modelled",
     ]
     assert partita.compare_energy(frontier).items[0].savings == compared.items[1].savings
-    with pytest.raises(InvalidInputError, match="there is nothing to compare"):
+    with pytest.raises(InvalidInputError, match=r"nothing.*compare"):
         partita.compare_energy()
 
 
@@ -178,7 +178,7 @@ def test_profiles_are_merged(run: Run, tmp_path: Path) -> None:
     assert {**plain(result), "written": None} == found
     assert [costs.device_type for costs in result.graph.costs] == ["a100", "v100"]
     assert result.rows() == partita.merge_profiles("a100.json", Path("v100.json")).rows()
-    with pytest.raises(InvalidInputError, match="both have costs for 'a100'"):
+    with pytest.raises(InvalidInputError, match=r"costs.*'a100'"):
         partita.merge_profiles("a100.json", graphs[0])
     partita.save(partita.plan(graphs[0], cluster="2xa100", planner="uniform").solution, "p.json")
     with pytest.raises(InvalidInputError, match=r"p.json holds a Solution; expected a graph"):
@@ -248,7 +248,7 @@ def test_results_are_plans_for_the_next_question() -> None:
     ],
 )
 def test_an_unknown_option_is_refused_with_the_near_one(name: str) -> None:
-    with pytest.raises(InvalidInputError, match="there is no option 'clustr'; did you mean"):
+    with pytest.raises(InvalidInputError, match="'clustr'"):
         getattr(partita, name)("gpt-small", clustr="4xa100")
 
 

@@ -91,11 +91,11 @@ def test_a_profile_is_planned_and_run_without_a_file(run_script: Any) -> None:
 
 
 def test_options_that_would_be_ignored_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="there is no option 'stepps'; did you mean"):
+    with pytest.raises(InvalidInputError, match=r"'stepps'.*did you mean"):
         partita.train("gpt3-small", stepps=2)
-    with pytest.raises(InvalidInputError, match="--cluster names machines that are not here"):
+    with pytest.raises(InvalidInputError, match="--cluster names machines"):
         partita.train("gpt3-small", cluster="4xa100")
-    with pytest.raises(InvalidInputError, match="one in the --config file"):
+    with pytest.raises(InvalidInputError, match="--config file"):
         partita.train()
     with pytest.raises(InvalidInputError, match="the script says that itself"):
         partita.run("plan.json", "script.py", steps=3)

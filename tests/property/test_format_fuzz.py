@@ -41,7 +41,17 @@ DOCUMENTS = {
     Holds.TRACE: "trace-drawn.json",
 }
 """What rows that hold no graph, plan or cluster are given to write."""
+READERS = Path(__file__).parent.parent / "golden" / "readers"
+LISTED = {
+    "nvidia-smi": "a100-nvswitch.txt",
+    "nccl-topology": "h100-nvswitch.xml",
+    "slurm": "show-node.txt",
+    "kubernetes": "h100-leaves.json",
+    "hostfile": "deepspeed.txt",
+}
+"""Lists of hosts, and a file of each."""
 GIVEN = {
+    **{name: (READERS / name / file).read_bytes() for name, file in LISTED.items()},
     "synergy-models": b'{"cpu_axis_per_gpu": [1], "mem_axis_gb_per_gpu": [1], "sets": {}}\n',
     "synergy-profile": b'[{"2": 0.5}, {"2": {"0": 4.0, "100": 2.0}}, {"2": {"0": 1.0, "100": 0}}]',
     "philly": b'[{"attempts": [], "submitted_time": "2017-10-03 07:29:14"}]\n',

@@ -95,7 +95,7 @@ def test_an_interrupt_leaves_no_temporary_file(tmp_path, monkeypatch):
 
 
 def test_an_object_that_cannot_be_encoded_touches_no_file(tmp_path):
-    with pytest.raises(InvalidInputError, match="int has no document"):
+    with pytest.raises(InvalidInputError, match=r"int.*document"):
         save(5, tmp_path / "x.json")
     assert files(tmp_path) == []
 
@@ -119,7 +119,7 @@ def test_a_path_that_cannot_be_written_is_an_error_of_the_input(tmp_path, name, 
 
 def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("x", encoding="utf-8")
-    with pytest.raises(InvalidInputError, match="cannot be written: not a directory"):
+    with pytest.raises(InvalidInputError, match=r"written:.*directory"):
         write_text(tmp_path / "file" / "x.json", "x")
 
 
@@ -154,7 +154,7 @@ def test_a_link_is_followed(tmp_path):
 
 
 def test_text_that_has_no_encoding_is_refused(tmp_path):
-    with pytest.raises(InvalidInputError, match=r"cannot be written: '\\ud800' has no UTF-8$"):
+    with pytest.raises(InvalidInputError, match=r"'\\ud800'.*UTF-8"):
         write_text(tmp_path / "x.txt", "ab\ud800")
     assert files(tmp_path) == []
 
@@ -169,7 +169,7 @@ def test_a_dash_is_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", Input(write_json(chain(3)).encode()))
     assert load("-") == chain(3)
     monkeypatch.setattr("sys.stdin", Input(b"{"))
-    with pytest.raises(FormatError, match=r"^standard input:1: not valid JSON"):
+    with pytest.raises(FormatError, match=r"input:1:.*JSON"):
         load("-")
 
 
@@ -185,27 +185,27 @@ def test_a_directory_and_a_missing_file_are_named(tmp_path):
 
 
 def test_a_name_that_no_file_can_have_is_refused():
-    with pytest.raises(FormatError, match="cannot be read: embedded null byte"):
+    with pytest.raises(FormatError, match=r"cannot.*embedded"):
         read_bytes("a\0b")
-    with pytest.raises(FormatError, match="cannot be read: file name too long"):
+    with pytest.raises(FormatError, match=r"cannot.*name"):
         read_bytes("n" * 5000)
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "MAX_FILE_BYTES", 10)
     (tmp_path / "x").write_bytes(b"1" * 11)
-    with pytest.raises(FormatError, match=r"x: is larger than 10 bytes$"):
+    with pytest.raises(FormatError, match=r"x:.*10 bytes"):
         load(tmp_path / "x")
     (tmp_path / "x").write_bytes(b"1" * 10)
     assert read_bytes(str(tmp_path / "x")) == b"1" * 10
     monkeypatch.setattr("sys.stdin", Input(b"1" * 11))
-    with pytest.raises(FormatError, match=r"^standard input: is larger than 10 bytes$"):
+    with pytest.raises(FormatError, match=r"standard.*10 bytes"):
         read_bytes("-")
 
 
 def test_a_device_without_end_is_not_read_without_end(monkeypatch):
     monkeypatch.setattr(documents, "MAX_FILE_BYTES", 1000)
-    with pytest.raises(FormatError, match=r"^/dev/zero: is larger than 1000 bytes$"):
+    with pytest.raises(FormatError, match=r"/dev/zero:.*1000 bytes"):
         read_bytes("/dev/zero")
 
 
@@ -243,10 +243,10 @@ def test_text_has_no_byte_order_mark_and_must_be_utf8(tmp_path):
     path.write_bytes("\ufeffgrün".encode())
     assert read_text(str(path)) == "grün"
     path.write_bytes(b"ab\xff")
-    with pytest.raises(FormatError, match=r"x\.txt: is not UTF-8 text \(byte 2\)$"):
+    with pytest.raises(FormatError, match=r"x\.txt:.*UTF-8.*2\)"):
         read_text(str(path))
     path.write_bytes("grün".encode("utf-16"))
-    with pytest.raises(FormatError, match=r"x\.txt:1: byte 0xff is not UTF-8 text; known are"):
+    with pytest.raises(FormatError, match=r"x\.txt:1:.*0xff.*UTF-8"):
         load(path)
 
 
@@ -257,10 +257,10 @@ def test_a_foreign_file_is_known_by_what_it_holds(tmp_path):
     assert isinstance(found, Graph | Problem)
     nonsense = tmp_path / "nonsense"
     nonsense.write_text("nothing that is known", encoding="utf-8")
-    with pytest.raises(FormatError, match=r"nonsense: the file is in no known format; known are"):
+    with pytest.raises(FormatError, match=r"nonsense:.*format"):
         load(nonsense)
     nonsense.write_bytes(b"")
-    with pytest.raises(FormatError, match=r"nonsense: the file is empty; known are"):
+    with pytest.raises(FormatError, match=r"nonsense:.*empty"):
         load(nonsense)
 
 
@@ -301,7 +301,7 @@ def test_names_without_an_ending_or_with_a_dot_in_front_are_numbered(tmp_path, n
 
 def test_unused_paths_run_out(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "exists", lambda self: True)
-    with pytest.raises(InvalidInputError, match=r"and 9998 numbered ones exist; name another wit"):
+    with pytest.raises(InvalidInputError, match="9998 numbered"):
         unused_path(tmp_path / "x.json")
 
 

@@ -59,9 +59,9 @@ def test_a_broken_plug_in_is_one_warning_where_it_was_not(entries, caplog):
 
 
 def test_failures_of_a_plug_in_name_it():
-    with pytest.raises(UnsupportedError, match=r"^ordering 'odd' is a plug-in and failed: TypeErr"):
+    with pytest.raises(UnsupportedError, match=r"'odd'.*plug-in.*TypeErr"):
         guarded("ordering", "odd", len)(3)  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedError, match=r"'odd' is a plug-in and returned no str$"):
+    with pytest.raises(UnsupportedError, match=r"'odd'.*plug-in.*returned"):
         guarded("ordering", "odd", len, returns=str)([])
 
     def refuse() -> None:

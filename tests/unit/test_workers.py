@@ -37,14 +37,14 @@ def test_an_error_is_raised_where_the_result_would_be_and_workers_go_on() -> Non
 def test_a_worker_that_dies_is_told() -> None:
     with (
         open_workers("1") as workers,
-        pytest.raises(WorkerError, match="a worker ended with exit code 7"),
+        pytest.raises(WorkerError, match=r"worker.*7"),
     ):
         list(workers.map(os._exit, [7]))
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "", "ray2", "2000"])
 def test_what_names_no_workers_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInputError, match="expected 1 to 1024, or ray"):
+    with pytest.raises(InvalidInputError, match=r"expected 1.*1024"):
         check_workers(text)
 
 

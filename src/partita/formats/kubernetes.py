@@ -47,7 +47,8 @@ def read_kubernetes_nodes(value: Any, known: Completion, *, name: str = "kuberne
         FormatError: A node is broken.
         InvalidInputError: None has GPUs, or their type is not known.
     """
-    items = [value] if value.get("kind") == "Node" else value.get("items")
+    listed = _table(value, "what is listed")
+    items = [listed] if listed.get("kind") == "Node" else listed.get("items")
     if not isinstance(items, list):
         raise FormatError("key 'items' is no list; expected what kubectl get nodes -o json prints")
     nodes = [_table(item, "a node") for item in items]

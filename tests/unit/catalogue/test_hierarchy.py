@@ -160,7 +160,7 @@ def test_impossible_matrices_are_refused(rates, delays, message):
 
 
 def test_hosts_must_be_given_for_all_devices():
-    with pytest.raises(InvalidInputError, match="3 hosts are given for 4"):
+    with pytest.raises(InvalidInputError, match=r"3 hosts.*4"):
         infer_levels(*tree([4]), host_of=[0, 0, 0])
 
 

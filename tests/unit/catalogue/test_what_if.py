@@ -103,7 +103,7 @@ def test_a_device_without_links_gets_the_usual_ones(catalogue: Catalogue):
     one = replace(read_shorthand("a100", catalogue), levels=())
     assert groups(what_if(one, "+1xa100", catalogue)) == [("host", [0, 0])]
     strange = Cluster(devices=(Device(name="x", type="b100"),))
-    with pytest.raises(InvalidInputError, match="'b100' is not known; expected a type of the cat"):
+    with pytest.raises(InvalidInputError, match="'b100'"):
         what_if(strange, "+1xb100", catalogue)
 
 
@@ -146,9 +146,7 @@ def test_a_change_that_makes_no_sense_is_refused(catalogue: Catalogue, change: s
 
 
 def test_a_matrix_says_nothing_of_another_type(catalogue: Catalogue):
-    with pytest.raises(
-        InvalidInputError, match="a matrix of links, which says nothing of another 'a100'"
-    ):
+    with pytest.raises(InvalidInputError, match=r"nothing.*'a100'"):
         what_if(matrix_cluster(), "+1xa100", catalogue)
 
 
@@ -186,7 +184,7 @@ def test_devices_are_left_out_by_name_or_pattern(catalogue: Catalogue):
     left = what_if(matrix_cluster(), "-d1", catalogue)
     assert left.matrix is not None
     assert left.matrix.bandwidth_bytes_per_s.tolist() == [0, 2, 4, 0]
-    with pytest.raises(InvalidInputError, match="no device of the cluster has such a name"):
+    with pytest.raises(InvalidInputError, match=r"no.*cluster has"):
         what_if(cluster, "-host7/gpu1", catalogue)
-    with pytest.raises(InvalidInputError, match="every device of the cluster"):
+    with pytest.raises(InvalidInputError, match=r"every.*cluster"):
         what_if(cluster, "-*", catalogue)

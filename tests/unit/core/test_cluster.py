@@ -105,7 +105,7 @@ def test_a_cluster_is_frozen_all_the_way_down():
     rates["float32"] = -1
     assert device.peak_flop_per_s == {"float32": 1e12}
     assert device.clocks_mhz == (1.0, 2.0)
-    with pytest.raises(TypeError, match="does not support item assignment"):
+    with pytest.raises(TypeError, match=r"support.*assignment"):
         device.peak_flop_per_s["float32"] = 1
     for owner, name in ((cluster, "name"), (device, "speed"), (cluster.hosts[0], "cpus")):
         with pytest.raises(dataclasses.FrozenInstanceError):

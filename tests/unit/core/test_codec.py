@@ -160,9 +160,9 @@ def test_remarks_come_back_as_they_were():
 
 
 def test_an_object_without_a_document_is_refused():
-    with pytest.raises(InvalidInputError, match="Device has no document of its own; there are pa"):
+    with pytest.raises(InvalidInputError, match=r"Device.*document"):
         write_json(Device(name="d"))
-    with pytest.raises(InvalidInputError, match="int has no document of its own"):
+    with pytest.raises(InvalidInputError, match=r"int.*document"):
         encode(5)
 
 
@@ -413,7 +413,7 @@ def test_a_byte_order_mark_and_other_line_ends_do_no_harm():
 @pytest.mark.parametrize("digits", ["1e400", "-1e400", "1" * 400 + ".0"], ids=range(3))
 def test_a_number_beyond_the_range_of_doubles_is_not_taken_for_unlimited(digits):
     text = write_json(Cluster(devices=(Device(name="d", memory_bytes=7.0),)))
-    with pytest.raises(FormatError, match=r"is beyond the range of numbers; expected a finite"):
+    with pytest.raises(FormatError, match="numbers; expected"):
         read_json(text.replace('"memory_bytes":7.0', f'"memory_bytes":{digits}'))
 
 

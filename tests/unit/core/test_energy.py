@@ -37,5 +37,5 @@ def test_a_frontier_of_times_or_energies_that_cannot_be_is_refused(
 @pytest.mark.parametrize("value", [0, None, "inf"])
 def test_a_document_without_the_time_of_all_max_is_refused(value: object) -> None:
     document = {**encode(small_frontier()), "all_max_s": value}
-    with pytest.raises(FormatError, match=r"all_max_s is .*; expected more than 0, finite"):
+    with pytest.raises(FormatError, match=r"all_max_s.*;.*0, finite"):
         decode(document)

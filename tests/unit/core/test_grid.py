@@ -103,7 +103,7 @@ def test_ranks_of_a_host_must_be_consecutive(small: Problem) -> None:
     names = small.cluster.device_names
     mixed = (names[0], names[4], names[1], names[5])
     plan = plan_of_grid(small, Grid(pp=4, ranks=mixed))
-    with pytest.raises(InfeasibleError, match="ranks 0 and 2 are on host0, rank 1 on host1"):
+    with pytest.raises(InfeasibleError, match=r"ranks 0 and 2.*host0, rank 1.*host1"):
         grid_of(small, plan)
 
 

@@ -98,13 +98,13 @@ def test_it_survives_documents_and_pickles():
 
 
 def test_names_that_nobody_has_are_refused_and_near_ones_named():
-    with pytest.raises(InvalidInputError, match="no metric 'stage-cuont'; did you mean 'stage-c"):
+    with pytest.raises(InvalidInputError, match=r"'stage-cuont';.*'stage-c"):
         Objective(metric="stage-cuont")
-    with pytest.raises(InvalidInputError, match="there is no schedule '1f1c'"):
+    with pytest.raises(InvalidInputError, match="'1f1c'"):
         Objective(schedule="1f1c")
     body = encode(problem_of())
     body["objective"]["metric"] = "nothing"
-    with pytest.raises(FormatError, match="one of throughput, latency"):
+    with pytest.raises(FormatError, match="throughput, latency"):
         decode(body)
 
 
@@ -123,11 +123,11 @@ def test_the_command_line_takes_its_names():
 
 def test_one_that_fails_or_is_no_row_is_one_line():
     problem = problem_of(metric="breaking")
-    with pytest.raises(UnsupportedError, match="metric 'breaking' is a plug-in and failed"):
+    with pytest.raises(UnsupportedError, match=r"'breaking'.*plug-in"):
         measure(problem, plan_of(problem))
-    with pytest.raises(UnsupportedError, match="'no-row' is a plug-in whose entry point names no"):
+    with pytest.raises(UnsupportedError, match=r"'no-row'.*plug-in"):
         _ = Metric("no-row").row
-    with pytest.raises(UnsupportedError, match="'no-order' is a plug-in whose entry point names"):
+    with pytest.raises(UnsupportedError, match=r"'no-order'.*plug-in"):
         _ = Schedule("no-order").row
 
 

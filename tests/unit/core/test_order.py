@@ -88,5 +88,5 @@ def test_an_order_exists_exactly_for_acyclic_graphs(case):
             ]
             assert node == min(free)
     else:
-        with pytest.raises(InvalidInputError, match="the graph has a cycle"):
+        with pytest.raises(InvalidInputError, match=r"graph.*cycle"):
             order(size, edges)

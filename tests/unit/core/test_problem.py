@@ -64,12 +64,10 @@ def test_what_is_not_asked_follows_from_the_graph_and_the_metric():
 def test_an_op_that_no_device_may_run_is_named():
     graph = chain(3)
     picky = dataclasses.replace(graph, ops=dataclasses.replace(graph.ops, device_kinds=[3, 2, 1]))
-    with pytest.raises(
-        InvalidInputError, match=r"^op 'op1' runs on no kind of device in cluster 'cluster'$"
-    ):
+    with pytest.raises(InvalidInputError, match=r"'op1'.*'cluster'"):
         Problem(graph=picky, cluster=flat_cluster(2))
     cpu = Cluster(name="laptop", devices=(Device(name="cpu", kind=DeviceKind.CPU),))
-    with pytest.raises(InvalidInputError, match=r"^op 'op2' runs .* in cluster 'laptop'$"):
+    with pytest.raises(InvalidInputError, match=r"'op2'.*'laptop'"):
         Problem(graph=picky, cluster=cpu)
 
 

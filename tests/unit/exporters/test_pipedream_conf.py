@@ -50,7 +50,7 @@ def test_the_depth_is_what_the_runtime_computes_without_the_map() -> None:
 
 @pytest.mark.parametrize("text", ["", "3,1", "0:3", "0:3,1:0", "0:3,0:1", "0:3,2:1", "0:-1,1:1"])
 def test_ranks_that_do_not_fit_the_stages_are_refused(text: str) -> None:
-    with pytest.raises(InvalidInputError, match="stage to num ranks"):
+    with pytest.raises(InvalidInputError, match="stage to"):
         read_num_ranks(text, 2)
 
 

@@ -73,9 +73,9 @@ def test_a_broken_plug_in_is_one_line_and_breaks_nothing_else(plugged) -> None:
     assert policy_of("fifo:tune").name == "fifo:tune"
     with pytest.raises(UnsupportedError, match="ordering 'gone' is a plug-in, and "):
         policy_of("gone:tune")
-    with pytest.raises(UnsupportedError, match="ordering 'bad' is a plug-in and failed: ZeroDiv"):
+    with pytest.raises(UnsupportedError, match=r"'bad'.*plug-in.*ZeroDiv"):
         simulate_trace(small_trace(), servers(1), "bad:tune")
-    with pytest.raises(UnsupportedError, match="'none' is a plug-in and returned no Allocation"):
+    with pytest.raises(UnsupportedError, match=r"'none'.*plug-in.*Allocation"):
         simulate_trace(small_trace(), servers(1), "fifo:none")
 
 
@@ -89,7 +89,7 @@ def test_an_engine_is_a_function_that_makes_one(plugged) -> None:
     assert engine_names() == [*ENGINES, "remote"]
     assert make_engine("remote", servers(1), groups=False).name == "far"
     assert make_engine("local", servers(1), groups=False).name == "local"
-    with pytest.raises(InvalidInputError, match="no engine 'remtoe'; did you mean 'remote'"):
+    with pytest.raises(InvalidInputError, match=r"'remtoe';.*'remote'"):
         make_engine("remtoe", servers(1))
 
 
@@ -97,7 +97,7 @@ def test_rules_of_released_code_are_a_row_that_is_loaded_when_it_is_asked_for(pl
     plugged("simulators", odd=f"{__name__}:failing")
     assert set(SIMULATORS) == {"ours", "released"}
     assert simulator_of("released").suffix == " as released"
-    with pytest.raises(UnsupportedError, match="simulator 'odd' is a plug-in, and is no Simulator"):
+    with pytest.raises(UnsupportedError, match=r"'odd'.*plug-in,.*Simulator"):
         simulator_of("odd")
-    with pytest.raises(InvalidInputError, match="there is no simulator 'theirs'"):
+    with pytest.raises(InvalidInputError, match="'theirs'"):
         simulator_of("theirs")

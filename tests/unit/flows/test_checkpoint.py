@@ -114,7 +114,7 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(
     folder: Path, tmp_path: Path
 ) -> None:
     out = str(tmp_path / "out")
-    with pytest.raises(InvalidInputError, match="there is no form"):
+    with pytest.raises(InvalidInputError, match="no form"):
         partita.convert_checkpoint(str(folder), to="onnx", output=out)
     with pytest.raises(InvalidInputError, match="is no checkpoint"):
         partita.convert_checkpoint(str(tmp_path), to="hf", output=out)

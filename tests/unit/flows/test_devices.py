@@ -34,7 +34,7 @@ def test_a_name_gives_all_details_and_a_part_of_one_a_list():
 
 
 def test_a_name_that_is_not_there_is_refused_with_a_near_one():
-    with pytest.raises(InvalidInputError, match=r"contains 'h900'; did you mean"):
+    with pytest.raises(InvalidInputError, match="'h900'"):
         partita.list_devices("h900")
 
 

@@ -46,7 +46,7 @@ def test_a_file_says_which_devices_are_there(tmp_path: Path) -> None:
     assert available.change(NAMES) == "devices: d1 lost"
     file.write_text("d0")
     assert available.change(NAMES) == ""  # too few to change to
-    with pytest.raises(InvalidInputError, match="1 of the devices d0, d1, d2 can be used"):
+    with pytest.raises(InvalidInputError, match=r"1.*d0, d1, d2"):
         available.now()
     file.write_text("d0 d1 d2")
     assert available.change(("d0", "d2")) == "devices: d1 there"

@@ -28,5 +28,5 @@ def test_what_is_given_wins_over_the_list_also_where_it_is_the_default() -> None
 
 
 def test_folders_of_results_are_no_keys_of_a_job() -> None:
-    with pytest.raises(FormatError, match=r"jobs.yaml:1: there is no option 'output'"):
+    with pytest.raises(FormatError, match=r"jobs.yaml:1:.*'output'"):
         read_job_list("jobs: [{script: x, output: y}]", "jobs.yaml", ProfileScriptRequest())

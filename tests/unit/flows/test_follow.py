@@ -76,21 +76,21 @@ def test_a_driver_that_is_gone_without_a_word_is_told(tmp_path: Path) -> None:
         progress=Progress.RUNNING, pid=os.getpid(), born="another process", machine=mine.machine
     )
     write_state(tmp_path, before)
-    with pytest.raises(WorkerError, match="has ended without a word"):
+    with pytest.raises(WorkerError, match="ended without"):
         follow(tmp_path, Follower())
 
 
 def test_a_run_of_another_machine_is_not_cancelled_from_here(tmp_path: Path) -> None:
     write_state(tmp_path, ELSEWHERE)
-    with pytest.raises(UnsupportedError, match="a process of another machine; cancel it there"):
+    with pytest.raises(UnsupportedError, match=r"process.*machine"):
         end_run(tmp_path)
-    with pytest.raises(WorkerError, match="has not ended within 0 s"):
+    with pytest.raises(WorkerError, match="within 0 s"):
         follow(tmp_path, Follower(), limit_s=0)
 
 
 def test_a_run_that_differs_from_one_process_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps({"check": {"equal": False}}))
-    with pytest.raises(WorkerError, match="differs from one process"):
+    with pytest.raises(WorkerError, match=r"differs.*process"):
         require_success(tmp_path, RunState(progress=Progress.ENDED))
 
 
@@ -104,7 +104,7 @@ def test_runs_of_this_machine_and_damaged_states_are_refused(tmp_path: Path) -> 
 
 
 def test_the_newest_run_on_other_hosts_is_followed_where_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="no run on other hosts"):
+    with pytest.raises(InvalidInputError, match=r"no.*other hosts"):
         newest_run(tmp_path)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

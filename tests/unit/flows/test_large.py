@@ -34,9 +34,9 @@ def test_estimate_calls_the_search_of_plan():
     assert planned.to_json()["joules_per_token"] == planned.joules_per_token
     fixed = partita.estimate("LLAMA3-8B", tp="2", **options)
     assert fixed.best.layout.tp == 2
-    with pytest.raises(InvalidInputError, match="--shard is for models that are planned op by op"):
+    with pytest.raises(InvalidInputError, match="--shard"):
         partita.estimate("llama3-8b", shard="optimizer", **options)
-    with pytest.raises(InvalidInputError, match="--tp is for large transformers"):
+    with pytest.raises(InvalidInputError, match="--tp"):
         partita.estimate("gpt3-xl", tp="2")
 
 
@@ -75,7 +75,7 @@ def test_memory_is_asked_for_once_and_never_more_than_there_is():
     found = partita.plan("llama3-8b", memory_factor=5.0, **options)
     assert found.best.limit_bytes == 80e9
     assert "memory factor above 1 is clipped to 1" in found.remarks
-    with pytest.raises(InvalidInputError, match="give one of them"):
+    with pytest.raises(InvalidInputError, match=r"give.*them"):
         partita.plan("llama3-8b", memory_factor=0.5, reserve=0.3, **options)
 
 
@@ -104,7 +104,7 @@ def test_idle_devices_are_named_and_the_cheapest_plan_is_found():
     cheap = partita.plan("llama3-8b", cluster="5xdgx-h100", batch_size=128, objective="cost")
     price = cheap.price_per_hour * cheap.best.step_s
     assert price < found.price_per_hour * found.best.step_s
-    with pytest.raises(InvalidInputError, match="--objective is for models that are planned op"):
+    with pytest.raises(InvalidInputError, match=r"--objective.*planned"):
         partita.plan("llama3-8b", cluster="dgx-h100", objective="latency")
 
 
@@ -131,7 +131,7 @@ def test_state_and_activations_go_to_host_memory_and_that_takes_time():
     )
     assert gone.best.parts["offload_s"] > 0
     assert gone.best.step_s > here.best.step_s
-    with pytest.raises(InvalidInputError, match="expected a share from 0 to 1"):
+    with pytest.raises(InvalidInputError, match=r"expected.*share.*0.*1"):
         partita.plan("llama3-8b", offload_optimizer="2", **options)
 
 

@@ -120,9 +120,9 @@ def test_collectives_of_a_trace_calibrate_a_cluster() -> None:
     assert fit.bandwidth_bytes_per_s == pytest.approx(200e9, rel=0.01)
     with pytest.raises(InvalidInputError, match="give its --cluster"):
         calibrate(trace=(path,))
-    with pytest.raises(InvalidInputError, match="has rank 3, the cluster 2 devices"):
+    with pytest.raises(InvalidInputError, match=r"rank 3,.*2 devices"):
         calibrate(trace=(path,), cluster="2xa100")
-    with pytest.raises(InvalidInputError, match="no collective of two sizes"):
+    with pytest.raises(InvalidInputError, match="collective of two"):
         calibrate(trace=(both("gpipe")[0],), cluster="2xa100")
 
 

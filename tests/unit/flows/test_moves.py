@@ -192,7 +192,7 @@ def test_options_that_do_not_go_together_are_refused(options, words):
 
 def test_what_is_no_plan_is_refused(tmp_path):
     save(partita.problem("gpt-small", cluster="2xa100"), tmp_path / "problem.json")
-    with pytest.raises(InvalidInputError, match="holds a problem, not a plan"):
+    with pytest.raises(InvalidInputError, match="problem, not"):
         partita.plan("gpt-small", cluster="2xa100", from_plan=str(tmp_path / "problem.json"))
 
 

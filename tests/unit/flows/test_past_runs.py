@@ -41,7 +41,7 @@ def test_runs_are_compared_at_equal_steps(tmp_path: Path) -> None:
 
 def test_runs_without_tokens_are_not_compared_by_them(tmp_path: Path) -> None:
     left(tmp_path, "images", [1.0, 0.5])
-    with pytest.raises(InvalidInputError, match="with tokens; runs of"):
+    with pytest.raises(InvalidInputError, match="tokens; runs"):
         results("images", runs=str(tmp_path), curves="tokens")
     left(tmp_path, "texts", [1.0, 0.5], tokens=8)
     curves = results(runs=str(tmp_path), curves="tokens", rows=2).curves

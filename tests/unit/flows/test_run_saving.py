@@ -56,9 +56,9 @@ def test_a_checkpoint_that_is_named_must_be_there_and_leave_something_to_do(
 ) -> None:
     path = checkpoint(tmp_path / "own", 10)
     assert job(tmp_path, resume=str(path), steps=11).resume == str(path)
-    with pytest.raises(InvalidInputError, match="leaves nothing to do"):
+    with pytest.raises(InvalidInputError, match="leaves nothing"):
         job(tmp_path, resume=str(tmp_path / "own"))
-    with pytest.raises(InvalidInputError, match="there is no checkpoint"):
+    with pytest.raises(InvalidInputError, match=r"there.*checkpoint"):
         job(tmp_path, resume=str(tmp_path / "none"))
 
 

@@ -29,7 +29,7 @@ def test_zero_divides_state_as_it_is_counted(zero: int, shard: Shard) -> None:
 def test_without_replicas_there_is_nothing_to_divide() -> None:
     problem = Problem(graph=chain(4), cluster=flat_cluster(2))
     plan = get_planner("uniform", stages=2)(problem).plan
-    with pytest.raises(InvalidInputError, match="--zero 1: no stage has replicas"):
+    with pytest.raises(InvalidInputError, match="--zero 1"):
         sharded(plan, 1)
     with pytest.raises(InvalidInputError, match="zero"):
         make(TrainRequest, model="toy", zero=4)

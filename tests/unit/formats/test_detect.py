@@ -179,7 +179,7 @@ def test_what_a_format_cannot_hold_is_refused():
         if row.holds in (Holds.GRAPH, Holds.PROBLEM, Holds.PLAN):
             with pytest.raises(InvalidInputError, match="this format holds"):
                 write_as(cluster, name)
-    with pytest.raises(InvalidInputError, match="'x' is not one of partita"):
+    with pytest.raises(InvalidInputError, match=r"'x'.*partita"):
         write_as(cluster, "x")
     with pytest.raises(InvalidInputError, match="written from a solution"):
         write_as(example("baechi-fig1"), "piper-plan")

@@ -117,7 +117,7 @@ def test_commands_take_such_files_as_clusters(tmp_path: Path) -> None:
     assert found is not None
     assert found.levels[-1].bandwidth_bytes_per_s.tolist() == [1e9]
     for fields in (ClusterFields(cluster="2xa100", type="a100"), ClusterFields(type="a100")):
-        with pytest.raises(PartitaError, match="--type is for a --cluster that does not name"):
+        with pytest.raises(PartitaError, match=r"--type.*--cluster"):
             read_cluster(fields)
     lab = tmp_path / "lab.yaml"
     assert convert(path, str(lab), type="a100").kind == "cluster"

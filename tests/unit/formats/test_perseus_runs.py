@@ -53,13 +53,13 @@ def test_the_artifacts_schedules_have_their_names_in_ranks_json():
     profile = profile_from_reports([(told, [report(0, [1.0, 2.0], [3.0, 4.0])])], ranks)
     assert profile.stage.tolist() == [2, 2]
     assert profile.clock_mhz.tolist() == [1400.0, 700.0]
-    with pytest.raises(FormatError, match=r"3 clocks without names, and ranks\.json 0"):
+    with pytest.raises(FormatError, match=r"3 clocks.*ranks\.json 0"):
         profile_from_reports([(told, [])], {0: Rank(0, ())})
 
 
 def test_energy_that_was_not_recorded_is_unknown_and_never_zero():
     result = {**report(0, [1.0, 1.0], []), "energy_breakdown": {}}
-    with pytest.raises(InvalidInputError, match="energy that was not recorded is unknown"):
+    with pytest.raises(InvalidInputError, match=r"recorded.*unknown"):
         profile_from_reports([([schedule(0, 1400, 1400)], [result])], {})
 
 
@@ -130,9 +130,9 @@ def test_profiles_and_frontiers_are_found_by_content_and_written_by_ending():
         read_any(points.encode())
     times, joules = read_frontier_csv(points)
     assert (times.tolist(), joules.tolist()) == ([3.0, 5.4], [900.0, 810.0])
-    with pytest.raises(InvalidInputError, match="holds an energy profile, got a partita"):
+    with pytest.raises(InvalidInputError, match="profile, got"):
         write_as(small_frontier(), "perseus-profile")
-    with pytest.raises(InvalidInputError, match="holds a frontier, got a partita"):
+    with pytest.raises(InvalidInputError, match="frontier, got"):
         write_as(profile, "perseus-frontier")
 
 
@@ -142,10 +142,10 @@ def test_profiles_and_frontiers_are_found_by_content_and_written_by_ending():
 def test_a_report_of_another_shape_is_refused(breakdown):
     schedules = [{"rank": 0, "frequencies": [["forward", 1410]]}]
     results = [{"rank": 0, "time_breakdown": breakdown}]
-    with pytest.raises(FormatError, match="time_breakdown of rank 0 is not a list of numbers"):
+    with pytest.raises(FormatError, match=r"time_breakdown.*0"):
         profile_from_reports([(schedules, results)], {})
 
 
 def test_a_list_of_names_that_is_none_is_refused():
-    with pytest.raises(FormatError, match=r"pipe_schedule of rank 0 is 7; expected a list"):
+    with pytest.raises(FormatError, match=r"pipe_schedule.*0.*7; expected"):
         ranks_of([{"rank": 0, "pp_rank": 0, "pipe_schedule": 7}])

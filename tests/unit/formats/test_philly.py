@@ -54,9 +54,9 @@ def test_a_profile_comes_back():
 
 def test_other_documents_are_refused_by_name():
     found = read_any(json.dumps(PROFILE).encode(), name="job")
-    with pytest.raises(InvalidInputError, match=r"holds a trace, got a partita\.sensitivity"):
+    with pytest.raises(InvalidInputError, match=r"trace,.*partita\.sensitivity"):
         write_as(found, "synergy-trace")
-    with pytest.raises(InvalidInputError, match="can be read only"):
+    with pytest.raises(InvalidInputError, match="read only"):
         write_as(found, "philly")
 
 

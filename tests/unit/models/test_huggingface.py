@@ -71,7 +71,7 @@ def test_an_unknown_type_or_class_is_refused() -> None:
 
 
 def test_what_transformers_refuses_is_one_of_our_errors() -> None:
-    with pytest.raises(InvalidInputError, match="refuses this llama configuration"):
+    with pytest.raises(InvalidInputError, match=r"refuses.*configuration"):
         build_hugging_face({**TINY_CONFIGURATIONS["tiny-llama"], "hidden_size": 30})
 
 
@@ -139,12 +139,12 @@ def test_a_model_of_images_and_texts_gets_images_of_its_inner_configuration() ->
 def test_a_configuration_that_does_not_say_its_sizes_is_refused_in_one_line() -> None:
     config = SimpleNamespace(model_type="odd")
     model = SimpleNamespace(config=config, main_input_name="pixel_values")
-    with pytest.raises(UnsupportedError, match="odd model: its configuration has no num_channels"):
+    with pytest.raises(UnsupportedError, match="num_channels"):
         hugging_face_inputs(model, 2)
 
 
 def test_a_type_without_a_usual_task_is_told_which_have_one() -> None:
-    with pytest.raises(UnsupportedError, match="image classification have one; for others name"):
+    with pytest.raises(UnsupportedError, match=r"classification.*others"):
         build_hugging_face({"model_type": "blip"}, device="meta")
 
 

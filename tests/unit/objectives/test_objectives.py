@@ -42,7 +42,7 @@ def test_all_that_apply_to_a_pipeline_are_returned(make_graph, flat, pipeline):
 def test_a_plan_for_another_graph_is_refused(make_graph, flat):
     cluster = flat(1)
     plan = placement_plan(make_graph([1, 1], [(0, 1)]), ["d0"], np.array([0, 0]))
-    with pytest.raises(InvalidInputError, match="every op must be placed once"):
+    with pytest.raises(InvalidInputError, match=r"every.*placed"):
         evaluate_published(Problem(graph=make_graph([1], []), cluster=cluster), plan)
 
 

@@ -118,7 +118,7 @@ def test_it_does_not_apply_to_what_pipedream_cannot_say(
     problem = Problem(graph=chain, cluster=cluster)
     twice = pipeline(chain, cluster, [0, 1, 2], [["d0"], ["d1"], ["d0"]])
     assert "runs stages 0 and 2" in why_not_pipedream(problem, twice)
-    with pytest.raises(InvalidInputError, match="'pipedream' does not apply: device 'd0'"):
+    with pytest.raises(InvalidInputError, match=r"'pipedream'.*'d0'"):
         pipedream_time(problem, twice)
     tensor = pipeline(chain, cluster, [0, 0, 0], [["d0", "d1"]], tp=[2])
     assert "tensor-parallel" in why_not_pipedream(problem, tensor)

@@ -187,7 +187,7 @@ def test_etf_uses_a_second_device_and_topo_fills_both_evenly():
 def test_ops_without_duration_end():
     problem = problem_of(3, [(0, 1), (1, 2)], Figures(forward_s=[0.0, 0.0, 2.0]))
     assert plan_m_etf(problem).value == 2.0
-    with pytest.raises(InfeasibleError, match="m-etf as released places 1 of 3 ops; op 'op1'"):
+    with pytest.raises(InfeasibleError, match=r"m-etf.*1.*3 ops;.*'op1'"):
         plan_m_etf_released(problem)
 
 
@@ -196,7 +196,7 @@ def test_an_exact_fit_fits():
     figures = Figures(saved_bytes=[6.0, 2.0], tensor_bytes=[4.0, 0.0])
     problem = problem_of(2, [(0, 1)], figures, memory_bytes=6.0)
     assert sorted(plan_m_etf(problem).plan.device_of.tolist()) == [0, 1]
-    with pytest.raises(InfeasibleError, match="no room for copies of what op 'op1' reads"):
+    with pytest.raises(InfeasibleError, match=r"copies.*'op1'"):
         plan_m_etf_released(problem)
 
 
@@ -225,24 +225,24 @@ def test_stranded_ops_are_placed_with_fewer_copies():
 @pytest.mark.parametrize("planner", [*PLANNERS, best_placement])
 def test_an_op_that_is_too_large_is_named_with_what_would_do(planner):
     problem = problem_of(3, [(0, 1)], Figures(saved_bytes=[1.0, 50.0, 1.0]), memory_bytes=40.0)
-    with pytest.raises(InfeasibleError, match=r"nothing fits: op 'op1' needs 50.* 'd0', .*; 1\.2"):
+    with pytest.raises(InfeasibleError, match=r"'op1'.*50.*'d0',.*; 1\.2"):
         planner(problem)
 
 
 def test_ops_that_are_too_much_or_too_many_are_proven_so():
     figures = Figures(saved_bytes=30.0)
     too_much = problem_of(3, [], figures, memory_bytes=40.0)
-    with pytest.raises(InfeasibleError, match=r"the ops need 90.* 10.* more than all 2 devices"):
+    with pytest.raises(InfeasibleError, match=r"90.*10.*2 devices"):
         plan_m_etf(too_much)
     too_many = problem_of(3, [], figures, memory_bytes=55.0)
-    with pytest.raises(InfeasibleError, match="at least 3 devices of 55"):
+    with pytest.raises(InfeasibleError, match=r"3 devices.*55"):
         plan_m_etf(too_many)
 
 
 def test_a_chain_whose_copies_have_no_room_is_searched_to_the_end():
     figures = Figures(saved_bytes=10.0, tensor_bytes=8.0)
     problem = problem_of(4, [(0, 1), (1, 2), (2, 3)], figures, memory_bytes=21.0)
-    with pytest.raises(InfeasibleError, match="no placement has room for op"):
+    with pytest.raises(InfeasibleError, match="placement has"):
         plan_m_etf(problem)
     wider = replace(problem, cluster=flat_cluster(2, memory_bytes=28.0))
     assert plan_m_etf(wider).value > 0
@@ -332,14 +332,14 @@ def test_renumbered_ops_have_the_same_makespan():
 def test_topo_as_released_needs_numbers_along_the_data():
     problem = problem_of(3, [(2, 0), (0, 1)], Figures())
     assert plan_m_topo(problem).value == 3.0
-    with pytest.raises(InfeasibleError, match="op 'op0' comes before one that it reads"):
+    with pytest.raises(InfeasibleError, match=r"'op0'.*before"):
         plan_m_topo_released(problem)
 
 
 def test_topo_as_released_fails_where_its_cap_is_too_small():
     figures = Figures(saved_bytes=1.0, tensor_bytes=4.0)
     problem = problem_of(6, [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)], figures, devices=3)
-    with pytest.raises(InfeasibleError, match="cannot place 1 of 6 ops, the first of them 'op5'"):
+    with pytest.raises(InfeasibleError, match=r"1.*6 ops,.*'op5'"):
         plan_m_topo_released(problem)
     assert plan_m_topo(problem).value > 0
 
@@ -411,9 +411,9 @@ def test_improving_is_repeatable_never_worse_and_traced():
 
 def test_a_search_needs_an_effort_that_makes_sense():
     problem = problem_of(2, [(0, 1)], Figures())
-    with pytest.raises(InvalidInputError, match="iterations or a time limit"):
+    with pytest.raises(InvalidInputError, match="time limit"):
         improved(problem, np.zeros(2, dtype=int))
-    with pytest.raises(InvalidInputError, match="iterations is -1; expected 0 or more"):
+    with pytest.raises(InvalidInputError, match="iterations is -1; expected 0"):
         best_placement(problem, iterations=-1)
 
 

@@ -120,23 +120,23 @@ def test_a_schedule_that_is_asked_for_is_kept():
 )
 def test_other_models_are_refused(modules):
     graph = graph_with(modules, [(0, 1), (1, 2)])
-    with pytest.raises(InvalidInputError, match="models with an encoder and a decoder"):
+    with pytest.raises(InvalidInputError, match=r"models.*encoder"):
         plan_expert(problem_of(graph))
 
 
 def test_a_graph_without_modules_is_refused():
-    with pytest.raises(InvalidInputError, match="models with an encoder and a decoder"):
+    with pytest.raises(InvalidInputError, match=r"models.*encoder"):
         plan_expert(problem_of(graph_of(3, [(0, 1), (1, 2)])))
 
 
 def test_an_encoder_that_reads_the_decoder_is_refused():
     graph = graph_with(["decoder.0", "encoder.0", "encoder.1"], [(0, 1), (1, 2)])
-    with pytest.raises(InvalidInputError, match="the encoder reads op 'op0' of the decoder"):
+    with pytest.raises(InvalidInputError, match=r"encoder.*'op0'"):
         plan_expert(problem_of(graph))
 
 
 def test_one_device_is_refused():
-    with pytest.raises(InvalidInputError, match="2 devices or more; there is 1"):
+    with pytest.raises(InvalidInputError, match=r"2 devices.*1"):
         plan_expert(problem_of(transformer(), 1))
 
 

@@ -65,9 +65,9 @@ def test_levels_of_a_cluster_are_its_groups():
 
 def test_groups_by_hand_must_be_the_devices():
     assert counts(read(nested(2, 3)), [3, 2]) == [3, 6]
-    with pytest.raises(InvalidInputError, match=r"groups 2 x 2 are not the 6 devices there are"):
+    with pytest.raises(InvalidInputError, match=r"2 x 2.*6 devices"):
         plan_hierarchical(read(nested(2, 3)), groups="2,2")
-    with pytest.raises(InvalidInputError, match=r"groups is '2,x'; expected numbers such as 2,3,4"):
+    with pytest.raises(InvalidInputError, match=r"'2,x';.*2,3,4"):
         plan_hierarchical(read(nested(2, 3)), groups="2,x")
 
 

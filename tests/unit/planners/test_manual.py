@@ -35,7 +35,7 @@ def test_a_module_claims_all_that_it_holds_and_no_more(problem_of):
     assignment = {"embed": "d0", "encoder.layers.0": "d1", "encoder.layers.10": "d2"}
     solution = plan_manual(problem_of(modules()), assignment=assignment)
     assert devices(solution) == ["d0", "d1", "d1", "d2"]
-    with pytest.raises(InvalidInputError, match=r"^'encoder\.layers\.1' names no op of graph 'bui"):
+    with pytest.raises(InvalidInputError, match=r"'encoder\.layers\.1'.*'bui"):
         plan_manual(problem_of(modules()), assignment={"encoder.layers.1": "d0"})
 
 
@@ -99,7 +99,7 @@ def test_a_map_that_parts_ops_which_stay_together_is_infeasible(problem_of):
     graph = chain(3)
     graph = dataclasses.replace(graph, ops=dataclasses.replace(graph.ops, colocation=[4, -1, 4]))
     assignment = {"op0": "d0", "op1": "d0", "op2": "d1"}
-    with pytest.raises(InfeasibleError, match="colocation class 4 is split over several devices"):
+    with pytest.raises(InfeasibleError, match=r"colocation.*4"):
         plan_manual(problem_of(graph), assignment=assignment)
 
 

@@ -84,7 +84,7 @@ def test_uniform_transformer_gives_encoder_and_decoder_half_of_the_stages():
 
 
 def test_uniform_transformer_refuses_models_without_blocks():
-    with pytest.raises(InvalidInputError, match="transformer blocks; 'layered' has none"):
+    with pytest.raises(InvalidInputError, match="blocks; 'layered'"):
         plan_uniform_transformer(layered([""] * 6))
 
 
@@ -123,7 +123,7 @@ def test_parameters_balances_by_trainable_parameters():
 @pytest.mark.parametrize("planner", [plan_uniform_floor, plan_parameters, plan_uniform_transformer])
 def test_too_many_stages_are_refused(planner):
     gpt = layered([""] + [f"h.{i}" for i in range(8)])
-    with pytest.raises(InvalidInputError, match="5 stages of 1 replicas need 5 devices"):
+    with pytest.raises(InvalidInputError, match=r"5 stages.*1 replicas.*5 devices"):
         planner(gpt, stages=5)
     with pytest.raises(InvalidInputError, match="replicas is 0"):
         planner(gpt, replicas=0)

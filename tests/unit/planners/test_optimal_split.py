@@ -386,15 +386,13 @@ class TestObstacles:
 
     def test_an_op_that_is_too_large_is_named(self):
         graph = chain(3, Figures(saved_bytes=[1.0, 900.0, 1.0], parameter_bytes=0.0))
-        with pytest.raises(
-            InfeasibleError, match=r"op 'op1' needs 900 B, 800 B more .* 100 B of 'd0'"
-        ):
+        with pytest.raises(InfeasibleError, match=r"'op1'.*900 B, 800 B.*100 B.*'d0'"):
             plan_optimal_split(self.problem(graph, flat_cluster(2, memory_bytes=100.0)))
 
     def test_too_many_bytes_for_all_devices_are_said(self):
         graph = chain(4, Figures(saved_bytes=90.0, parameter_bytes=0.0))
         problem = self.problem(graph, flat_cluster(2, memory_bytes=100.0))
-        with pytest.raises(InfeasibleError, match=r"need 360 B, 160 B more than all 2 devices"):
+        with pytest.raises(InfeasibleError, match=r"360 B, 160 B.*2 devices"):
             plan_optimal_split(problem)
 
     def test_a_cut_that_is_not_there_is_said_with_what_would_do(self):
@@ -412,7 +410,7 @@ class TestObstacles:
         problem = replace(self.problem(graph, flat_cluster(2)), rules=rules)
         for metric in (Metric.MAX_LOAD, Metric.SINGLE_SAMPLE_LATENCY):
             asked = replace(problem, objective=replace(problem.objective, metric=metric))
-            with pytest.raises(InfeasibleError, match=r"no device may run op 'op0'.*'op2'"):
+            with pytest.raises(InfeasibleError, match=r"'op0'.*'op2'"):
                 plan_optimal_split(asked)
 
     def test_places_that_do_not_follow_one_another_are_said(self):
@@ -421,7 +419,7 @@ class TestObstacles:
         problem = replace(self.problem(chain(3), flat_cluster(2)), rules=rules)
         with pytest.raises(
             InfeasibleError,
-            match=r"op 'op0' may run on 1 of \d+ devices, such as 'd0', .*contiguous=false",
+            match=r"'op0'.*1.*\d+ devices,.*'d0',.*contiguous=false",
         ):
             plan_optimal_split(problem)
         assert plan_optimal_split(problem, contiguous=False, iterations=100).value > 0

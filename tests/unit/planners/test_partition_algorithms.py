@@ -235,7 +235,7 @@ class TestStarts:
         rules = [Rule(ops="*", devices="d1", forbids=True)]
         problem = sharding_problem([1.0] * 4, [(0, 1)], 1.0 - np.eye(3), rules=rules)
         for planner in (plan_brute_force, plan_local_search, plan_hierarchical):
-            with pytest.raises(InfeasibleError, match="leave no op for device 'd1'"):
+            with pytest.raises(InfeasibleError, match=r"leave.*'d1'"):
                 planner(problem)
 
 
@@ -306,7 +306,7 @@ class TestBruteForce:
 
     def test_more_devices_than_ops_are_refused(self):
         problem = sharding_problem([1.0, 1.0], [(0, 1)], 1.0 - np.eye(3))
-        with pytest.raises(InfeasibleError, match=r"'d2' would be empty; use at most 2 devices"):
+        with pytest.raises(InfeasibleError, match=r"'d2'.*2 devices"):
             plan_brute_force(problem)
 
 

@@ -558,7 +558,7 @@ def test_rules_that_no_pipeline_keeps_are_refused_by_name() -> None:
             Rule(ops="op2", devices="d0"),
         ),
     )
-    with pytest.raises(InfeasibleError, match="op 'op0' may run on 1 of 2 devices, such as 'd0'"):
+    with pytest.raises(InfeasibleError, match=r"'op0'.*1.*2 devices,.*'d0'"):
         plan_pipedream(problem)
 
 

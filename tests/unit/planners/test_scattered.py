@@ -67,9 +67,7 @@ def test_a_placement_that_does_not_fit_is_drawn_again(problem_of):
 def test_after_some_draws_it_gives_up_and_names_a_device(problem_of):
     graph = chain(2, Figures(parameter_bytes=1e6))
     problem = problem_of(graph, flat_cluster(2, memory_bytes=500.0))
-    with pytest.raises(
-        InfeasibleError, match=r"^none of 20 random placements fits; the last: device 'd\d' needs"
-    ):
+    with pytest.raises(InfeasibleError, match=r"20 random.*'d\d'"):
         plan_random(problem)
 
 

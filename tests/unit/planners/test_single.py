@@ -53,9 +53,7 @@ def test_the_next_device_is_taken_where_the_fastest_is_too_small(problem_of):
         Device(name="slow", speed=1.0), Device(name="small", speed=9.0, memory_bytes=50.0)
     )
     assert plan_single(problem_of(graph, cluster)).plan.devices == ("slow",)
-    with pytest.raises(
-        InfeasibleError, match=r"^device 'small' needs 800 B for stage 0 .*, 750 B more than"
-    ):
+    with pytest.raises(InfeasibleError, match=r"'small'.*800 B.*0.*, 750 B"):
         plan_single(problem_of(graph, cluster), device="small")
 
 
@@ -67,5 +65,5 @@ def test_only_devices_that_may_run_every_op_count(problem_of):
     assert str(caught.value) == (
         "no single device may run all ops of the graph: 'gpu' does not run op 'op1'"
     )
-    with pytest.raises(InfeasibleError, match=r"'gpu' does not run op 'op1'$"):
+    with pytest.raises(InfeasibleError, match=r"'gpu'.*'op1'"):
         plan_single(problem_of(with_kinds([3, 2]), cluster), device="gpu")

@@ -181,11 +181,9 @@ def test_the_stages_are_written_as_gpus_n_txt() -> None:
 
 def test_shares_of_another_name_are_refused() -> None:
     """H8: one line for what cannot be."""
-    with pytest.raises(
-        InvalidInputError, match="shares is 'fair'; expected one of weighted, equal"
-    ):
+    with pytest.raises(InvalidInputError, match="'fair'"):
         plan_sparse_pipedream(server_problem(), shares="fair")
-    with pytest.raises(InvalidInputError, match="expected a number above 0, or 'free'"):
+    with pytest.raises(InvalidInputError, match=r"0,.*'free'"):
         plan_sparse_pipedream(server_problem(), compression="none")
     with pytest.raises(InvalidInputError, match="orders is 0"):
         plan_sparse_pipedream(server_problem(), orders=0)

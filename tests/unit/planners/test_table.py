@@ -194,9 +194,7 @@ def plan_plain(problem: Problem) -> Solution:
 
 def test_a_planner_without_options_says_so(plug_in):
     plug_in(plain=plan_plain)
-    with pytest.raises(
-        InvalidInputError, match=r"^planner 'plain' has no option 'x'; there are none$"
-    ):
+    with pytest.raises(InvalidInputError, match=r"'plain'.*'x'"):
         get_planner("plain", x=1)
 
 
@@ -204,13 +202,11 @@ def test_a_plug_in_is_found_by_its_entry_point(plug_in, problem_of):
     plug_in(deep_search=plan_plugged)
     problem = problem_of(3)
     assert solve(problem, "deep-search", depth=2, width=3) == plan_single(problem)
-    with pytest.raises(InvalidInputError, match=r"^planner 'deep-search' needs the option 'width'"):
+    with pytest.raises(InvalidInputError, match=r"'deep-search'.*'width'"):
         get_planner("deep-search", depth=2)
-    with pytest.raises(InvalidInputError, match=r"no option 'dept'; did you mean 'depth'\?$"):
+    with pytest.raises(InvalidInputError, match=r"'dept';.*'depth'\?"):
         get_planner("deep-search", dept=2)
-    with pytest.raises(
-        InvalidInputError, match=r"no planner 'deep-serch'; did you mean 'deep-search'\?$"
-    ):
+    with pytest.raises(InvalidInputError, match=r"'deep-serch';.*'deep-search'\?"):
         get_planner("deep-serch")
 
 
@@ -239,7 +235,7 @@ def test_only_the_named_plug_in_is_loaded_to_know_its_options(plug_in, caplog):
     assert not takes("deep-search", "time_limit")
     assert takes("not-there", "anything")
     assert not caplog.records
-    with pytest.raises(UnsupportedError, match="cannot be loaded: at import"):
+    with pytest.raises(UnsupportedError, match=r"loaded:.*import"):
         takes("broken", "time_limit")
 
 
@@ -252,7 +248,7 @@ def test_real_entry_points_load(monkeypatch, problem_of):
 
 @pytest.mark.parametrize("value", ["x", 1.5, True, None])
 def test_an_option_of_the_wrong_type_is_refused(value):
-    with pytest.raises(InvalidInputError, match="option 'stages' of planner 'uniform' is"):
+    with pytest.raises(InvalidInputError, match=r"'stages'.*'uniform'"):
         get_planner("uniform", stages=value)
 
 
@@ -303,9 +299,7 @@ def test_every_published_metric_has_a_planner_and_auto_answers_all():
 
 def test_a_plug_in_declares_what_it_minimises(plug_in, problem_of):
     plug_in(quick=minimising("latency"))
-    with pytest.raises(
-        InvalidInputError, match=r"^planner 'quick' minimises latency, not throughput; autopipe, "
-    ):
+    with pytest.raises(InvalidInputError, match=r"'quick'.*throughput"):
         solve(problem_of(3), "quick")
     problem = problem_of(3, metric=Metric.LATENCY)
     assert solve(problem, "quick", depth=2) == plan_single(problem)
@@ -314,7 +308,7 @@ def test_a_plug_in_declares_what_it_minimises(plug_in, problem_of):
 
 def test_a_plug_in_that_declares_no_metric_that_there_is_is_broken(plug_in, problem_of, caplog):
     plug_in(odd=minimising("speed"))
-    with pytest.raises(UnsupportedError, match=r"declares to minimise \('speed',\); expected"):
+    with pytest.raises(UnsupportedError, match=r"\('speed',\)"):
         get_planner("odd")
     assert list(plugged_planners(Metric.LATENCY)) == []
     assert len(caplog.records) == 1

@@ -106,16 +106,14 @@ def test_backward_ops_follow_the_forward_op_of_their_class(problem_of):
 def test_a_graph_without_a_forward_op_is_refused(problem_of):
     graph = chain(3)
     graph = dataclasses.replace(graph, ops=dataclasses.replace(graph.ops, phase=1))
-    with pytest.raises(InvalidInputError, match="graph 'built' has no forward op to cut into stag"):
+    with pytest.raises(InvalidInputError, match=r"'built'.*into"):
         plan_uniform(problem_of(graph))
 
 
 def test_a_device_that_is_too_small_is_named_with_what_is_missing(problem_of):
     graph = chain(4, Figures(parameter_bytes=[1000.0, 1.0, 1.0, 1.0]))
     cluster = flat_cluster(2, memory_bytes=3000.0)
-    with pytest.raises(
-        InfeasibleError, match=r"^device 'd0' needs 4\.00 kB for stage 0 .*, 1\.00 kB more than it"
-    ):
+    with pytest.raises(InfeasibleError, match=r"'d0'.*4\.00 kB.*0.*, 1\.00 kB"):
         plan_uniform(problem_of(graph, cluster))
 
 

@@ -122,14 +122,14 @@ def test_one_device_needs_no_links():
 def test_a_link_that_was_not_measured_is_named():
     whole = two_hosts()
     part = Measurement(backend="gloo", devices=whole.devices, links=whole.links[1:])
-    with pytest.raises(InvalidInputError, match="from device 0 to 1 was not measured"):
+    with pytest.raises(InvalidInputError, match=r"0.*1.*measured"):
         calibrate(part)
 
 
 def test_links_without_short_messages_are_refused():
     record = LinkRecord(source=0, target=1, sizes_bytes=(4096,), round_trips_s=((1.0,),))
     devices = (device(0, "a"), device(1, "a"))
-    with pytest.raises(InvalidInputError, match="no message of 1024 bytes or less"):
+    with pytest.raises(InvalidInputError, match=r"1024 bytes.*less"):
         calibrate(Measurement(backend="gloo", devices=devices, links=(record,)))
 
 

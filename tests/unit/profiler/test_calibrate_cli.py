@@ -94,7 +94,7 @@ def test_json_has_residuals_and_levels_and_writes_no_file(tmp_path, monkeypatch)
 
 def test_a_file_without_times_is_refused(tmp_path):
     (tmp_path / "s.json").write_text("{}")
-    with pytest.raises(FormatError, match="measurement is not understood"):
+    with pytest.raises(FormatError, match=r"measurement.*understood"):
         CliRunner().invoke(
             command, ["--from-samples", str(tmp_path / "s.json")], catch_exceptions=False
         )

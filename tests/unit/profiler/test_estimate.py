@@ -207,9 +207,9 @@ def test_an_op_that_shapes_cannot_run_is_priced_by_its_bytes_and_noted() -> None
 def test_unknown_dtypes_and_devices_are_refused(small_gpt: CapturedModel) -> None:
     with pytest.raises(InvalidInputError, match="is not known"):
         estimate(small_gpt, "a100", dtype="float12")
-    with pytest.raises(InvalidInputError, match=r"no peak rate for tfloat32.* --precision fp32"):
+    with pytest.raises(InvalidInputError, match=r"tfloat32.*--precision fp32"):
         estimate(small_gpt, "v100", dtype="tfloat32")
-    with pytest.raises(InvalidInputError, match="not in the catalogue"):
+    with pytest.raises(InvalidInputError, match=r"not in.*catalogue"):
         estimate(small_gpt, "a101")
 
 

@@ -382,7 +382,7 @@ def test_running_out_of_memory_names_the_op(monkeypatch: pytest.MonkeyPatch) -> 
         return done
 
     monkeypatch.setattr(OpRunner, "forward", failing)
-    with pytest.raises(UnsupportedError, match=r"forward of op '2/linear' at batch size 4 \(tried"):
+    with pytest.raises(UnsupportedError, match=r"'2/linear'.*4 \(tried"):
         measure(captured, example, loss=F.mse_loss, options=ProfileOptions(rounds=1))
 
 

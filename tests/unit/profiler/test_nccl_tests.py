@@ -128,10 +128,10 @@ def test_transfers_set_the_bandwidth_and_leave_collectives_as_they_were():
 
 def test_a_cluster_that_does_not_fit_the_tests_is_refused():
     test = read_nccl_tests(output(16, 2, said="all_reduce"))
-    with pytest.raises(InvalidInputError, match="the test had 16 ranks"):
+    with pytest.raises(InvalidInputError, match="16 ranks"):
         calibration_of_tests([test], cluster=read_shorthand("dgx-h100", load_catalogue()))
     odd = read_nccl_tests(output(said="all_reduce", title="Some Other GPU"))
-    with pytest.raises(InvalidInputError, match="no type of the catalogue"):
+    with pytest.raises(InvalidInputError, match=r"no type.*catalogue"):
         calibration_of_tests([odd])
 
 

@@ -323,7 +323,7 @@ def test_reductions_and_gathers_move_the_bytes_of_the_policy(name, reduced, gath
     assert set(program.bytes[reduces].tolist()) == {reduced}
     assert set(program.bytes[gathers].tolist()) == (set() if shard is Shard.NONE else {gathered})
     wrong = replace(program, bytes=np.where(gathers | reduces, program.bytes + 3, program.bytes))
-    with pytest.raises(InvalidInputError, match="wrong number of bytes"):
+    with pytest.raises(InvalidInputError, match="wrong number"):
         check(problem, plan, wrong)
 
 
@@ -494,7 +494,7 @@ def test_plans_that_cannot_be_kept_are_refused(groups, options, traits, why):
 
 def test_the_schedule_must_suit_the_mode():
     problem, plan = make([0, 1])
-    with pytest.raises(InvalidInputError, match="'inference' does not do training"):
+    with pytest.raises(InvalidInputError, match="'inference'"):
         lower(problem, replace(plan, schedule=Schedule.INFERENCE))
     with pytest.raises(InvalidInputError, match="fingerprint"):
         lower(Problem(graph=chain(4, skips=[(0, 2)]), cluster=problem.cluster), plan)
@@ -511,7 +511,7 @@ def test_a_schedule_that_waits_in_a_circle_is_refused(monkeypatch):
 
     rows = {**SCHEDULES, Schedule.GPIPE: ScheduleRow(order=order_wrong)}
     monkeypatch.setattr("partita.core.schedules.SCHEDULES", rows)
-    with pytest.raises(InvalidInputError, match="wait for each other in a circle"):
+    with pytest.raises(InvalidInputError, match=r"other.*circle"):
         lowered([0, 1], schedule=Schedule.GPIPE, microbatches=2)
 
 

@@ -316,7 +316,7 @@ def test_impossible_disturbances_are_refused():
         Disturbance(perturb=1.0)
     with pytest.raises(InvalidInputError, match="'d0' is slowed by 0"):
         Disturbance(slow={"d0": 0})
-    with pytest.raises(InvalidInputError, match="'d9' is not in the plan; it uses d0, d1"):
+    with pytest.raises(InvalidInputError, match=r"'d9'.*plan;.*d0, d1"):
         simulate(problem, plan, disturbance=Disturbance(slow={"d9": 2.0}))
 
 
@@ -354,12 +354,12 @@ def test_members_of_a_group_that_disagree_are_named():
     problem = Problem(graph=graph, cluster=cluster)
     program = lower(problem, plan)
     lists = lists_of(program)
-    with pytest.raises(InvalidInputError, match="waits for ever: d1 of its group does not list"):
+    with pytest.raises(InvalidInputError, match=r"waits.*d1"):
         simulate(problem, plan, program=relisted(program, [lists[0], lists[1][:-1]]))
     first, second = rows_of(program, Kind.FORWARD, device=1).tolist()
     i, j = lists[1].index(first), lists[1].index(second)
     lists[1][i], lists[1][j] = second, first
-    with pytest.raises(InvalidInputError, match=r"list their joint .* \(their microbatch differ\)"):
+    with pytest.raises(InvalidInputError, match=r"microbatch differ\)"):
         simulate(problem, plan, program=relisted(program, lists))
 
 
@@ -386,7 +386,7 @@ def test_collectives_and_compute_of_a_group_count_together():
     lists = lists_of(made)
     gather = lists[1].pop(lists[1].index(int(second[1])))
     lists[1].append(gather)
-    with pytest.raises(InvalidInputError, match=r"one order \(their kind differ"):
+    with pytest.raises(InvalidInputError, match=r"\(their kind"):
         match(relisted(made, lists))
 
 

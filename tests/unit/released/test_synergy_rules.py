@@ -175,7 +175,7 @@ def test_a_victim_that_asks_for_no_more_than_fair_is_slow_and_keeps_its_key():
 
 def test_what_the_released_code_does_not_know_is_refused():
     trace = small_trace()
-    with pytest.raises(InvalidInputError, match="'priority' is not in the released code"):
+    with pytest.raises(InvalidInputError, match="'priority'"):
         simulate_trace(trace, servers(), "priority:fair", simulator="released")
     with pytest.raises(InvalidInputError, match="all alike"):
         simulate_trace(trace, servers(2, kinds=["a", "b"]), "fifo:fair", simulator="released")
@@ -183,11 +183,11 @@ def test_what_the_released_code_does_not_know_is_refused():
         simulate_trace(
             trace, servers(), "fifo:fair", simulator="released", rules=Rules(restart_s=1.0)
         )
-    with pytest.raises(InvalidInputError, match="an iteration of 'flat' takes 400 s"):
+    with pytest.raises(InvalidInputError, match=r"'flat'.*400 s"):
         simulate_trace(
             jobs(5, part=flat(iteration_s=400.0)), servers(), "fifo:fair", simulator="released"
         )
-    with pytest.raises(InfeasibleError, match="asks for 9 GPUs; there are 8"):
+    with pytest.raises(InfeasibleError, match=r"9 GPUs;.*8"):
         simulate_trace(jobs(5, gpus=9), servers(), "fifo:fair", simulator="released")
 
 

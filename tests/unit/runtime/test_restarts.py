@@ -36,7 +36,7 @@ def test_only_restarts_without_a_new_checkpoint_count() -> None:
         run.fail()
     assert run.attempts.number == 9
     run.fail()
-    with pytest.raises(WorkerError, match=r"given up after 2 restarts .* since step 90"):
+    with pytest.raises(WorkerError, match=r"2 restarts.*90"):
         run.fail()
 
 
@@ -86,7 +86,7 @@ def test_the_record_has_every_step_once_by_the_last_attempt() -> None:
 
 
 def test_a_budget_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="restarts of a run is -1"):
+    with pytest.raises(InvalidInputError, match=r"restarts.*-1"):
         RestartLimit(restarts=-1)
-    with pytest.raises(InvalidInputError, match="pause of a restart is 90"):
+    with pytest.raises(InvalidInputError, match=r"restart.*90"):
         RestartLimit(pause_s=90.0)

@@ -215,7 +215,7 @@ def test_a_device_holds_its_part_and_gives_gathered_copies_back(ranks: Ranks) ->
         assert store.outside(0, torch.ones(1)) is not view
         store.release(0)
         assert not any(copy.untyped_storage().nbytes() for copy in copies.values())
-    with pytest.raises(InvalidInputError, match="is divided and was not gathered"):
+    with pytest.raises(InvalidInputError, match=r"divided.*gathered"):
         store.weights(0, 0)
 
 

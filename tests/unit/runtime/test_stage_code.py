@@ -8,7 +8,7 @@ from partita.testing.builders import chain
 
 
 def test_op_without_code_is_named() -> None:
-    with pytest.raises(InvalidInputError, match="no code for op 'op1' of graph 'built'"):
+    with pytest.raises(InvalidInputError, match=r"'op1'.*'built'"):
         ModuleGraph(chain(2), {"op0": OpCode(call=torch.tanh, parameters={"weight": "w0"})})
 
 
@@ -18,9 +18,7 @@ def test_code_for_an_unknown_op_is_named() -> None:
 
 
 def test_code_must_use_the_parameters_of_the_graph() -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"op 'op0' uses parameters \[\]; the graph lists \['w0'\]"
-    ):
+    with pytest.raises(InvalidInputError, match=r"'op0'.*\[\];.*\['w0'\]"):
         ModuleGraph(chain(1), {"op0": OpCode(call=torch.tanh)})
 
 
@@ -36,5 +34,5 @@ def test_state_holds_copies_of_the_modules_parameters() -> None:
 def test_an_op_that_makes_too_few_tensors_is_named() -> None:
     code = ModuleGraph(chain(1), {"op0": OpCode(call=lambda x, w: None, parameters={"w": "w0"})})
     one = torch.ones(1)
-    with pytest.raises(InvalidInputError, match="op 'op0' returned 0 tensors; the graph lists 1"):
+    with pytest.raises(InvalidInputError, match=r"'op0'.*0 tensors;.*1"):
         code.run_op(0, {"x": one}, {"w0": one}, Call())

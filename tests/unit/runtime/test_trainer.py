@@ -307,7 +307,7 @@ def test_the_form_of_before_and_a_call_still_work() -> None:
     assert [step(batch) for batch in data] == [
         pytest.approx(value) for value in plain_losses(made(), data)
     ]
-    with pytest.raises(UnsupportedError, match="a process for each device"):
+    with pytest.raises(UnsupportedError, match=r"process.*device"):
         partita.parallelize(made(), loss_fn, lambda p: torch.optim.SGD(p, lr=0.1), "plan.json")
 
 
@@ -383,7 +383,7 @@ def test_weights_are_streamed_to_a_file(tmp_path: Path) -> None:
 def test_weights_and_optimizer_are_saved(tmp_path: Path) -> None:
     data = batches(2)
     trainer = partita.parallelize(made(), loss_fn, optimizer="adam")
-    with pytest.raises(InvalidInputError, match="nothing to evaluate on"):
+    with pytest.raises(InvalidInputError, match=r"nothing.*evaluate"):
         trainer.evaluate([])
     trainer.step(data[0])
     trainer.save(tmp_path)
@@ -402,7 +402,7 @@ def gone_on(folder: Path, data: Sequence[Any], until: int) -> list[float]:
     done = trainer.resume(folder)
     losses = [float(trainer.step(batch)) for batch in data[done:until]]
     trainer.save(folder)
-    with pytest.raises(InvalidInputError, match="before its first step"):
+    with pytest.raises(InvalidInputError, match=r"before.*first"):
         trainer.resume(folder)
     if hasattr(trainer, "report"):
         trainer.report()
@@ -589,7 +589,7 @@ def test_a_script_that_begins_its_data_again_is_told_so(tmp_path: Path) -> None:
 
 def test_a_position_in_other_data_is_refused(tmp_path: Path) -> None:
     read_on(tmp_path, LOADERS["items"], 2)
-    with pytest.raises(InvalidInputError, match="seed 5, the saved position is one with seed 4"):
+    with pytest.raises(InvalidInputError, match=r"seed 5,.*4"):
         read_on(
             tmp_path, lambda trainer: trainer.loader(numbered_data(29), seed=5, batch_size=8), 1
         )
@@ -632,7 +632,7 @@ def test_a_loader_deals_all_samples_in_one_order_by_seed() -> None:
     assert first == again != other
     assert [len(batch) for batch in first] == [4, 4, 2] * 2
     assert sorted(row for batch in first[:3] for row in batch) == list(range(10))
-    with pytest.raises(InvalidInputError, match="needs the samples of a batch"):
+    with pytest.raises(InvalidInputError, match=r"needs.*samples"):
         next(trainer.loader(data))
 
 
@@ -666,7 +666,7 @@ def test_callbacks_at_and_microbatches() -> None:
 def test_fewer_samples_are_dealt_over_the_microbatches(samples, sizes, real) -> None:
     dealt = deal(samples, (2, 2, 2, 2))
     assert (dealt.sizes, dealt.real) == (sizes, real)
-    with pytest.raises(InvalidInputError, match="the batch has 9 samples; the plan is for 8"):
+    with pytest.raises(InvalidInputError, match=r"9 samples;.*8"):
         deal(9, (2, 2, 2, 2))
 
 
@@ -677,7 +677,7 @@ def test_groups_by_pattern_and_predicate() -> None:
     assert found["last.bias"] == {"lr": 0.5}
     assert found["last.weight"] == {"weight_decay": 0.0}
     assert "first.weight" not in found
-    with pytest.raises(InvalidInputError, match="no parameter of the model is"):
+    with pytest.raises(InvalidInputError, match="no parameter"):
         group_options({"head.*": {"lr": 1}}, model)
     with pytest.raises(InvalidInputError, match="returned a int"):
         group_options(lambda *_: 3, model)
@@ -778,7 +778,7 @@ def test_a_loss_without_numbers_is_never_silent(caplog: pytest.LogCaptureFixture
     assert [text for text in told if text.startswith("the loss of step 1 is nan")]
     train_poisoned(data, None)
     assert "loss or gradients of step 1 are no numbers" in caplog.text
-    with pytest.raises(InvalidInputError, match="on_nan 'explode' is not one of ignore, warn"):
+    with pytest.raises(InvalidInputError, match="on_nan 'explode'"):
         partita.parallelize(made(), loss_fn, on_nan="explode")
 
 

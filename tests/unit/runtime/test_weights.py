@@ -95,7 +95,7 @@ def test_only_what_is_wanted_is_read_and_other_files_stay_closed(tmp_path: Path)
     assert torch.equal(model.body["words"].weight, wanted.head.weight)
     assert torch.equal(model.body["norm"].running_mean, first.body["norm"].running_mean)
     assert loaded.bytes_read < wanted.head.weight.nbytes + 1000
-    with pytest.raises(FormatError, match=r"model-1\.safetensors.*cannot be read"):
+    with pytest.raises(FormatError, match=r"model-1\.safetensors.*cannot"):
         load_weights(model, tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_one_prefix_may_be_missing_or_too_much(prefix: str, tmp_path: Path) -> N
 
 
 def test_a_prefix_that_may_be_either_of_two_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"'w' of the model may be 'a\.w' or 'b\.w'"):
+    with pytest.raises(InvalidInputError, match=r"'w'.*'a\.w'.*'b\.w'"):
         match_names([("w",)], {"a.w", "b.w"}, "file")
 
 
@@ -139,12 +139,10 @@ def test_missing_and_unexpected_names_and_other_shapes_are_said_in_a_line(tmp_pa
     (remark,) = load_weights(drawn(2), path).remarks
     assert remark == f"{path}: 1 tensors are not of the model, and not read: lost.weight"
     saved(path, {n: t for n, t in tensors.items() if n != "body.norm.weight"})
-    with pytest.raises(
-        InvalidInputError, match=r"lacks 1 tensors of the model: body\.norm\.weight"
-    ):
+    with pytest.raises(InvalidInputError, match=r"1.*body\.norm\.weight"):
         load_weights(drawn(2), path)
     saved(path, {**tensors, "body.norm.weight": torch.ones(5)})
-    with pytest.raises(InvalidInputError, match=r"has shape \(5,\); in the model .* has \(4,\)"):
+    with pytest.raises(InvalidInputError, match=r"\(5,\);.*\(4,\)"):
         load_weights(drawn(2), path)
     # Counts and positions a model has itself.
     saved(path, {n: t for n, t in tensors.items() if "num_batches" not in n})
@@ -170,9 +168,9 @@ def test_files_that_are_none_or_not_whole_are_refused_with_their_path(tmp_path: 
     with pytest.raises(FormatError, match=r"weights\.pt: holds no tensors by torch\.save"):
         load_weights(drawn(2), other)
     torch.save({"step": 1}, other)
-    with pytest.raises(FormatError, match=r"holds no tensors by name"):
+    with pytest.raises(FormatError, match=r"tensors.*name"):
         load_weights(drawn(2), other)
-    with pytest.raises(FormatError, match="cannot be read: no such file"):
+    with pytest.raises(FormatError, match=r"cannot.*file"):
         load_weights(drawn(2), tmp_path / "nowhere.safetensors")
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -202,7 +202,7 @@ def test_what_cannot_be_solved_is_said(run: Any, serving: Any, registered: Any) 
 def test_a_second_server_is_refused(run: Any, serving: Any, tmp_path: Path) -> None:
     async def work() -> None:
         async with serving():
-            with pytest.raises(UnsupportedError, match="in use by another server"):
+            with pytest.raises(UnsupportedError, match="another server"):
                 EnergyStore(tmp_path / "jobs.sqlite")
 
     run(work())
@@ -210,7 +210,7 @@ def test_a_second_server_is_refused(run: Any, serving: Any, tmp_path: Path) -> N
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a database" * 100)
-    with pytest.raises(InvalidInputError, match=r"notes\.txt cannot be used"):
+    with pytest.raises(InvalidInputError, match=r"notes\.txt"):
         EnergyStore(tmp_path / "notes.txt")
     with pytest.raises(InvalidInputError, match="no such file"):
         EnergyStore(tmp_path / "none" / "jobs.sqlite")

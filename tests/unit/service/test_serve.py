@@ -36,5 +36,5 @@ def test_options_of_the_scheduler_are_json_or_text(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("ZEUS_PFO_SCHEDULER_ARGS", "[1")
     with pytest.raises(InvalidInputError, match=r"ZEUS_PFO_SCHEDULER_ARGS is .* JSON object"):
         _ancestors_options()
-    with pytest.raises(InvalidInputError, match="'fast' is not of the form k=v"):
+    with pytest.raises(InvalidInputError, match=r"'fast'.*k=v"):
         settings_of(ServeEnergyRequest(scheduler_option=("fast",)))

@@ -236,7 +236,7 @@ def test_an_allocation_is_a_cluster_even_without_slurms_commands(monkeypatch) ->
     cluster = read_slurm_cluster("slurm", known("h100"), variables)
     assert cluster.device_names == ("n1/gpu0", "n1/gpu1", "n2/gpu0", "n2/gpu1")
     assert {device.type for device in cluster.devices} == {"h100"}
-    with pytest.raises(UnsupportedError, match="scontrol is not installed"):
+    with pytest.raises(UnsupportedError, match=r"scontrol.*installed"):
         read_slurm_cluster("slurm:main", known(), variables)
     with pytest.raises(InvalidInputError, match="such as 4"):
         read_slurm_cluster("slurm", known(), {**variables, "SLURM_TASKS_PER_NODE": "many"})
@@ -290,7 +290,7 @@ def test_exit_codes_of_any_version(code: object, expected: int) -> None:
 
 
 def test_what_is_no_json_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="squeue --json cannot be read"):
+    with pytest.raises(InvalidInputError, match="--json"):
         read_squeue("squeue: unrecognized option")
 
 

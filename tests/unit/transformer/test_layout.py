@@ -53,7 +53,7 @@ def test_frameworks_divide_experts_as_they_can() -> None:
     wide = Layout(tp=4, sp=True, dp=2, ep=8, framework="torchtitan")
     wide.check(shape, batch=8, sequence_length=8192)
     replace(wide, ep=2, framework="megatron").check(shape, batch=8, sequence_length=8192)
-    with pytest.raises(InvalidInputError, match="torchtitan divides experts at least as often"):
+    with pytest.raises(InvalidInputError, match="torchtitan divides"):
         replace(wide, ep=2).check(shape, batch=8, sequence_length=8192)
-    with pytest.raises(InvalidInputError, match="partita has no expert parallelism"):
+    with pytest.raises(InvalidInputError, match="expert parallelism"):
         Layout(dp=8, ep=2, framework="partita").check(shape, batch=8, sequence_length=8192)

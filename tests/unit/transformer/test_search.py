@@ -72,5 +72,5 @@ def test_a_70b_model_does_not_fit_on_one_host(h100: Machine) -> None:
 
 
 def test_degrees_that_no_layout_has_are_refused_by_a_rule(h100: Machine, llama3_8b: Shape) -> None:
-    with pytest.raises(InvalidInputError, match="heads are no multiple of tp"):
+    with pytest.raises(InvalidInputError, match=r"heads.*multiple"):
         search(task(h100, llama3_8b, fixed={"tp": 3}))

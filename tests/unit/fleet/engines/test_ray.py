@@ -34,7 +34,7 @@ def test_types_of_gpus_are_labels_rays_resource_or_a_custom_one() -> None:
     )
     assert [node.gpu_type for node in nodes] == ["a100", "h100", "v100", "", ""]
     assert [node.is_alive for node in nodes] == [True, True, True, True, False]
-    with pytest.raises(InvalidInputError, match="list of nodes cannot be read"):
+    with pytest.raises(InvalidInputError, match="nodes cannot"):
         read_ray_nodes({"data": None})
 
 

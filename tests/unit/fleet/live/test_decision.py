@@ -117,7 +117,7 @@ def test_names_that_look_like_names_of_ours_do_no_harm() -> None:
 
 def test_what_can_never_run_is_refused() -> None:
     decider = Decider(servers(), policy_of("fifo:tune"), round_s=1.0, restart_s=0.0)
-    with pytest.raises(InfeasibleError, match="the most there are is 4"):
+    with pytest.raises(InfeasibleError, match=r"most.*4"):
         decider.check(Job(job_id=1, sensitivity=CURVES[0], iterations=5, gpus=5, min_gpus=5))
     wide = Job(job_id=1, sensitivity=CURVES[0], iterations=5, gpus=9, min_gpus=1, max_gpus=2**20)
     decider.check(wide)
@@ -130,7 +130,7 @@ def test_a_job_that_its_tenant_may_never_run_is_refused() -> None:
         servers(), policy_of("fifo:tune"), round_s=1.0, restart_s=0.0, quotas={"lab": 1}
     )
     job = Job(job_id=7, sensitivity=CURVES[0], iterations=5, gpus=2, tenant="lab")
-    with pytest.raises(InfeasibleError, match="job 7 needs 2 GPUs and its tenant 'lab' may hold 1"):
+    with pytest.raises(InfeasibleError, match=r"7 needs 2 GPUs.*'lab'.*1"):
         decider.check(job)
 
 

@@ -171,5 +171,5 @@ def test_choices_as_policies_see_them(gpus: str, there: dict[str, int], expected
 
 def test_a_type_that_is_not_there_is_refused() -> None:
     spec = read("command: x\nsteps: 5\ngpus: 2 h100\n")
-    with pytest.raises(InvalidInputError, match="wants 2 h100 GPUs; the cluster has a100"):
+    with pytest.raises(InvalidInputError, match=r"2 h100 GPUs;.*a100"):
         core_job(spec, 1, 0.0, {"a100": 8})

@@ -243,7 +243,7 @@ def test_draining_stops_all_and_keeps_the_queue(world: World) -> None:
 
 
 def test_a_second_scheduler_on_a_state_is_refused(world: World) -> None:
-    with pytest.raises(UnsupportedError, match="in use by another scheduler"):
+    with pytest.raises(UnsupportedError, match="another scheduler"):
         FleetStore(world.settings.state)
 
 

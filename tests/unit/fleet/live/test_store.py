@@ -43,7 +43,7 @@ def test_a_key_is_that_of_one_job(tmp_path: Path) -> None:
     assert store.add_job(said, "k", 1.0, owner="ana") == (1, True)
     assert store.add_job(said, "k", 2.0, owner="ana") == (1, False)
     for other, owner in (({**said, "steps": 11}, "ana"), (said, "bo")):
-        with pytest.raises(InfeasibleError, match="key 'k' was sent with another job"):
+        with pytest.raises(InfeasibleError, match="'k'"):
             store.add_job(other, "k", 3.0, owner=owner)
     assert len(store.jobs()) == 1
     store.close()
@@ -52,7 +52,7 @@ def test_a_key_is_that_of_one_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["name", "tenant"])
 def test_names_that_no_terminal_shows_are_refused(tmp_path: Path, field: str) -> None:
     for bad in (CLEARS, "a\nb", "a\x9bb", "zero\N{ZERO WIDTH SPACE}width", "\x7f"):
-        with pytest.raises(InvalidInputError, match="terminals do not show") as refused:
+        with pytest.raises(InvalidInputError, match=r"terminals.*show") as refused:
             spec(tmp_path, **{field: bad})
         assert str(refused.value).isprintable()
     spec(tmp_path, **{field: "größe-2 ünïcode [x]"})

@@ -106,7 +106,7 @@ def test_choices_are_undominated_ascend_and_are_supported_by_points(points, gpus
 def test_a_job_for_no_type_of_the_cluster_is_refused():
     part = replace(flat(), gpu_types=("h100",))
     trace = trace_of([Job(job_id=0, sensitivity=part, iterations=1)])
-    with pytest.raises(InfeasibleError, match="types h100; the cluster has a100"):
+    with pytest.raises(InfeasibleError, match=r"h100;.*a100"):
         build_profiles(trace, servers(1, kinds=["a100"]))
 
 
@@ -121,7 +121,7 @@ def test_hosts_become_servers():
     found = servers_of(host_cluster("a100"))
     assert (found.names, found.gpu_types) == (("h0",), ("a100",))
     assert (found.num_gpus, found.cpus[0], found.memory_gb[0]) == (1, 8.0, 64.0)
-    with pytest.raises(InvalidInputError, match="cpus and memory are not known"):
+    with pytest.raises(InvalidInputError, match="memory are"):
         servers_of(host_cluster("a100", cpus=0))
 
 

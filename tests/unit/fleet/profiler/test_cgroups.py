@@ -91,14 +91,14 @@ def test_what_is_left_in_a_group_is_killed(fake):
 def test_a_limit_without_a_controller_is_refused(tmp_path):
     (tmp_path / "cgroup.controllers").write_text("cpu")
     with (
-        pytest.raises(UnsupportedError, match="no control group with the controller memory"),
+        pytest.raises(UnsupportedError, match="controller memory"),
         limited_groups([delegated(tmp_path)], "job", cpus=None, memory_bytes=1),
     ):
         pass
 
 
 def test_a_folder_that_is_no_group_is_refused(tmp_path):
-    with pytest.raises(UnsupportedError, match="is no control group of version 2"):
+    with pytest.raises(UnsupportedError, match=r"control.*2"):
         delegated(tmp_path)
 
 

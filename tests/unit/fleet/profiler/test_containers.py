@@ -95,7 +95,7 @@ def test_an_absent_image_is_pulled(engine):
 
 
 def test_an_image_that_cannot_be_pulled_is_named(engine):
-    with pytest.raises(UnsupportedError, match="docker cannot pull bad: no such image"):
+    with pytest.raises(UnsupportedError, match="docker cannot"):
         pull_if_absent("docker", "bad", limit_s=10)
 
 
@@ -120,7 +120,7 @@ def test_without_an_engine_the_image_is_noted_and_not_used():
 
 @pytest.mark.usefixtures("no_engine")
 def test_a_container_that_is_demanded_needs_an_engine():
-    with pytest.raises(UnsupportedError, match="no container engine answers"):
+    with pytest.raises(UnsupportedError, match=r"container.*answers"):
         choose_isolation(IsolationRequest(image="img:1", wanted=Way.CONTAINER))
     with pytest.raises(InvalidInputError, match="needs an image"):
         choose_isolation(IsolationRequest(wanted=Way.CONTAINER))
@@ -132,5 +132,5 @@ def test_plain_limits_need_nothing():
 
 
 def test_a_group_that_is_not_delegated_is_refused(tmp_path):
-    with pytest.raises(UnsupportedError, match="is no control group"):
+    with pytest.raises(UnsupportedError, match="control group"):
         choose_isolation(IsolationRequest(group=str(tmp_path), wanted=Way.CGROUP))

@@ -77,7 +77,7 @@ def test_measuring_again_begins_anew_in_the_same_place(tmp_path):
 
 def test_a_record_that_is_broken_names_its_file(tmp_path):
     (tmp_path / "runs.json").write_text("{")
-    with pytest.raises(FormatError, match=r"runs\.json:1: not valid JSON"):
+    with pytest.raises(FormatError, match=r"runs\.json:1:.*JSON"):
         read_record(tmp_path)
 
 

@@ -211,7 +211,7 @@ def test_in_a_container_all_paths_are_those_inside(place, tmp_path):
 
 def test_the_speed_of_two_runs_leaves_the_start_out():
     assert speed_of_two((40, 12.0), (20, 8.0), "x").iteration_s == pytest.approx(0.2)
-    with pytest.raises(WorkerError, match="a start hides the iterations"):
+    with pytest.raises(WorkerError, match=r"start.*iterations"):
         speed_of_two((40, 8.0), (20, 8.1), "x")
 
 

