@@ -240,7 +240,7 @@ def test_a_second_home_would_be_found(idea: str) -> None:
 
 MOST_WORDS = 3
 """Words besides facts that a pattern may have: as many tell one reason from another."""
-MOST_SENTENCES = 12
+MOST_SENTENCES = 8
 """Patterns of tests that have more; the number only falls. The words of messages have one home,
 ``test_messages.py``; elsewhere a refusal is told by its facts."""
 

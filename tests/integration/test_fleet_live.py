@@ -311,7 +311,7 @@ def test_the_command_line_from_end_to_end(
         assert partita.job_status(1, **here).to_json()["state"] == "finished"
         assert repr(partita.drain_fleet(wait=30, **here)).startswith("the fleet drains: 0 running")
         assert repr(partita.drain_fleet(resume=True, **here)).startswith("the fleet goes on")
-        with pytest.raises(InvalidInputError, match="there is no job 7"):
+        with pytest.raises(InvalidInputError, match="no job 7"):
             partita.cancel_jobs(7, **here)
         call("cancel", "2")
         wait_for_all(server.client, 2, 30)

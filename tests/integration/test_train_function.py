@@ -97,7 +97,7 @@ def test_options_that_would_be_ignored_are_refused() -> None:
         partita.train("gpt3-small", cluster="4xa100")
     with pytest.raises(InvalidInputError, match="--config file"):
         partita.train()
-    with pytest.raises(InvalidInputError, match="the script says that itself"):
+    with pytest.raises(InvalidInputError, match="the script says"):
         partita.run("plan.json", "script.py", steps=3)
-    with pytest.raises(InvalidInputError, match="nothing can be measured on meta"):
+    with pytest.raises(InvalidInputError, match="measured on meta"):
         partita.profile("gpt3-small", profile_device="meta")

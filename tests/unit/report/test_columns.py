@@ -36,7 +36,7 @@ def test_equal_columns_are_packed_alike() -> None:
 
 def test_numbers_beyond_32_bits_are_refused() -> None:
     for bad in ([2**32], [-1, 2**31], [-(2**31) - 1]):
-        with pytest.raises(InvalidInputError, match="'a' has numbers beyond 32 bits"):
+        with pytest.raises(InvalidInputError, match="'a' has numbers beyond"):
             pack({"a": np.array(bad)})
 
 
