@@ -27,6 +27,8 @@ from partita.flows.problem import objective_remarks
 from partita.units import format_bytes, format_seconds
 
 MOST_ROWS = 40
+_NOTHING = 0.005
+"""Relative change below which a what-if changes nothing."""
 
 
 @click.command(
@@ -34,12 +36,20 @@ MOST_ROWS = 40
 )
 @takes(ExplainRequest)
 @click.option("-o", "--output", help="Write the figures to a JSON file.")
+@click.option("--objectives", is_flag=True, help="Show the values of published objectives, too.")
 @output_options
 def command(
-    request: ExplainRequest, *, output: str | None, as_json: bool, quiet: bool, debug: bool
+    request: ExplainRequest,
+    *,
+    output: str | None,
+    objectives: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
 ) -> None:
-    """Say where the time and memory of PLAN go, what bounds it, and what would change it.
+    """Say what bounds PLAN, what would make it faster, and where its time and memory go.
 
+    PLAN is a saved plan, or the directory of a run, which is held against what was measured.
     A what-if is planned again by the plan's own planner; a fixed map says that it cannot be.
     """
     del debug  # read by main
@@ -51,16 +61,20 @@ def command(
     if as_json:
         print_json(found.to_json())
     elif output != "-":
-        _show(found)
+        _show(found, objectives=objectives, asked=bool(request.what_if))
 
 
-def _show(found: Explanation) -> None:
+def _show(found: Explanation, *, objectives: bool, asked: bool) -> None:
     console = stdout_console()
     summary = found.summary
     problem = summary.solution.problem
     console.print(model_line(problem.graph))
     console.print(step_line(problem, summary.solution.plan))
     console.print(f"plan: {summary.title} · step {format_seconds(summary.evaluation.step_s)}")
+    for line in found.answer:
+        console.print(f"why:  {line}")
+    for line in found.advice:
+        console.print(f"do:   {line}")
     console.print(table(_STAGE_COLUMNS, _stage_rows(found)))
     console.print(table(_TIME_COLUMNS, _time_rows(found)))
     console.print(table(_MEMORY_COLUMNS, _memory_rows(found)))
@@ -73,7 +87,7 @@ def _show(found: Explanation) -> None:
     console.print(f"critical path: {', '.join(parts)}")
     console.print(bound_line(summary))
     for metric, value in summary.evaluation.values.items():
-        if metric.value != "throughput":
+        if objectives and metric.value != "throughput":
             shown = format_value(value.value, value.unit)
             console.print(f"  {metric.value}: {shown} ({value.bottleneck})")
             for error in value.errors:
@@ -85,8 +99,10 @@ def _show(found: Explanation) -> None:
             f"{format_seconds(found.predicted_s)} "
             f"({percent(found.measured_s / found.predicted_s - 1, sign=True)})"
         )
+    # What was not asked for and changes nothing is no news.
     for answer in found.what_if:
-        console.print(_what_if_line(answer))
+        if asked or not abs(answer.relative) < _NOTHING:
+            console.print(_what_if_line(answer))
     for line in summary.evaluation.assumptions:
         console.print(f"assumed: {line}", style="dim")
 
@@ -163,6 +179,7 @@ _TIME_COLUMNS = (
     ("recompute", "right"),
     ("load", "right"),
     ("update", "right"),
+    ("network", "right"),
     ("idle", "right"),
     ("busy", "right"),
     ("sending", "right"),
@@ -170,7 +187,10 @@ _TIME_COLUMNS = (
 
 
 def _time_rows(found: Explanation) -> list[list[str]]:
-    keys = ("forward_s", "backward_s", "recompute_s", "load_s", "update_s", "idle_s")
+    keys = (
+        *("forward_s", "backward_s", "recompute_s", "load_s", "update_s"),
+        *("communicating_s", "idle_s"),
+    )
     return [
         [
             row["device"],

@@ -10,8 +10,11 @@ import numpy as np
 from partita.catalogue.catalogue import Catalogue
 from partita.catalogue.what_if import what_if
 from partita.core.json_values import number_or_none, thawed
+from partita.core.metrics import Metric
+from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.program import LAST_COMPUTE, Kind
+from partita.core.schedules import Schedule, schedule_names
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
 from partita.cost.durations import cluster_devices, stage_seconds
@@ -19,13 +22,15 @@ from partita.cost.judge import measure
 from partita.cost.measured import COMPUTE_PASSES
 from partita.documents import open_file
 from partita.errors import InfeasibleError, InvalidInputError, PartitaError
+from partita.flows.answer_first import exposed_s, what_bounds, what_to_do
 from partita.flows.fields import PlanSource
 from partita.flows.problem import catalogue_of
 from partita.flows.results import Result
 from partita.flows.solutions import SolutionRequest, read_solution
 from partita.flows.summary import Summary, summarise
 from partita.flows.traces import is_trace, read_traces, trace_timeline
-from partita.planners.table import get_planner
+from partita.names import short, suggest
+from partita.planners.table import DEFAULT_PLANNER, get_planner
 from partita.program.layout import crossings, owners
 from partita.requests import OnProgress, declare, make, silent
 from partita.units import format_seconds
@@ -34,8 +39,8 @@ FIXED = ("", "manual")
 """Planners whose plan is a map that the user gave, which nobody can plan again."""
 
 
-USUAL = ("bandwidth=2x", "memory=0.5x")
-"""Changes that are tried where none is named, after one more device of the first type."""
+USUAL = ("microbatches=2x", "bandwidth=2x")
+"""Changes that are tried where none is named, besides another planner and one more device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +48,9 @@ class ExplainRequest(SolutionRequest):
     """A saved plan, and what might be changed."""
 
     what_if: tuple[str, ...] = declare(
-        (), help="Change to try: +1xa100, bandwidth=2x, memory=0.5x, speed=2x; several times."
+        (),
+        help="Change to try: +1xa100, bandwidth=2x, memory=0.5x, speed=2x, microbatches=2x, "
+        "schedule=NAME, or replan (by the usual planner); several times.",
     )
     measured: tuple[str | Timeline, ...] = declare(
         (),
@@ -79,6 +86,8 @@ class Explanation(Result):
         stages: A row for each stage: where it runs, its times, bytes and parameters.
         devices: A row for each device: where its time and its memory go.
         critical_path: Seconds of the critical path by what it does.
+        answer: What bounds the step, a sentence each.
+        advice: What would make it faster, as commands where there are some, the best first.
         what_if: Answers, in the order of the questions.
         measured: A row for each stage with predicted and measured seconds; empty = nothing was
             measured.
@@ -90,6 +99,8 @@ class Explanation(Result):
     stages: tuple[dict[str, Any], ...]
     devices: tuple[dict[str, Any], ...]
     critical_path: dict[str, float]
+    answer: tuple[str, ...]
+    advice: tuple[str, ...]
     what_if: tuple[WhatIf, ...]
     measured: tuple[dict[str, Any], ...] = ()
     measured_s: float = float("nan")
@@ -102,6 +113,8 @@ class Explanation(Result):
             "stages": list(self.stages),
             "devices": list(self.devices),
             "critical_path": self.critical_path,
+            "answer": list(self.answer),
+            "advice": list(self.advice),
             "what_if": [
                 {
                     "change": answer.change,
@@ -124,7 +137,8 @@ class Explanation(Result):
 
     def lines(self) -> list[str]:
         """Return what bounds the plan, and what its critical path does."""
-        return plan_words(self.summary, self.critical_path)
+        words = plan_words(self.summary, self.critical_path)
+        return [*words[:2], *self.answer, *self.advice, *words[2:]]
 
 
 def plan_words(summary: Summary, critical_path: Mapping[str, float]) -> list[str]:
@@ -159,9 +173,12 @@ def explain(
 
 def explain_request(request: ExplainRequest, on_progress: OnProgress = silent) -> Explanation:
     """Explain what a request asks for; see :func:`explain`."""
+    request = _of_run(request)
     solution, catalogue = read_solution(request), catalogue_of(request)
     kind = solution.problem.cluster.devices[0].type
-    usual = ((f"+1x{kind}",) if kind in catalogue.devices else ()) + USUAL
+    usual = (f"+1x{kind}", *USUAL) if kind in catalogue.devices else USUAL
+    if solution.planner != DEFAULT_PLANNER:
+        usual = ("replan", *usual)
     summary = summarise(solution)
     answers = []
     for change in request.what_if or usual:
@@ -174,6 +191,10 @@ def explain_request(request: ExplainRequest, on_progress: OnProgress = silent) -
         stages=tuple(stage_rows(solution)),
         devices=tuple(_device_rows(summary)),
         critical_path=critical_path_s(summary),
+        answer=tuple(what_bounds(summary)),
+        advice=tuple(
+            what_to_do(summary, request.plan if isinstance(request.plan, str) else "", answers)
+        ),
         what_if=tuple(answers),
         measured=() if measured is None else tuple(_compared(solution, predicted, measured)),
         measured_s=_passes_s(measured),
@@ -228,18 +249,65 @@ def _compared(
         yield row
 
 
+def _of_run(request: ExplainRequest) -> ExplainRequest:
+    """Return a request for a run directory as one for its plan, held against its timeline."""
+    if not isinstance(request.plan, str) or not (Path(request.plan) / "plan.json").is_file():
+        return request
+    folder = Path(request.plan)
+    measured = request.measured
+    if not measured and (folder / "timeline.json").is_file():
+        measured = (str(folder / "timeline.json"),)
+    return replace(request, plan=str(folder / "plan.json"), measured=measured)
+
+
+def _changed(problem: Problem, plan: Plan, change: str, catalogue: Catalogue) -> Problem:
+    """Return a problem with a change of its step or of its cluster.
+
+    Raises:
+        InvalidInputError: The change is not understood.
+    """
+    name, sign, value = change.strip().lower().partition("=")
+    if sign and name == "microbatches":
+        try:
+            count = round(plan.num_microbatches * float(value.removesuffix("x")))
+        except ValueError:
+            raise InvalidInputError(
+                f"what if {short(change)} is not understood; expected microbatches=2x"
+            ) from None
+        size = int(plan.microbatch_sizes.max())
+        objective = replace(problem.objective, microbatches=count, microbatch_size=size)
+        return replace(problem, objective=objective)
+    if sign and name == "schedule":
+        if value not in schedule_names():
+            raise InvalidInputError(
+                f"what if {short(change)}: no such schedule{suggest(value, schedule_names())}"
+            )
+        return replace(problem, objective=replace(problem.objective, schedule=Schedule(value)))
+    return replace(problem, cluster=what_if(problem.cluster, change, catalogue))
+
+
 def _answer(solution: Solution, change: str, catalogue: Catalogue) -> WhatIf:
     """Plan the changed problem again with the plan's own planner."""
-    cluster = what_if(solution.problem.cluster, change, catalogue)
-    problem = replace(solution.problem, cluster=cluster)
-    if solution.planner in FIXED:
+    planner, options = solution.planner, thawed(solution.options)
+    problem = solution.problem
+    if change == "replan":
+        planner, options = DEFAULT_PLANNER, {}
+    else:
+        problem = _changed(problem, solution.plan, change, catalogue)
+    if planner in FIXED:
         return _same_plan(solution, change, problem)
-    options = thawed(solution.options)
     try:
-        found = get_planner(solution.planner, **options)(problem)
+        found = get_planner(planner, **options)(problem)
     except (InfeasibleError, InvalidInputError) as exc:
         return WhatIf(change=change, value=float("nan"), relative=float("nan"), note=str(exc))
-    note = summarise(found).title
+    note, more = summarise(found).title, found.plan.samples / solution.plan.samples
+    if more != 1 and solution.metric is Metric.THROUGHPUT:  # a longer step of more samples
+        return WhatIf(
+            change=change,
+            value=found.value,
+            relative=_relative(solution, found.value / more),
+            note=f"{note}; per sample",
+        )
     return WhatIf(
         change=change, value=found.value, relative=_relative(solution, found.value), note=note
     )
@@ -248,12 +316,13 @@ def _answer(solution: Solution, change: str, catalogue: Catalogue) -> WhatIf:
 def _same_plan(solution: Solution, change: str, problem: Problem) -> WhatIf:
     """A fixed map cannot be planned again: say what it would take as it is."""
     note = "a fixed map cannot be planned again; the same plan"
-    if change.startswith("+"):
+    if problem.objective != solution.problem.objective or change.startswith("+"):
+        what = "another device" if change.startswith("+") else change.partition("=")[0]
         return WhatIf(
             change=change,
             value=float("nan"),
             relative=float("nan"),
-            note="a fixed map cannot be planned again, so another device changes nothing",
+            note=f"a fixed map cannot be planned again, so {what} changes nothing",
         )
     try:
         value = measure(problem, solution.plan).value
@@ -323,7 +392,8 @@ def _device_rows(summary: Summary) -> list[dict[str, Any]]:
                 "recompute_s": total((Kind.RECOMPUTE,)),
                 "load_s": total((Kind.LOAD,)),
                 "update_s": total((Kind.UPDATE,)),
-                "idle_s": timeline.makespan_s - float(timeline.busy_s[index]),
+                "communicating_s": (apart_s := exposed_s(timeline, index)),
+                "idle_s": max(0.0, timeline.makespan_s - float(timeline.busy_s[index]) - apart_s),
                 "sending_s": total((Kind.SEND,)),
                 **memory.to_json(index),
                 "optimizer_bytes": float(memory.optimizer[index]),

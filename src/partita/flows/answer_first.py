@@ -1,0 +1,140 @@
+"""The answer before the tables: what bounds a step, by how much, and what to do about it."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from partita.core.columns import Flags, Floats
+from partita.core.metrics import Metric
+from partita.core.program import LAST_COMPUTE, Kind
+from partita.core.solution import Proof
+from partita.core.timeline import Timeline
+from partita.flows.summary import Summary
+from partita.units import format_seconds, format_share
+
+_UNEVEN = 1.5
+"""How many times as long as the others a stage computes before that is worth a word."""
+_WORTH = 0.02
+"""Share of the step that a change has to gain."""
+_GAP = 0.2
+"""Gap to the bound from which a longer search is worth a try."""
+
+
+def exposed_s(timeline: Timeline, device: int) -> float:
+    """Return the seconds in which a device communicates and does not compute."""
+    here = timeline.device == device
+    compute = here & (timeline.kind <= LAST_COMPUTE)
+    other = here & (timeline.kind > LAST_COMPUTE) & (timeline.kind != Kind.RECV)
+    return _length(timeline, compute | other) - _length(timeline, compute)
+
+
+def _length(timeline: Timeline, rows: Flags) -> float:
+    """Return the length of the union of some rows."""
+    order = np.argsort(timeline.start_s[rows], kind="stable")
+    start: Floats = timeline.start_s[rows][order]
+    if not len(start):
+        return 0.0
+    reached = np.maximum.accumulate(timeline.end_s[rows][order])
+    # A row adds what lies beyond all that came before it.
+    before = np.concatenate([[start[0]], reached[:-1]])
+    return float(np.maximum(reached - np.maximum(start, before), 0.0).sum())
+
+
+def what_bounds(summary: Summary) -> list[str]:
+    """Return what bounds the step and what stands out in the plan, a sentence each."""
+    timeline = summary.evaluation.timeline
+    step_s = timeline.makespan_s
+    busiest = int(np.argmax(timeline.busy_s))
+    busy_s = float(timeline.busy_s[busiest])
+    shares = {"computes": busy_s, "communicates": exposed_s(timeline, busiest)}
+    shares["waits for others"] = max(0.0, step_s - sum(shares.values()))
+    most = max(shares, key=lambda what: shares[what])
+    name = timeline.devices[busiest]
+    words = ", ".join(f"{what} {format_share(each / step_s)}" for what, each in shares.items())
+    solution, above = summary.solution, ""
+    # Other metrics have bounds of their own, in other units.
+    if solution.lower_bound > 0 and solution.metric is Metric.THROUGHPUT:
+        less = format_share(1 - solution.lower_bound / step_s)
+        above = f"; no plan can beat {format_seconds(solution.lower_bound)}, {less} less"
+    cause = {
+        "computes": f"compute on {name} bounds the step",
+        "communicates": f"communication of {name} bounds the step",
+        "waits for others": "waiting for one another bounds the step",
+    }[most]
+    first = f"{cause}: of {format_seconds(step_s)} the busiest device {words}{above}"
+    return [first, *_uneven(summary)]
+
+
+def _uneven(summary: Summary) -> list[str]:
+    """Return which stage takes much longer than others, and how many devices do nothing."""
+    plan, timeline = summary.solution.plan, summary.evaluation.timeline
+    found = []
+    loads = np.array(
+        [
+            max(
+                float(timeline.busy_s[timeline.devices.index(plan.devices[device])])
+                for group in stage.devices
+                for device in group
+            )
+            for stage in plan.stages
+        ]
+    )
+    if len(loads) > 1:
+        slowest = int(loads.argmax())
+        others = float(np.median(np.delete(loads, slowest)))
+        if others > 0 and loads[slowest] >= _UNEVEN * others:
+            found.append(
+                f"stage {slowest} is busy {loads[slowest] / others:.1f} times as long as the others"
+            )
+    there = len(summary.solution.problem.cluster.devices)
+    idle = there - len({d for stage in plan.stages for group in stage.devices for d in group})
+    if idle > 0:
+        replicas = max(stage.num_replicas for stage in plan.stages)
+        why = ""
+        if plan.num_microbatches <= replicas:
+            why = f": {plan.num_microbatches} microbatches feed at most as many replicas"
+        found.append(f"{idle} of {there} devices have nothing to do{why}")
+    return found
+
+
+def what_to_do(summary: Summary, plan_file: str, answers: Sequence[Any]) -> list[str]:
+    """Return the changes that pay, as commands, the best first.
+
+    Args:
+        summary: The plan.
+        plan_file: File that the plan was read from; empty = none.
+        answers: What-ifs that were tried.
+    """
+    found = []
+    paying = [each for each in answers if each.relative <= -_WORTH]
+    for each in sorted(paying, key=lambda each: float(each.relative)):
+        gain = f"{format_seconds(each.value)} ({format_share(each.relative, sign=True)})"
+        how = command_of(each.change, plan_file, summary)
+        found.append(f"{how} reaches {gain}: {each.note}")
+    solution = summary.solution
+    bound = solution.lower_bound
+    if solution.proof is not Proof.OPTIMAL and bound and solution.planner == "auto":
+        gap = solution.value / bound - 1 if solution.value > 0 else 0.0
+        if gap > _GAP:
+            command = command_of("time-limit", plan_file, summary)
+            found.append(f"the gap to the bound is {format_share(gap)}: {command} searches longer")
+    return found
+
+
+def command_of(change: str, plan_file: str, summary: Summary) -> str:
+    """Return how a change is made: a command where there is one."""
+    source = shlex.quote(plan_file) if plan_file else summary.solution.problem.graph.name
+    name, _, value = change.partition("=")
+    if name == "microbatches":
+        factor = float(value.rstrip("x"))
+        count = round(summary.solution.plan.num_microbatches * factor)
+        return f"partita plan {source} --microbatches {count}"
+    if name == "schedule":
+        return f"partita plan {source} --schedule {value}"
+    if name == "replan":
+        return f"partita plan {source}"
+    if name == "time-limit":
+        return f"partita plan {source} --time-limit 20"
+    return f"what if {change}"

@@ -1,0 +1,91 @@
+"""What bounds a plan and what to do, said before the tables."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partita.core.metrics import Metric
+from partita.core.problem import Objective, Problem
+from partita.core.program import Kind
+from partita.core.solution import Solution
+from partita.core.timeline import Timeline, TimelineOrigin
+from partita.cost.judge import measure
+from partita.documents import save
+from partita.errors import InvalidInputError
+from partita.flows.answer_first import exposed_s
+from partita.flows.explain import explain
+from partita.planners.table import get_planner
+from partita.testing.builders import chain, flat_cluster, pipeline
+
+
+def uneven() -> Solution:
+    """Return a plan whose last stage has most of the work, with a device that does nothing."""
+    graph, cluster = chain(12), flat_cluster(3)
+    problem = Problem(graph=graph, cluster=cluster, objective=Objective(microbatches=8))
+    plan = pipeline(graph, cluster, [0, 1], microbatches=8)
+    plan = replace(plan, stage_of=np.array([0, 0, *[1] * 10], dtype=np.int32))
+    value = measure(problem, plan).value
+    return Solution(problem=problem, plan=plan, metric=Metric.THROUGHPUT, value=value, unit="s")
+
+
+def test_the_answer_names_the_stage_that_is_too_large_and_the_command_that_helps(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "uneven.json"
+    save(uneven(), file)
+    found = explain(str(file))
+    assert found.answer[0].startswith("compute on d1 bounds the step: of ")
+    assert "stage 1 is busy 5.0 times as long as the others" in found.answer
+    assert "1 of 3 devices have nothing to do" in found.answer
+    assert found.advice[0].startswith(f"partita plan {file} reaches ")
+    gains = {answer.change: answer.relative for answer in found.what_if}
+    assert gains["replan"] < -0.4
+
+
+def test_more_microbatches_count_by_sample() -> None:
+    solution = get_planner("uniform", stages=3)(uneven().problem)
+    found = explain(solution, what_if=("microbatches=4x", "schedule=gpipe"))
+    many, other = found.what_if
+    assert many.value > solution.value
+    assert many.relative == pytest.approx(many.value / 4 / solution.value - 1)
+    assert many.relative < 0  # fewer bubbles
+    assert many.note.endswith("; per sample")
+    assert "gpipe" in other.note
+    fixed = explain(uneven(), what_if=("microbatches=4x",)).what_if[0]
+    assert fixed.note == "a fixed map cannot be planned again, so microbatches changes nothing"
+
+
+@pytest.mark.parametrize("change", ["microbatches=many", "schedule=1f2b", "banwidth=2x"])
+def test_a_change_that_is_not_understood_is_refused(change: str) -> None:
+    with pytest.raises(InvalidInputError):
+        explain(uneven(), what_if=(change,))
+
+
+def test_a_run_directory_is_explained_by_its_plan_and_its_timeline(tmp_path: Path) -> None:
+    solution = uneven()
+    save(solution, tmp_path / "plan.json")
+    timeline = explain(solution, what_if=("speed=2x",)).summary.evaluation.timeline
+    save(timeline, tmp_path / "timeline.json")
+    found = explain(str(tmp_path), what_if=("speed=2x",))
+    assert [row["stage"] for row in found.measured] == [0, 1]
+    assert found.measured_s == pytest.approx(found.predicted_s)
+
+
+def test_communication_that_compute_hides_is_not_counted() -> None:
+    start = np.array([0.0, 1.0, 4.0, 9.0])
+    end = np.array([3.0, 2.0, 6.0, 10.0])
+    kind = np.array([Kind.FORWARD, Kind.SEND, Kind.ALL_REDUCE, Kind.UPDATE], dtype=np.int8)
+    timeline = Timeline(
+        origin=TimelineOrigin.SIMULATED,
+        devices=("d0",),
+        device=np.zeros(4, dtype=np.int32),
+        instruction=np.arange(4, dtype=np.int32),
+        kind=kind,
+        **{name: np.full(4, -1, dtype=np.int32) for name in ("stage", "microbatch", "peer")},
+        bytes=np.zeros(4),
+        start_s=start,
+        end_s=end,
+    )
+    assert exposed_s(timeline, 0) == pytest.approx(2.0)
