@@ -64,6 +64,8 @@ class Option:
         environment: Variables that give its value where nothing else does; the first that is set.
         is_required: Whether an option, or one value of several, must be given.
         bare: Value of an option that is given without one; empty = it needs one.
+        joined_by: Text that joins the values of an option that is given several times to one;
+            empty = the last one counts.
     """
 
     help: str
@@ -81,6 +83,7 @@ class Option:
     environment: tuple[str, ...] = ()
     is_required: bool = False
     bare: str = ""
+    joined_by: str = ""
 
     def is_added(self, value: str) -> bool:
         """Return whether a plug-in adds a value to the choices."""
@@ -129,6 +132,10 @@ class Field:
         """The option that ends what a flag begins, such as ``--no-groups``."""
         return f"--no-{self.name.replace('_', '-')}"
 
+    def join(self, values: Sequence[str]) -> Any:  # noqa: ANN401 (a value of the field's type)
+        """Return several values as one, each of them once; none are the default."""
+        return self.option.joined_by.join(dict.fromkeys(values)) if values else self.default
+
     def check(self, value: Any) -> None:  # noqa: ANN401 (a value of the field's type)
         """Check a value against the declaration.
 
@@ -172,6 +179,8 @@ def make(request: type[_R], /, **values: Any) -> _R:  # noqa: ANN401 (values of 
     for field in fields_of(request):
         if field.option.bare and isinstance(asked.get(field.name), bool):
             asked[field.name] = field.option.bare if asked[field.name] else field.default
+        if field.option.joined_by and isinstance(asked.get(field.name), list | tuple):
+            asked[field.name] = field.join(asked[field.name])
     return request(**{name: _plain(value) for name, value in asked.items()})
 
 

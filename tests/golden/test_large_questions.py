@@ -54,10 +54,13 @@ def test_70b_on_64_devices() -> None:
 
 
 def test_70b_fully_sharded_on_128_devices() -> None:
-    found = ask("llama3-70b", "16xdgx-h100", batch_size=256, tp="1", pp="1", zero="3")
-    assert found.best.step_s == pytest.approx(15.56, rel=0.10)
-    assert found.free is not None
-    assert found.best.step_s <= 1.10 * found.free.step_s
+    job: dict[str, Any] = {"batch_size": 256, "tp": "1", "pp": "1", "zero": "3"}
+    # MaxText's figure.
+    measured = ask("llama3-70b", "16xdgx-h100", framework="maxtext", **job)
+    assert measured.best.step_s == pytest.approx(15.56, rel=0.10)
+    for found in (measured, ask("llama3-70b", "16xdgx-h100", **job)):
+        assert found.free is not None
+        assert found.best.step_s <= 1.10 * found.free.step_s
 
 
 def test_405b_needs_hundreds_of_devices() -> None:
@@ -75,8 +78,7 @@ def test_405b_on_1024_devices() -> None:
     free = ask("llama3-405b", "128xdgx-h100", batch_size=512)
     assert free.best.step_s == pytest.approx(19.84, rel=0.05)
     assert free.best.layout.cp > 1
-    # The layout that was run needs more than 0.92 of 80 GB; the device has 80 GiB.
-    degrees = {"tp": "8", "pp": "8", "cp": "2", "vp": "8", "what_if": ("memory=1.074x",)}
+    degrees = {"tp": "8", "pp": "8", "cp": "2", "vp": "8"}
     run = ask("llama3-405b", "128xdgx-h100", batch_size=512, **degrees)
     assert run.best.step_s == pytest.approx(19.84, rel=0.05)
     assert not run.best.layout.recompute

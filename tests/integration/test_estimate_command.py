@@ -108,9 +108,10 @@ def test_a_policy_of_dtypes_says_what_memory_holds(run: Run) -> None:
     assert held["gradients_bytes"] == 2 * weights
     assert held["master_bytes"] == pytest.approx(2 * weights / 4)
     assert held["state_bytes"] == pytest.approx(4 * weights / 4)
-    parts = ("weights", "gradients", "master", "state", "activations", "buffers", "workspace")
+    parts = ("weights", "gradients", "master", "state", "activations", "logits", "buffers")
+    parts = (*parts, "workspace")
     whole = sum(held[f"{part}_bytes"] for part in (*parts, "fixed", "free"))
-    assert whole == pytest.approx(80e9)
+    assert whole == pytest.approx(80 * 2**30)
     code, out, err = run("estimate", *MODEL, "-c", "4xa100", *policy)
     assert "bfloat16 weights, float32 gradients, float32 master copy; reduced in float32" in (
         " ".join(out.split())

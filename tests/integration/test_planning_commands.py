@@ -254,7 +254,7 @@ def test_what_is_printed_makes_it_fit(run: Run, arguments: tuple[str, ...]) -> N
 
 def test_a_refusal_names_device_stage_op_and_limit(run: Run) -> None:
     _, _, err = run("plan", "gpt-small", "-p", "uniform", "--memory-factor", "0.01", "-q")
-    for word in ("device 'host0/gpu1'", "stage 1", "largest op", "limit of 800 MB"):
+    for word in ("device 'host0/gpu1'", "stage 1", "largest op", "limit of 859 MB"):
         assert word in err
 
 

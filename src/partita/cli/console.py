@@ -369,11 +369,13 @@ def memory_table(summary: Summary) -> Table:
     return table(_MEMORY_COLUMNS, [row for _, row in rows])
 
 
-_BREAKDOWN_COLUMNS = (
-    ("where memory goes", "left"),
-    *((title, "right") for title in ("weights", "gradients", "master", "state", "activations")),
-    *((title, "right") for title in ("buffers", "fixed", "free")),
-)
+def breakdown_titles(memory: "MemoryBreakdown") -> list[str]:
+    """Return the titles of :func:`breakdown_cells`; logits only where a device holds some."""
+    if memory.logits.any():
+        held = ["weights", "grads", "master", "state", "activ.", "logits", "buffers"]
+    else:
+        held = ["weights", "gradients", "master", "state", "activations", "buffers"]
+    return [*held, "fixed", "free"]
 
 
 def breakdown_table(names: Sequence[str], memory: "MemoryBreakdown") -> Table:
@@ -388,14 +390,18 @@ def breakdown_table(names: Sequence[str], memory: "MemoryBreakdown") -> Table:
         [f"{found[0]} +{len(found) - 1}" if len(found) > 1 else found[0], *cells]
         for cells, found in alike.items()
     ]
+    titles = breakdown_titles(memory)
     if len(rows) > MOST_DEVICES:
-        rows = [*rows[: MOST_DEVICES - 1], [f"{len(rows) - MOST_DEVICES + 1} more", *[""] * 8]]
-    return table(_BREAKDOWN_COLUMNS, rows)
+        more = [f"{len(rows) - MOST_DEVICES + 1} more", *[""] * len(titles)]
+        rows = [*rows[: MOST_DEVICES - 1], more]
+    columns = [("where memory goes", "left"), *((title, "right") for title in titles)]
+    return table(columns, rows)
 
 
 def breakdown_cells(memory: "MemoryBreakdown", device: int) -> tuple[str, ...]:
-    """Return weights, gradients, master, state, activations, buffers, fixed and free as text."""
-    held = (*memory[:5], memory.buffers + memory.workspace, memory.fixed, memory.free)
+    """Return the bytes of a device by what holds them, as text."""
+    logits = [memory.logits] if memory.logits.any() else []
+    held = (*memory[:5], *logits, memory.buffers + memory.workspace, memory.fixed, memory.free)
     sizes = [float(part[device]) for part in held]
     return tuple(
         ("-" * (size < 0) + format_bytes(abs(size))) if size and math.isfinite(size) else "-"

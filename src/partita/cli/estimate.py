@@ -5,6 +5,7 @@ import click
 from partita.cli.console import (
     basis_line,
     breakdown_cells,
+    breakdown_titles,
     model_line,
     precision_line,
     print_json,
@@ -81,11 +82,6 @@ _COLUMNS = (
     ("step", "right"),
     ("samples/s", "right"),
 )
-_PARTS = (
-    ("fullest device of", "left"),
-    *((title, "right") for title in ("weights", "gradients", "master", "state", "activations")),
-    *((title, "right") for title in ("buffers", "fixed", "free")),
-)
 
 
 def show(found: Estimate) -> None:
@@ -101,7 +97,9 @@ def show(found: Estimate) -> None:
     if line := reserve_line(problem):
         console.print(line)
     console.print(table(_COLUMNS, [_row(trial) for trial in report.trials]))
-    console.print(table(_PARTS, [_parts_row(trial) for trial in report.trials]))
+    titles = breakdown_titles(report.best.memory)
+    columns = [("fullest device of", "left"), *((title, "right") for title in titles)]
+    console.print(table(columns, [_parts_row(trial) for trial in report.trials]))
     for refusal in report.refusals:
         console.print(f"not tried: {refusal}", style="dim")
     if "estimate" in problem.graph.annotations:

@@ -3,10 +3,12 @@
 import json
 
 import click
+from rich.table import Table
 
 from partita.cli.console import (
     bound_line,
     breakdown_cells,
+    breakdown_titles,
     format_value,
     model_line,
     overfull_line,
@@ -77,7 +79,7 @@ def _show(found: Explanation, *, objectives: bool, asked: bool) -> None:
         console.print(f"do:   {line}")
     console.print(table(_STAGE_COLUMNS, _stage_rows(found)))
     console.print(table(_TIME_COLUMNS, _time_rows(found)))
-    console.print(table(_MEMORY_COLUMNS, _memory_rows(found)))
+    console.print(_memory_table(found))
     console.print(f"bound by: {summary.evaluation.bottleneck}")
     if summary.overfull:
         console.print(overfull_line(summary), style="yellow")
@@ -203,25 +205,13 @@ def _time_rows(found: Explanation) -> list[list[str]]:
     ]
 
 
-_MEMORY_COLUMNS = (
-    ("device", "left"),
-    ("weights", "right"),
-    ("gradients", "right"),
-    ("master", "right"),
-    ("state", "right"),
-    ("activations", "right"),
-    ("buffers", "right"),
-    ("peak", "right"),
-    ("limit", "right"),
-    ("free", "right"),
-)
-
-
-def _memory_rows(found: Explanation) -> list[list[str]]:
+def _memory_table(found: Explanation) -> Table:
     memory = found.summary.evaluation.memory
+    *titles, _, _ = breakdown_titles(memory)
+    columns = [("device", "left"), *((t, "right") for t in (*titles, "peak", "limit", "free"))]
     rows = []
     for index, row in enumerate(found.devices[:MOST_ROWS]):
         *held, _, free = breakdown_cells(memory, index)
         limit = format_bytes(row["limit_bytes"]) if row["limit_bytes"] is not None else "-"
         rows.append([row["device"], *held, format_bytes(row["peak_bytes"]), limit, free])
-    return rows
+    return table(columns, rows)

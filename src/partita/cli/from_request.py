@@ -76,7 +76,7 @@ def takes(request: type[Request], *, without: tuple[str, ...] = ()) -> Callable[
     def decorate(function: _F) -> _F:
         @wraps(function)
         def command(**values: Any) -> Any:
-            asked = {field.name: values.pop(field.name) for field in fields}
+            asked = {field.name: _asked(field, values.pop(field.name)) for field in fields}
             return function(request(**asked), **values)
 
         decorated: Any = command
@@ -85,6 +85,10 @@ def takes(request: type[Request], *, without: tuple[str, ...] = ()) -> Callable[
         return decorated  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _asked(field: Field, value: Any) -> Any:
+    return field.join(value) if field.option.joined_by else value
 
 
 def _parameter(field: Field) -> Callable[[Any], Any]:
@@ -123,7 +127,7 @@ def _settings(field: Field) -> dict[str, Any]:
         return {**settings, "default": True}
     if field.kind is bool:
         return {**settings, "is_flag": True}  # its default is False, as click's
-    if field.is_multiple:
+    if field.is_multiple or field.option.joined_by:
         settings["multiple"] = True  # likewise none
     else:
         settings["default"] = field.default

@@ -472,6 +472,10 @@ class VariantTable(Columns):
         return {key: row for row, key in enumerate(keys)}
 
 
+EMBEDDING, BLOCK, HEAD = range(3)
+"""Kinds of ops of a transformer in :class:`DegreeTable`."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DegreeTable(Columns):
     """Costs of ops that several devices divide: by tensor, context and expert parallelism.

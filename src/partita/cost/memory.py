@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
+from partita.core.graph import HEAD
 from partita.core.json_values import number_or_none
 from partita.core.plan import Plan
 from partita.core.problem import Mode, Problem
@@ -43,6 +44,7 @@ class StaticMemory(NamedTuple):
         master: Copy of the weights that the optimizer steps, with its gradients.
         state: Optimizer state.
         workspace: Largest scratch memory of an op, less what the ops after it save.
+        logits: The same where that op is the head, whose scratch memory are logits and loss.
     """
 
     weights: Array
@@ -50,6 +52,7 @@ class StaticMemory(NamedTuple):
     master: Array
     state: Array
     workspace: Array
+    logits: Array
 
     @property
     def optimizer(self) -> Array:
@@ -59,7 +62,7 @@ class StaticMemory(NamedTuple):
     @property
     def total(self) -> Array:
         """Sum of all parts."""
-        return self.weights + self.gradients + self.optimizer + self.workspace
+        return self.weights + self.gradients + self.optimizer + self.workspace + self.logits
 
 
 class MemoryEvents(NamedTuple):
@@ -89,6 +92,7 @@ class MemoryBreakdown(NamedTuple):
         master: Copy of the weights that the optimizer steps, with its gradients.
         state: Optimizer state.
         activations: What forward keeps for backward, and what recomputing brings back.
+        logits: Logits, loss and their gradient, where the head needs most scratch memory.
         buffers: Received tensors and gathered copies.
         workspace: Largest scratch memory of an op, less what the ops after it save.
         peak: Largest use of memory.
@@ -101,6 +105,7 @@ class MemoryBreakdown(NamedTuple):
     master: Array
     state: Array
     activations: Array
+    logits: Array
     buffers: Array
     workspace: Array
     peak: Array
@@ -134,13 +139,14 @@ def static_memory(problem: Problem, plan: Plan, program: Program) -> StaticMemor
     rests = 1 - np.array([part.offload_optimizer for part in plan.stages])[stage]
     versions = _versions(program, plan)[stage]
     size = len(plan.devices)
-    extra, workspace = _stage_memory(problem, plan, program)
+    extra, workspace, logits = _stage_memory(problem, plan, program)
     return StaticMemory(
         np.bincount(device, weights=held.weights * versions + held.copy, minlength=size) + extra,
         np.bincount(device, weights=held.gradients, minlength=size),
         np.bincount(device, weights=held.master * rests, minlength=size),
         np.bincount(device, weights=held.state * rests, minlength=size),
         workspace,
+        logits,
     )
 
 
@@ -164,8 +170,8 @@ def _held(problem: Problem, plan: Plan) -> tuple[Array, Array, Array, Array]:
     return device[first], parameter, stage[first], tied[parameter]
 
 
-def _stage_memory(problem: Problem, plan: Plan, program: Program) -> tuple[Array, Array]:
-    """Return by device: memory of variants that no column holds, and the largest workspace."""
+def _stage_memory(problem: Problem, plan: Plan, program: Program) -> tuple[Array, Array, Array]:
+    """Return by device: memory of variants that no column holds, the largest workspace, logits."""
     graph, share = problem.graph, _largest_share(problem, plan)
     ranks = np.array([stage.ranks for stage in plan.stages])[plan.stage_of]
     above = graph.ops.workspace_bytes * share / ranks
@@ -175,16 +181,21 @@ def _stage_memory(problem: Problem, plan: Plan, program: Program) -> tuple[Array
         above = above - _saved_after(problem, plan) / ranks
     rows = _degree_rows(problem, plan)
     above[rows >= 0] = graph.degrees.workspace_bytes[rows[rows >= 0]] * share
-    scratch = np.zeros(len(plan.stages))
+    scratch, loss = np.zeros((2, len(plan.stages)))
     np.maximum.at(scratch, plan.stage_of, above)
+    if len(graph.degrees):
+        head = graph.degrees.kind_of == HEAD
+        np.maximum.at(loss, plan.stage_of[head], above[head])
     fixed = _variant_memory(problem, plan)
-    extra, workspace = np.zeros(len(plan.devices)), np.zeros(len(plan.devices))
+    extra, workspace, logits = np.zeros((3, len(plan.devices)))
     for stage in np.flatnonzero((scratch > 0) | (fixed > 0)).tolist():
         part = plan.stages[stage]
         for device in (device for group in part.devices for device in group):
             workspace[device] = max(workspace[device], scratch[stage])
+            logits[device] = max(logits[device], loss[stage])
             extra[device] += fixed[stage]
-    return extra, workspace
+    is_loss = logits >= workspace
+    return extra, np.where(is_loss, 0.0, workspace), np.where(is_loss, logits, 0.0)
 
 
 def _degree_rows(problem: Problem, plan: Plan) -> Array:
@@ -494,6 +505,7 @@ def memory_breakdown(problem: Problem, plan: Plan, program: Program) -> MemoryBr
         static.master,
         static.state,
         kept,
+        static.logits,
         buffers,
         static.workspace,
         peak,

@@ -25,7 +25,7 @@ from partita.core.plan import Shard
 from partita.core.precision import DEFAULT_OPTIMIZER, OPTIMIZERS, Precision, bytes_at
 from partita.core.problem import Mode, Objective, Problem
 
-GPU_RESERVE = 0.08
+GPU_RESERVE = 0.10
 """Share of a GPU's memory that plans leave free where nobody says how much."""
 CONTEXT_BYTES = 0.7 * 2**30
 """Context, kernels and handles of libraries of one process on a GPU."""

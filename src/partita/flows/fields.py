@@ -131,16 +131,12 @@ class ShapeFields(LengthFields):
     granularity: str = declare("op", choices=GRANULARITIES, help="What a node of the graph is.")
 
 
-MOST_JOINED = 3
-"""Named sets of recomputation that may be joined."""
-
-
 def joined_sets() -> list[str]:
     """Return the texts that join named sets of recomputation: ``mlp+norm``, in any order."""
     single = [name for name in RECOMPUTE_SETS if name not in WHOLE_OR_NONE]
     return [
         "+".join(names)
-        for count in range(2, MOST_JOINED + 1)
+        for count in range(2, len(single) + 1)
         for names in permutations(single, count)
     ]
 
@@ -164,8 +160,9 @@ class EstimateFields(Request):
         choices=("none", *RECOMPUTE_SETS),
         added=joined_sets,
         bare="full",
+        joined_by="+",
         help="Activations that backward computes again: of a whole block without a value; named "
-        "sets, also joined as in mlp+norm, are for large transformers.",
+        "sets, several times or joined as in mlp+norm, are for large transformers.",
     )
 
     @property
@@ -234,6 +231,12 @@ class DegreeFields(TrainingFields):
         choices=("ring", "all-to-all"),
         usual="the framework's first",
         help="Kind of context parallelism.",
+    )
+    rank_order: str | None = declare(
+        None,
+        metavar="ORDER|auto",
+        usual="tp-cp-dp-pp, others where hosts make them quicker",
+        help="Degrees by which ranks are numbered, the innermost first.",
     )
     offload_optimizer: str | None = declare(
         None,

@@ -84,9 +84,10 @@ def _keys(field: Field) -> list[str]:
 
 def _value(field: Field, node: Node, what: str) -> Any:  # noqa: ANN401 (of the field's type)
     """Return the value of a field, checked as that of a request."""
-    if field.is_multiple:
+    if field.is_multiple or field.option.joined_by:
         nodes = node.nodes if isinstance(node, Items) else (node,)
-        value: Any = tuple(_one(field.kind, one, what) for one in nodes)
+        values = tuple(_one(field.kind, one, what) for one in nodes)
+        value: Any = values if field.is_multiple else field.join(tuple(map(str, values)))
     else:
         value = _one(field.kind, node, what)
     with at_line(node.line):

@@ -5,6 +5,7 @@ badly, and types together (``mixed.py``). What looks best is played, the rest is
 more memory than there is, is no choice.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,11 +23,17 @@ from partita.transformer.mixed import (
     groups_of,
     mixed_candidates,
     place_memory,
-    refined,
 )
-from partita.transformer.pipelines import Pipeline, as_number, played_s, regular_pipeline
+from partita.transformer.pipelines import (
+    Pipeline,
+    as_number,
+    even_layers,
+    played_s,
+    regular_pipeline,
+)
 from partita.transformer.price import Steps
-from partita.transformer.search import Task, keeps, price_all, search
+from partita.transformer.search import Task, keeps, price_all, search, with_orders
+from partita.transformer.uneven import refined, uneven_candidates
 
 PLAYED = 24
 """Layouts that are played exactly."""
@@ -37,7 +44,7 @@ FAR = 1.25
 LEAST_PLAYED = 5
 """Layouts that are played in any case."""
 REFINED = 3
-"""Layouts whose layers are moved while that makes a step shorter."""
+"""Layouts whose stages are changed while that makes a step shorter."""
 MOST_FEWER = 2
 """Smaller numbers of devices that are searched where all of them divide badly."""
 DEGREES = ("tp", "pp", "vp", "dp", "cp", "ep", "zero", "shard_group")
@@ -104,6 +111,7 @@ class Choice:
                 {
                     "device_type": place.device_type,
                     "tp": place.layout.tp,
+                    "recompute": list(place.layout.recompute),
                     "replicas": len(place.devices),
                     "layers": [
                         n
@@ -123,20 +131,25 @@ class Choice:
 
 def layout_json(layout: Layout) -> dict[str, Any]:
     """Return the degrees of a layout as JSON values."""
-    named = (*DEGREES, "sp", "microbatch", "expert_overlap", "precision", "framework")
+    named = (*DEGREES, "sp", "microbatch", "expert_overlap", "rank_order", "precision", "framework")
     return {**{name: getattr(layout, name) for name in named}, "recompute": list(layout.recompute)}
 
 
 def _layout_words(lane: Pipeline) -> str:
     layout = lane.layout
-    kinds: dict[str, list[int]] = {}
-    for place in lane.places:
-        kinds.setdefault(f"{place.kind} tp {place.layout.tp}", []).append(1)
-    text = str(layout)
+    kinds = Counter(f"{place.kind} tp {place.layout.tp}" for place in lane.places)
+    sets = Counter("+".join(place.layout.recompute) or "none" for place in lane.places)
+    notes: list[str] = []
+    text = str(replace(layout, recompute=()) if len(sets) > 1 else layout)
     if len(kinds) > 1:
-        row = ", ".join(f"{len(found)} x {kind}" for kind, found in kinds.items())
-        text = text.replace(f"tp {layout.tp}, ", "", 1) + f" [{row}; layers {_ranges(lane.layers)}]"
-    return text
+        text = text.replace(f"tp {layout.tp}, ", "", 1)
+        notes.append(", ".join(f"{count} x {kind}" for kind, count in kinds.items()))
+    if len(sets) > 1:
+        words = ", ".join(f"{name} on {count}" for name, count in sets.items())
+        notes.append(f"recompute {words} stages")
+    if len(kinds) > 1 or sorted(lane.layers) != sorted(even_layers(sum(lane.layers), layout)):
+        notes.append(f"layers {_ranges(lane.layers)}")
+    return f"{text} [{'; '.join(notes)}]" if notes else text
 
 
 def _ranges(layers: Sequence[int]) -> str:
@@ -180,11 +193,10 @@ def find_choices(task: Task, cluster: Cluster, *, by_price: bool = False) -> lis
         step_s = played_s(lanes)
         played.append((worth(step_s, lanes), step_s, lanes))
     played.sort(key=lambda row: row[0])
-    if len(groups) > 1:
-        for number, (_, step_s, lanes) in enumerate(played[:REFINED]):
-            step_s, lanes = refined(step_s, lanes)  # noqa: PLW2901 (the same, better)
-            played[number] = (worth(step_s, lanes), step_s, lanes)
-        played.sort(key=lambda row: row[0])
+    for number, (_, step_s, lanes) in enumerate(played[:REFINED]):
+        step_s, lanes = refined(step_s, lanes)  # noqa: PLW2901 (the same, better)
+        played[number] = (worth(step_s, lanes), step_s, lanes)
+    played.sort(key=lambda row: row[0])
     seen: set[tuple[object, ...]] = set()
     kept: list[Choice] = []
     for _, step_s, lanes in played:
@@ -230,13 +242,14 @@ def _candidates(
             )
             searched += 1
             try:
-                priced = search(alone)
+                priced = with_orders(search(alone), PLAYED)
             except InvalidInputError as exc:
                 refused.append(exc)
                 continue
             for row in np.flatnonzero(priced.fits)[:PLAYED].tolist():
                 lane = regular_pipeline(alone, priced.layouts[row], cluster, part.devices)
                 found.append(Candidate(lanes=(lane,), step_s=float(priced.step_s[row])))
+            found += uneven_candidates(priced, cluster, part.devices)
     if len(groups) > 1:
         found += mixed_candidates(task, cluster, groups)[:PLAYED]
         if [len(group) for group in whole] != [len(group) for group in groups]:
@@ -327,7 +340,11 @@ def _choice(cluster: Cluster, lanes: tuple[Pipeline, ...], step_s: float) -> Cho
 
 def parts_of(lane: Pipeline, step_s: float) -> dict[str, float]:
     """Return the seconds of a step by what takes them; waiting is what is left."""
-    place = lane.places[0]
+    # Of stages that recompute different sets the most common one stands for all.
+    sets = Counter(place.layout.recompute for place in lane.places)
+    place = replace(
+        lane.places[0], layout=replace(lane.layout, recompute=sets.most_common(1)[0][0])
+    )
     alone = replace(lane.task, machine=place.machine)
     replicas = lane.task.batch // (lane.microbatches * place.layout.microbatch)
     layout = replace(place.layout, dp=max(1, replicas))

@@ -1,8 +1,9 @@
 """How a transformer is laid out over devices: degrees, sharding, recomputation, framework.
 
 ``devices = tp x pp x cp x dp``. Experts have their own mesh over the devices of a pipeline stage:
-``ep x etp`` divides ``tp x cp x dp``. Ranks are ordered tp, cp, dp, pp from the inside, so that
-tensor-parallel groups lie on neighbouring devices.
+``ep x etp`` divides ``tp x cp x dp``, in the order of its ranks. Ranks are ordered tp, cp, dp, pp
+from the inside unless a layout has another order, so that tensor-parallel groups lie on
+neighbouring devices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,13 @@ import numpy as np
 from partita.core.plan import RECOMPUTE_SETS as RECOMPUTE
 from partita.errors import InvalidInputError
 from partita.transformer.shape import Numbers, Shape
+
+RANKED = ("tp", "cp", "dp", "pp")
+"""Degrees that ranks are numbered by."""
+DEFAULT_ORDER = "-".join(RANKED)
+"""Order of ranks, the innermost first."""
+PIPELINE_INSIDE = "tp-cp-pp-dp"
+"""Order of Megatron's ``--use-tp-pp-dp-mapping``: replicas lie outside of pipelines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +53,9 @@ class Framework:
         expert_parallel: Whether experts may lie on different devices.
         wide_experts: Whether experts are divided at least as often as tensors are.
         recompute: Names of ``RECOMPUTE`` that it has switches for.
+        rank_orders: Orders of ranks that it has switches for; empty = any.
+        stages_differ: Whether stages may have different numbers of layers, and ranks of different
+            stages other switches of recomputation.
     """
 
     name: str
@@ -67,6 +78,8 @@ class Framework:
     expert_parallel: bool = True
     wide_experts: bool = False
     recompute: tuple[str, ...] = RECOMPUTE
+    rank_orders: tuple[str, ...] = (DEFAULT_ORDER,)
+    stages_differ: bool = True
 
 
 def _megatron(name: str, attention: str, experts: str, *, early: bool = False) -> Framework:
@@ -84,6 +97,7 @@ def _megatron(name: str, attention: str, experts: str, *, early: bool = False) -
         expert_overlap=not early,
         max_zero_with_pp=1,
         recompute=("attention", "full") if early else RECOMPUTE,
+        rank_orders=(DEFAULT_ORDER,) if early else (DEFAULT_ORDER, PIPELINE_INSIDE),
     )
 
 
@@ -120,6 +134,8 @@ FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
                 max_zero_with_pp=1,
                 context=(),
                 recompute=("attention", "full"),
+                # Layers have to divide by its stages.
+                stages_differ=False,
             ),
             _torchtitan("torchtitan", fused_loss=True),
             _torchtitan("torchtitan-2024", fused_loss=False),
@@ -135,7 +151,14 @@ FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
                 sequence_parallel=False,
                 interleaving=False,
             ),
-            Framework(name="maxtext", stack="xla", experts="grouped"),
+            # One program for all devices, which scans over equal stages.
+            Framework(
+                name="maxtext",
+                stack="xla",
+                experts="grouped",
+                rank_orders=(),
+                stages_differ=False,
+            ),
             Framework(
                 name="deepspeed",
                 stack="eager",
@@ -147,6 +170,7 @@ FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
                 max_zero_with_pp=1,
                 interleaving=False,
                 sequence_parallel=False,
+                rank_orders=(),
             ),
             Framework(
                 name="accelerate",
@@ -175,6 +199,7 @@ FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
                 sequence_parallel=False,
                 expert_parallel=False,
                 recompute=("full",),
+                rank_orders=(),
             ),
         )
     }
@@ -209,6 +234,7 @@ class Layout:
         stack: Kernels beside the matrix products; empty = the framework's.
         tp_overlap: Whether tensor-parallel collectives overlap; ``None`` = as the framework does.
         expert_overlap: Whether the all-to-all of experts runs under another microbatch's work.
+        rank_order: Degrees by which ranks are numbered, the innermost first.
     """
 
     tp: int = 1
@@ -231,6 +257,16 @@ class Layout:
     stack: str = ""
     tp_overlap: bool | None = None
     expert_overlap: bool = False
+    rank_order: str = DEFAULT_ORDER
+
+    @property
+    def strides(self) -> dict[str, int]:
+        """Devices from one rank to the next, by degree."""
+        found, stride = {}, 1
+        for name in self.rank_order.split("-"):
+            found[name] = stride
+            stride *= getattr(self, name)
+        return found
 
     @property
     def devices(self) -> int:
@@ -269,6 +305,7 @@ class Layout:
         parts += [f"zero {self.zero}"] * (self.zero > 0)
         parts += [f"shards of {self.shard_group}"] * (self.shard_group > 0)
         parts += [f"microbatch {self.microbatch}"]
+        parts += [f"ranks {self.rank_order}"] * (self.rank_order != DEFAULT_ORDER)
         parts += [f"recompute {'+'.join(self.recompute)}"] * bool(self.recompute)
         if self.offload_optimizer:
             parts.append(f"{self.offload_optimizer:.0%} of the state in host memory")
@@ -282,6 +319,9 @@ class Layout:
         framework = FRAMEWORKS.get(self.framework)
         if low:
             return [(f"{low[0]} is {getattr(self, low[0])}; expected 1 or more", False)]
+        if sorted(self.rank_order.split("-")) != sorted(RANKED):
+            words = f"rank order {self.rank_order!r} has not each of {', '.join(RANKED)} once"
+            return [(words, False)]
         if framework is None:
             known = ", ".join(FRAMEWORKS)
             return [(f"framework {self.framework!r} is not known; expected one of {known}", False)]
@@ -382,6 +422,10 @@ class Layout:
                 self.shard_group == 0 or (self.dp * self.cp) % self.shard_group == 0,
             ),
             (f"{name} has no virtual stages", self.vp == 1 or framework.interleaving),
+            (
+                f"{name} numbers ranks {' or '.join(framework.rank_orders)} from the inside",
+                not framework.rank_orders or self.rank_order in framework.rank_orders,
+            ),
             (f"{name} has no sequence parallelism", not self.sp or framework.sequence_parallel),
             (
                 f"{name} cannot offload activations beside pp > 1 or recomputation",
@@ -393,8 +437,9 @@ class Layout:
 class Layouts(NamedTuple):
     """Degrees and choices of many layouts: columns, or a number where all have the same.
 
-    ``shards`` are the ranks that share a shard; ``again`` has a column of 0 and 1 for each name of
-    ``RECOMPUTE``. Precision and framework are one for all and stand elsewhere.
+    ``shards`` are the ranks that share a shard, ``strides`` the devices from one rank to the next
+    by degree; ``again`` has a column of 0 and 1 for each name of ``RECOMPUTE``. Precision and
+    framework are one for all and stand elsewhere.
     """
 
     tp: Numbers
@@ -410,6 +455,7 @@ class Layouts(NamedTuple):
     shards: Numbers
     microbatch: Numbers
     again: Mapping[str, Numbers]
+    strides: Mapping[str, Numbers]
     expert_overlap: Numbers = 0.0
     offload_optimizer: Numbers = 0.0
     offload_activations: Numbers = 0.0
@@ -429,6 +475,10 @@ def columns_of(layouts: Sequence[Layout]) -> Layouts:
         again={
             name: np.array([name in layout.recompute for layout in layouts], dtype=np.float64)
             for name in RECOMPUTE
+        },
+        strides={
+            name: np.array([layout.strides[name] for layout in layouts], dtype=np.float64)
+            for name in RANKED
         },
         expert_overlap=column("expert_overlap"),
         offload_optimizer=column("offload_optimizer"),

@@ -32,8 +32,6 @@ from partita.transformer.pipelines import (
     Place,
     as_number,
     even_layers,
-    place_passes,
-    played_s,
     stage_devices,
 )
 from partita.transformer.price import passes_of
@@ -52,8 +50,6 @@ MOST_TRIED = 400
 """Rows, and layouts side by side, whose layers or shares are found: the best by a bound."""
 KEPT = 48
 """Candidates that are returned, of each way."""
-MOST_MOVES = 40
-"""Moves of a layer that are played."""
 NEAR = 3
 """Microbatches around a type's part by speed that are tried."""
 
@@ -139,7 +135,7 @@ def mixed_candidates(task: Task, cluster: Cluster, groups: Sequence[Group]) -> l
     return sorted(found, key=lambda candidate: candidate.step_s)
 
 
-class _Figures(NamedTuple):
+class Figures(NamedTuple):
     """Seconds and bytes of layouts on one type of device: columns, or one layout's numbers.
 
     Attributes:
@@ -179,7 +175,7 @@ class _Figures(NamedTuple):
         return most
 
 
-def figures_of(task: Task, layouts: Sequence[Layout], machine: Machine) -> _Figures:
+def figures_of(task: Task, layouts: Sequence[Layout], machine: Machine) -> Figures:
     """Return the figures of layouts on one type of device."""
     case = case_of(task, layouts, machine)
     passes = passes_of(case)
@@ -199,7 +195,7 @@ def figures_of(task: Task, layouts: Sequence[Layout], machine: Machine) -> _Figu
         *(passes.data_s + passes.update_s, end.buffers + end.fixed, ends),
         *(logit_bytes(case), edge_bytes(case), each, kept_bytes(case) * stays),
     )
-    return _Figures(
+    return Figures(
         *(np.broadcast_to(np.asarray(column, dtype=float), len(layouts)) for column in columns)
     )
 
@@ -364,13 +360,13 @@ def _zero(task: Task, replicas: int, depth: int) -> list[int]:
 
 
 def _row(
-    task: Task, groups: Sequence[Group], row: _Row, figures: Sequence[_Figures], joined: Fabric
+    task: Task, groups: Sequence[Group], row: _Row, figures: Sequence[Figures], joined: Fabric
 ) -> Candidate | None:
     """Return a pipeline with layers as each place is quick, or None where they do not fit."""
     owner = np.repeat(np.arange(len(groups)), [option.stages for option in row.options])
     depth, vp = len(owner), row.whole.vp
     turns = task.batch // (row.whole.dp * row.whole.microbatch)
-    of = _Figures(
+    of = Figures(
         *(
             np.array([column[row.at[n]] for n, column in enumerate(columns)])[owner]
             for columns in zip(*figures, strict=True)
@@ -408,14 +404,14 @@ def _row(
     lane = Pipeline(
         task=task,
         places=tuple(places),
-        layers=_chunks(held, vp),
+        layers=chunk_layers(held, vp),
         microbatches=turns,
         joined=joined,
     )
     return Candidate(lanes=(lane,), step_s=float(total))
 
 
-def _chunks(held: Array, vp: int) -> tuple[int, ...]:
+def chunk_layers(held: Array, vp: int) -> tuple[int, ...]:
     """Return the layers of each chunk, of which every place has ``vp``."""
     rows = [[int(n) // vp + (turn < int(n) % vp) for n in held] for turn in range(vp)]
     return tuple(count for row in rows for count in row)
@@ -434,43 +430,7 @@ def balance(each: Array, extra: Array, most: Array, layers: int) -> Array:
     return held
 
 
-def refined(step_s: float, lanes: tuple[Pipeline, ...]) -> tuple[float, tuple[Pipeline, ...]]:
-    """Return lanes, and their played seconds, with layers moved while that makes a step shorter.
-
-    Types in a row pass a layer from one chunk to another as long as it fits.
-    """
-    if len(lanes) > 1 or lanes[0].joined is None:
-        return step_s, lanes
-    lane, depth = lanes[0], len(lanes[0].places)
-    each = [as_number(place_passes(lane.task, place).block_s) for place in lane.places]
-    left, better = MOST_MOVES, True
-    while better and left:
-        better = False
-        load = [each[number] * sum(lane.layers[number::depth]) for number in range(depth)]
-        # One chunk per type and end stands for those like it; the most loaded ones give first.
-        kinds = {
-            (lane.places[chunk % depth].device_type, chunk % depth in (0, depth - 1), layers): chunk
-            for chunk, layers in enumerate(lane.layers)
-        }
-        chunks = sorted(kinds.values(), key=lambda chunk: -load[chunk % depth])
-        for giver, taker in product(chunks, reversed(chunks)):
-            layers = list(lane.layers)
-            layers[giver] -= 1
-            layers[taker] += 1
-            moved = replace(lane, layers=tuple(layers))
-            if giver == taker or not layers[giver] or not _fits(moved, taker % depth):
-                continue
-            if not left:
-                break
-            left -= 1
-            found = played_s([moved])
-            if found < step_s * (1 - 1e-6):
-                step_s, lane, better = found, moved, True
-                break
-    return step_s, (lane,)
-
-
-def _fits(lane: Pipeline, number: int) -> bool:
+def fits_place(lane: Pipeline, number: int) -> bool:
     """Return whether a place's devices hold what they must."""
     return as_number(place_memory(lane, number).total) <= lane.limit_bytes(number)
 
@@ -485,7 +445,7 @@ def fits_places(lane: Pipeline) -> bool:
         held.setdefault(
             (place.layout, place.kind, layers, number == 0, number == depth - 1), number
         )
-    return all(_fits(lane, number) for number in held.values())
+    return all(fits_place(lane, number) for number in held.values())
 
 
 def _side_by_side(task: Task, groups: Sequence[Group], joined: Fabric) -> Iterator[Candidate]:
@@ -499,7 +459,7 @@ def _side_by_side(task: Task, groups: Sequence[Group], joined: Fabric) -> Iterat
     if not layouts:
         return
     figures = [figures_of(task, layouts, machine) for machine in machines]
-    tied = np.array([layout.vp > 1 or _is_tied(layout, groups) for layout in layouts])
+    tied = np.array([layout.vp > 1 or _is_tied(layout) for layout in layouts])
     inner = np.array([layout.tp * layout.cp * layout.pp for layout in layouts])
     depth = np.array([layout.pp for layout in layouts])
     each = -(-task.shape.layers // depth)
@@ -516,7 +476,7 @@ def _side_by_side(task: Task, groups: Sequence[Group], joined: Fabric) -> Iterat
     for row in np.argsort(bound, kind="stable").tolist():
         if fitting == MOST_TRIED:
             return
-        here = [_Figures(*(float(column[row]) for column in of)) for of in figures]  # type: ignore[arg-type]
+        here = [Figures(*(float(column[row]) for column in of)) for of in figures]  # type: ignore[arg-type]
         found = _beside(
             task,
             list(zip(groups, machines, here, replicas[row].tolist(), strict=True)),
@@ -539,18 +499,14 @@ def _divides(task: Task, layout: Layout, groups: Sequence[Group]) -> bool:
     )
 
 
-def _is_tied(layout: Layout, groups: Sequence[Group]) -> bool:
-    """Return whether replicas of all types gather or reduce each microbatch together."""
-    if layout.zero < 2 or (layout.zero == 2 and layout.pp > 1):
-        return False
-    ranks = [len(group) // (layout.tp * layout.pp) for group in groups]
-    group = layout.shard_group
-    return layout.zero == 2 or not group or any(number % group for number in ranks)
+def _is_tied(layout: Layout) -> bool:
+    """Return whether replicas gather or reduce each microbatch together."""
+    return layout.zero == 3 or (layout.zero == 2 and layout.pp == 1)
 
 
 def _beside(
     task: Task,
-    parts: Sequence[tuple[Group, Machine, _Figures, int]],
+    parts: Sequence[tuple[Group, Machine, Figures, int]],
     layout: Layout,
     shares: tuple[int, ...] | None,
 ) -> Candidate | None:

@@ -16,7 +16,10 @@ import numpy as np
 from partita.core.cluster import Cluster, Device, Level
 from partita.core.columns import Array
 from partita.core.graph import (
+    BLOCK,
     DTYPE_BYTES,
+    EMBEDDING,
+    HEAD,
     CostOrigin,
     DegreeTable,
     EdgeTable,
@@ -36,12 +39,10 @@ from partita.cost.predict import simulate
 from partita.transformer.activations import kept_bytes, layer_bytes
 from partita.transformer.kernels import Machine
 from partita.transformer.layout import Layout
-from partita.transformer.price import Passes, passes_of
+from partita.transformer.price import Groups, Passes, passes_of
 from partita.transformer.search import Task, case_of
 from partita.transformer.shape import Numbers
 
-EMBEDDING, BLOCK, HEAD = range(3)
-"""Kinds of ops in ``Graph.degrees``."""
 SHARDS = (Shard.NONE, Shard.OPTIMIZER, Shard.GRADIENTS, Shard.PARAMETERS)
 
 
@@ -115,7 +116,7 @@ class Pipeline:
 def regular_pipeline(
     task: Task, layout: Layout, cluster: Cluster, devices: Array | None = None
 ) -> Pipeline:
-    """Return a layout on equal devices of a cluster: tp inside, then cp, dp and pp.
+    """Return a layout on equal devices of a cluster, in the order of its ranks.
 
     Args:
         task: What is trained.
@@ -138,7 +139,11 @@ def stage_devices(
     devices: Array, layout: Layout, replicas: int
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Return devices by stage, replica and rank."""
-    grid = devices.reshape(-1, replicas, layout.tp * layout.cp)
+    sizes = {"tp": layout.tp, "cp": layout.cp, "dp": replicas, "pp": -1}
+    order = layout.rank_order.split("-")[::-1]
+    grid = devices.reshape([sizes[name] for name in order])
+    grid = grid.transpose([order.index(name) for name in ("pp", "dp", "cp", "tp")])
+    grid = grid.reshape(-1, replicas, layout.cp * layout.tp)
     return tuple(tuple(tuple(group) for group in stage) for stage in grid.tolist())
 
 
@@ -263,7 +268,12 @@ def _sends(pipeline: Pipeline, passes: Sequence[Passes]) -> list[float]:
     places, sends = pipeline.places, [of.send_s for of in passes]
     for number, place in enumerate(places):
         after = places[(number + 1) % len(places)]
-        if pipeline.joined is None or after.device_type == place.device_type:
+        if pipeline.joined is None:
+            apart, host = place.layout.strides["pp"], place.machine.fabric.devices_per_host
+            same = number * apart // host == (number + 1) % len(places) * apart // host
+            sends[number] = passes[number].near_s if same else passes[number].far_s
+            continue
+        if after.device_type == place.device_type:
             continue
         layout = place.layout
         tokens = layout.microbatch * pipeline.task.sequence_length / layout.cp
@@ -463,23 +473,24 @@ def _rows(task: Task, place: Place) -> dict[int, list[float]]:
     of = place_passes(task, place)
     saved, whole = as_number(kept_bytes(case)), as_number(layer_bytes(case))
     sizes, tokens, element = case.sizes, as_number(case.tokens), case.job.element_bytes
-    fabric = place.machine.fabric
-    host = fabric.devices_per_host
+    groups = Groups(place.machine.fabric, case.layouts)
 
     def calls(
-        kind: Kind, ranks: int, inner: int, moved: Numbers, shown: Numbers
+        kind: Kind, ranks: int, near: Numbers, moved: Numbers, shown: Numbers
     ) -> tuple[float, float]:
         size = as_number(moved)
-        inside = float(np.clip(host // inner, 1, ranks))
-        once = as_number(group_collective_s(fabric, kind, *map(np.asarray, (ranks, inside, size))))
+        once = as_number(groups.seconds(kind, np.asarray(ranks), near, size))
         return size, as_number(shown) / once if once > 0 else 0.0
 
-    tensor = calls(Kind.ALL_GATHER, layout.tp, 1, element * tokens * sizes.hidden, of.tensor_s)
+    tensor = calls(
+        Kind.ALL_GATHER, layout.tp, groups.tensor, element * tokens * sizes.hidden, of.tensor_s
+    )
     keys = 2.0 * element * tokens * layout.cp
     keys = keys * np.maximum(sizes.kv_heads / layout.tp, 1.0) * sizes.key_dim
-    context = calls(Kind.ALL_GATHER, layout.cp, layout.tp, keys, of.context_s)
+    context = calls(Kind.ALL_GATHER, layout.cp, groups.context, keys, of.context_s)
     sent = element * case.split_tokens * np.maximum(sizes.top_k, 1) * sizes.hidden
-    experts = calls(Kind.ALL_TO_ALL, layout.ep, max(layout.etp, 1), sent, of.expert_s)
+    near = groups.experts(max(layout.etp, 1))
+    experts = calls(Kind.ALL_TO_ALL, layout.ep, near, sent, of.expert_s)
     forward, embedding, head = map(as_number, (of.forward_s, of.embedding_s, of.head_s))
     replay, expert_replay = as_number(of.replay), as_number(of.expert_replay)
     # Collectives of fully sharded units are in the Program, beside the compute that they slow down.

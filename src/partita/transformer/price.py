@@ -13,7 +13,8 @@ on the framework:
 - fully sharded units: a gather in each pass and a reduce-scatter, one unit ahead. Collectives that
   run under compute take processors from it.
 
-Ranks are ordered tp, cp, dp, pp from the inside; that says how many ranks of a group share a host.
+The order of ranks (tp, cp, dp, pp from the inside, unless a layout has another) says how many ranks
+of a group share a host.
 Everything broadcasts: one call prices thousands of layouts.
 """
 
@@ -40,7 +41,7 @@ from partita.transformer.kernels import (
     longer_s,
     software_of,
 )
-from partita.transformer.layout import Layout, columns_of
+from partita.transformer.layout import Layout, Layouts, columns_of
 from partita.transformer.shape import Numbers, Shape, sizes_of
 
 
@@ -148,22 +149,55 @@ def price_layouts(
     )
 
 
-class _Groups(NamedTuple):
-    """Collectives of a fabric, with the ranks of each group that share a host."""
+class Groups(NamedTuple):
+    """Groups of ranks of layouts on a fabric.
+
+    Attributes:
+        fabric: The links.
+        layouts: The layouts.
+    """
 
     fabric: Fabric
-    per_host: float
+    layouts: Layouts
 
-    def inside(self, inner: Numbers, ranks: Numbers) -> Numbers:
-        """Return ranks of a group in one host, where ``inner`` devices lie between two of them."""
-        return np.clip(np.floor(self.per_host / inner), 1.0, ranks)
+    def near(self, *degrees: str) -> Numbers:
+        """Return ranks that share a host of a group over some degrees."""
+        ranks: Numbers = np.ones(1)
+        for name in degrees:
+            apart = self.layouts.strides[name]
+            most = np.maximum(getattr(self.layouts, name), 1.0)
+            ranks = ranks * np.clip(np.floor(self.fabric.devices_per_host / apart), 1.0, most)
+        return ranks
 
-    def seconds(self, kind: Kind, ranks: Numbers, inner: Numbers, size: Numbers) -> Numbers:
-        """Return seconds of a collective."""
-        per_host = self.inside(inner, ranks)
+    @property
+    def tensor(self) -> Numbers:
+        """Ranks of a tensor-parallel group in one host."""
+        return self.near("tp")
+
+    @property
+    def context(self) -> Numbers:
+        """Ranks of a context-parallel group in one host."""
+        return self.near("cp")
+
+    @property
+    def replicas(self) -> Numbers:
+        """Ranks that hold the same dense part in one host."""
+        return self.near("cp", "dp")
+
+    def experts(self, apart: Numbers) -> Numbers:
+        """Return ranks of a stage in one host of which every ``apart``-th is counted."""
+        return np.maximum(np.floor(self.near("tp", "cp", "dp") / apart), 1.0)
+
+    def seconds(self, kind: Kind, ranks: Numbers, near: Numbers, size: Numbers) -> Numbers:
+        """Return seconds of a collective over ranks of which ``near`` share a host."""
         return group_collective_s(
-            self.fabric, kind, np.asarray(ranks), np.asarray(per_host), np.asarray(size)
+            self.fabric, kind, *map(np.asarray, (ranks, np.minimum(near, ranks), size))
         )
+
+    @property
+    def stages_near(self) -> Numbers:
+        """Whether stages of a pipeline and the next ones share a host, but for those at its end."""
+        return self.layouts.strides["pp"] < self.fabric.devices_per_host
 
     def send(self, near: Numbers, size: Numbers) -> Numbers:
         """Return seconds of a transfer, inside a host where ``near`` holds."""
@@ -238,7 +272,7 @@ def held_params(case: Case) -> _Held:
 def price(case: Case) -> Steps:
     """Return the seconds of steps, a row for each layout; they must be possible."""
     sizes, layouts, software, figures = case.sizes, case.layouts, case.software, case.figures
-    groups = _Groups(case.machine.fabric, float(case.machine.fabric.devices_per_host))
+    groups = Groups(case.machine.fabric, case.layouts)
     block = block_s(case)
     held = held_params(case)
     p, v = layouts.pp, layouts.vp
@@ -268,7 +302,7 @@ def price(case: Case) -> Steps:
     splits = (np.asarray(layouts.sp) > 0) | (np.asarray(software.sends_split) > 0)
     sent = case.job.element_bytes * case.tokens * sizes.hidden
     sent = sent / np.where(splits, layouts.tp, 1.0)
-    send = groups.send(layouts.tp * layouts.cp * layouts.dp < groups.per_host, sent)
+    send = groups.send(groups.stages_near, sent)
     alone, interleaved = software.sends_shown
     sends = 2.0 * v * send * np.where(np.asarray(v) > 1, interleaved, alone)
     sends = sends + 2.0 * v * np.where(np.asarray(v) > 1, figures["common.chunk_s"], 0.0)
@@ -313,30 +347,30 @@ def _divided(
     return compute, kept * parts[0], kept * parts[1], kept * parts[2]
 
 
-def _head_tensor(case: Case, groups: _Groups) -> Numbers:
+def _head_tensor(case: Case, groups: Groups) -> Numbers:
     """Return the collectives of a loss over a divided vocabulary."""
     t, tokens = case.layouts.tp, case.tokens
     size = case.job.element_bytes * tokens * case.sizes.hidden
-    whole = groups.seconds(Kind.ALL_REDUCE, t, 1.0, size)
-    small = groups.seconds(Kind.ALL_REDUCE, t, 1.0, 4.0 * tokens)
+    whole = groups.seconds(Kind.ALL_REDUCE, t, groups.tensor, size)
+    small = groups.seconds(Kind.ALL_REDUCE, t, groups.tensor, 4.0 * tokens)
     return case.software.tp_exposed[0] * whole + 3.0 * small
 
 
-def _shown(case: Case, groups: _Groups, core_s: Numbers) -> _Shown:
+def _shown(case: Case, groups: Groups, core_s: Numbers) -> _Shown:
     """Return the communication of a block's forward that shows."""
     sizes, layouts, software, tokens = case.sizes, case.layouts, case.software, case.tokens
     t, sp = layouts.tp, np.asarray(layouts.sp) > 0
     size = case.job.element_bytes * tokens * sizes.hidden
-    whole = software.tp_exposed[1] * groups.seconds(Kind.ALL_REDUCE, t, 1.0, size)
-    split = software.tp_exposed[0] * 2.0 * groups.seconds(Kind.ALL_GATHER, t, 1.0, size)
+    whole = software.tp_exposed[1] * groups.seconds(Kind.ALL_REDUCE, t, groups.tensor, size)
+    split = software.tp_exposed[0] * 2.0 * groups.seconds(Kind.ALL_GATHER, t, groups.tensor, size)
     # Blocks with experts have one pair only: their feed-forward part is not split.
     tensor = (2.0 - sizes.expert_share) * np.where(sp, split, whole)
     context = _context(case, groups, core_s) if np.any(np.asarray(layouts.cp) > 1) else 0.0
     if not case.has_experts:
         return _Shown(tensor, context + 0.0 * tensor, 0.0 * tensor)
     sent = case.job.element_bytes * case.split_tokens * sizes.top_k * sizes.hidden
-    swap = groups.seconds(Kind.ALL_TO_ALL, layouts.ep, layouts.etp, sent)
-    inner = groups.seconds(Kind.ALL_GATHER, layouts.etp, 1.0, sent * layouts.etp)
+    swap = groups.seconds(Kind.ALL_TO_ALL, layouts.ep, groups.experts(layouts.etp), sent)
+    inner = groups.seconds(Kind.ALL_GATHER, layouts.etp, groups.experts(1.0), sent * layouts.etp)
     exposed = np.where(
         np.asarray(layouts.expert_overlap) > 0, software.expert_late, software.expert_exposed
     )
@@ -344,18 +378,18 @@ def _shown(case: Case, groups: _Groups, core_s: Numbers) -> _Shown:
     return _Shown(tensor, context + 0.0 * tensor, sizes.expert_share * both)
 
 
-def _context(case: Case, groups: _Groups, core_s: Numbers) -> Numbers:
+def _context(case: Case, groups: Groups, core_s: Numbers) -> Numbers:
     """Return what shows of a ring of keys and values, of their gather, or of an all-to-all."""
     sizes, layouts, tokens = case.sizes, case.layouts, case.tokens
     t, c = layouts.tp, layouts.cp
     element = case.job.element_bytes
     keys = 2.0 * element * tokens * np.maximum(sizes.kv_heads / t, 1.0) * sizes.key_dim
-    ring = (c - 1.0) * groups.send(groups.inside(t, c) >= c, keys)
+    ring = (c - 1.0) * groups.send(groups.context >= c, keys)
     late = np.maximum(ring - case.figures["common.hidden"] * core_s * (c - 1.0) / c, 0.0)
     ring = late + case.figures["common.ring"] * ring
-    gather = groups.seconds(Kind.ALL_GATHER, c, t, keys * c)
+    gather = groups.seconds(Kind.ALL_GATHER, c, groups.context, keys * c)
     width = sizes.queries + sizes.values + 2.0 * sizes.kv_width
-    swap = groups.seconds(Kind.ALL_TO_ALL, c, t, element * tokens * width / t)
+    swap = groups.seconds(Kind.ALL_TO_ALL, c, groups.context, element * tokens * width / t)
     shared = np.where(np.asarray(case.software.ring_hidden) > 0, ring, gather)
     found = np.where(np.asarray(layouts.ring) > 0, shared, swap)
     return np.where(np.asarray(c) > 1, found, 0.0)
@@ -384,20 +418,20 @@ class _Units(NamedTuple):
 
 
 def _units_s(
-    case: Case, groups: _Groups, held: _Held, forward: Numbers, backward: Numbers
+    case: Case, groups: Groups, held: _Held, forward: Numbers, backward: Numbers
 ) -> _Units:
     """Return what gathers and reductions of sharded units add to a block and microbatch."""
     layouts, job, zero = case.layouts, case.job, np.asarray(case.layouts.zero)
     if not np.any(zero >= 2):
         return _Units(0.0 * forward, 0.0 * forward)
-    inner = layouts.ep * layouts.etp
+    # Ranks that hold the same experts lie ep x etp ranks of the stage apart.
+    near = groups.experts(layouts.ep * layouts.etp)
 
     def over(kind: Kind, each_bytes: Numbers) -> Numbers:
-        # Ranks that hold the same experts lie ep x etp devices apart, those of the rest tp.
-        dense = groups.seconds(kind, layouts.shards, layouts.tp, each_bytes * held.block)
+        dense = groups.seconds(kind, layouts.shards, groups.replicas, each_bytes * held.block)
         if not case.has_experts:
             return dense
-        return dense + groups.seconds(kind, held.expert_replicas, inner, each_bytes * held.experts)
+        return dense + groups.seconds(kind, held.expert_replicas, near, each_bytes * held.experts)
 
     gather = over(Kind.ALL_GATHER, job.gathered_bytes)
     reduced = over(Kind.REDUCE_SCATTER, job.reduced_bytes)
@@ -420,20 +454,20 @@ def _units_s(
 
 
 def _replicas_s(
-    case: Case, groups: _Groups, held: _Held, forward: Numbers, backward: Numbers
+    case: Case, groups: Groups, held: _Held, forward: Numbers, backward: Numbers
 ) -> Numbers:
     """Return seconds per step of reductions and gathers over replicas that show.
 
     ``forward`` and ``backward`` are those of one chunk of layers, under which they may run.
     """
     layouts, job, figures = case.layouts, case.job, case.figures
-    inner = layouts.ep * layouts.etp
+    near = groups.experts(layouts.ep * layouts.etp)
 
     def over(kind: Kind, each_bytes: Numbers) -> Numbers:
-        dense = groups.seconds(kind, held.replicas, layouts.tp, each_bytes * held.dense)
+        dense = groups.seconds(kind, held.replicas, groups.replicas, each_bytes * held.dense)
         if not case.has_experts:
             return dense
-        routed = groups.seconds(kind, held.expert_replicas, inner, each_bytes * held.routed)
+        routed = groups.seconds(kind, held.expert_replicas, near, each_bytes * held.routed)
         return dense + np.where(np.asarray(held.routed) > 0, routed, 0.0)
 
     scatter = over(Kind.REDUCE_SCATTER, job.reduced_bytes)
@@ -448,12 +482,12 @@ def _replicas_s(
     zero = np.asarray(layouts.zero)
     if not np.any(zero >= 2):
         return plain * job.trained
-    ranks, t = layouts.shards, layouts.tp
+    ranks, inside = layouts.shards, groups.replicas
     shard = held.dense / ranks
-    copies = held.replicas / ranks
-    across = groups.seconds(Kind.ALL_REDUCE, copies, t * ranks, job.reduced_bytes * shard)
-    ends_in = groups.seconds(Kind.ALL_GATHER, ranks, t, job.gathered_bytes * held.ends)
-    ends_out = groups.seconds(Kind.REDUCE_SCATTER, ranks, t, job.reduced_bytes * held.ends)
+    copies, apart = held.replicas / ranks, np.maximum(np.floor(inside / ranks), 1.0)
+    across = groups.seconds(Kind.ALL_REDUCE, copies, apart, job.reduced_bytes * shard)
+    ends_in = groups.seconds(Kind.ALL_GATHER, ranks, inside, job.gathered_bytes * held.ends)
+    ends_out = groups.seconds(Kind.REDUCE_SCATTER, ranks, inside, job.reduced_bytes * held.ends)
     # Embedding and head are units of their own, of which about half shows.
     units = figures["common.copies"] * across
     units = units + 0.5 * case.microbatches * (2.0 * ends_in + ends_out)
@@ -494,6 +528,8 @@ class Passes(NamedTuple):
         head_s: Head, loss, their backward and collectives.
         embedding_s: Embedding and its backward.
         send_s: Sending activations to the next stage.
+        near_s: Sending them inside a host.
+        far_s: Sending them to another host.
         chunk_s: What a virtual stage adds to each of its passes: launches of its messages, and
             the messages where nothing hides them.
         data_s: Reductions and gathers of a whole stage that show, once per step.
@@ -514,6 +550,8 @@ class Passes(NamedTuple):
     head_s: Numbers
     embedding_s: Numbers
     send_s: Numbers
+    near_s: Numbers
+    far_s: Numbers
     chunk_s: Numbers
     data_s: Numbers
     update_s: Numbers
@@ -529,7 +567,7 @@ class Passes(NamedTuple):
 
 def passes_of(case: Case) -> Passes:
     """Return the seconds of blocks and ends, which stages are made of."""
-    groups = _Groups(case.machine.fabric, float(case.machine.fabric.devices_per_host))
+    groups = Groups(case.machine.fabric, case.layouts)
     layouts, block, held = case.layouts, block_s(case), held_params(case)
     shown = _shown(case, groups, block.core)
     forward = longer_s(block.forward + shown.all, block.host)
@@ -537,10 +575,9 @@ def passes_of(case: Case) -> Passes:
     splits = (np.asarray(layouts.sp) > 0) | (np.asarray(case.software.sends_split) > 0)
     sent = case.job.element_bytes * case.tokens * case.sizes.hidden
     sent = sent / np.where(splits, layouts.tp, 1.0)
-    near = layouts.tp * layouts.cp * layouts.dp < groups.per_host
     chunk = held.blocks / layouts.vp
     again = np.where(np.asarray(block.replay) > 0, block.forward, block.again)
-    send = groups.send(near, sent)
+    send = groups.send(groups.stages_near, sent)
     late = np.where(np.asarray(case.software.sends_shown[1]) < 1, 0.0, send)
     virtual = np.asarray(layouts.vp) > 1
     units = _units_s(case, groups, held, forward, backward)
@@ -559,6 +596,8 @@ def passes_of(case: Case) -> Passes:
         head_s=block.head + _head_tensor(case, groups),
         embedding_s=block.embedding,
         send_s=send,
+        near_s=groups.send(np.asarray(True), sent),
+        far_s=groups.send(np.asarray(False), sent),
         chunk_s=np.where(virtual, case.figures["common.chunk_s"] + late, 0.0),
         data_s=_replicas_s(case, groups, held, forward * chunk, backward * chunk),
         update_s=_update_s(case, held),

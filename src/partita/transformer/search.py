@@ -8,7 +8,7 @@ to say by how much. Degrees that are fixed leave the others free.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import permutations, product
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from partita.errors import InvalidInputError
 from partita.transformer.kernels import Case, Machine, block_s, load_constants, software_of
 from partita.transformer.layout import (
     DEFAULT_FRAMEWORK,
+    DEFAULT_ORDER,
     FRAMEWORKS,
+    RANKED,
     Framework,
     Layout,
     columns_of,
@@ -155,7 +157,12 @@ def search(task: Task, layouts: tuple[Layout, ...] | None = None) -> Priced:
     layouts = tuple(regular_layouts(task)) if layouts is None else layouts
     if not layouts:
         _refuse(task)
-    priced = price_all(task, layouts)
+    return _sorted(price_all(task, layouts))
+
+
+def _sorted(priced: Priced) -> Priced:
+    """Return layouts in the order of :func:`search`."""
+    layouts = priced.layouts
     key = np.where(priced.fits, priced.step_s, np.inf)
     order = np.lexsort((priced.total_bytes, key))
     # Of layouts that are as good as equal the one with least model parallelism goes first.
@@ -164,6 +171,36 @@ def search(task: Task, layouts: tuple[Layout, ...] | None = None) -> Priced:
         simple = min(near.tolist(), key=lambda row: (_model_parallel(layouts[row]), key[row]))
         order = np.r_[simple, order[order != simple]]
     return priced.some(order)
+
+
+def with_orders(priced: Priced, most: int) -> Priced:
+    """Return layouts with the best ones in other orders of ranks, where a step is shorter so.
+
+    Args:
+        priced: Layouts with their prices.
+        most: How many are tried, of those that fit and of all.
+    """
+    task, known = priced.task, FRAMEWORKS[priced.task.framework].rank_orders
+    if "rank_order" in task.fixed or task.devices <= task.machine.fabric.devices_per_host:
+        return priced
+    # Tensor parallelism is never outside: it has most to say.
+    orders = [f"tp-{'-'.join(rest)}" for rest in permutations(RANKED[1:])]
+    quick = np.argsort(priced.step_s, kind="stable")
+    rows = [
+        (row, replace(priced.layouts[row], rank_order=order))
+        for row in dict.fromkeys([*np.flatnonzero(priced.fits)[:most], *quick[:most]])
+        for order in orders
+        if order in (known or orders) and order != DEFAULT_ORDER
+    ]
+    if not rows:
+        return priced
+    steps = price_all(task, [layout for _, layout in rows]).step_s
+    better = [
+        layout
+        for (row, layout), step_s in zip(rows, steps, strict=True)
+        if step_s < (1 - EQUAL) * priced.step_s[row]
+    ]
+    return _sorted(price_all(task, (*priced.layouts, *better))) if better else priced
 
 
 def _model_parallel(layout: Layout) -> tuple[int, ...]:
@@ -242,8 +279,9 @@ def _inside(
     tp, cp, pp, dp = degrees
     turns = task.batch // dp
     sizes = [size for size in divisors(turns) if size <= MOST_MICROBATCH]
+    again_sets = recompute_sets(task)
     for size, ep, again in product(
-        choices.of("microbatch", sizes), choices.experts(tp, cp, dp), choices.recompute()
+        choices.of("microbatch", sizes), choices.experts(tp, cp, dp), again_sets
     ):
         if turns % size:
             continue
@@ -283,6 +321,23 @@ def _inside(
             )
             if next(rules, None) is None:
                 yield layout
+
+
+def recompute_sets(task: Task) -> list[tuple[str, ...]]:
+    """Return sets of activations that may be computed again, the one that takes least first."""
+    framework = FRAMEWORKS[task.framework]
+    if "recompute" in task.fixed:
+        return [tuple(task.fixed["recompute"])]  # type: ignore[arg-type]
+    sets: list[tuple[str, ...]] = [(), ("full",)]
+    if framework.attention == "unfused":
+        sets.insert(1, ("attention",))
+    if framework.stack in ("compile", "eager"):
+        sets.insert(1, ("products",))
+    if task.shape.experts:
+        sets.insert(1, ("experts",))
+    elif framework.stack in ("te", "xla"):
+        sets.insert(1, ("mlp",))
+    return [names for names in sets if set(names) <= set(framework.recompute)]
 
 
 class _Choices:
@@ -326,21 +381,6 @@ class _Choices:
         if "expert_overlap" in self.task.fixed:
             return [bool(self.task.fixed["expert_overlap"])]
         return [False, True] if ep > 1 and self.framework.expert_overlap else [False]
-
-    def recompute(self) -> list[tuple[str, ...]]:
-        """Return sets of activations that are computed again."""
-        if "recompute" in self.task.fixed:
-            return [tuple(self.task.fixed["recompute"])]  # type: ignore[arg-type]
-        sets: list[tuple[str, ...]] = [(), ("full",)]
-        if self.framework.attention == "unfused":
-            sets.insert(1, ("attention",))
-        if self.framework.stack in ("compile", "eager"):
-            sets.insert(1, ("products",))
-        if self.task.shape.experts:
-            sets.insert(1, ("experts",))
-        elif self.framework.stack in ("te", "xla"):
-            sets.insert(1, ("mlp",))
-        return [names for names in sets if set(names) <= set(self.framework.recompute)]
 
     def sharding(
         self, framework: Framework, pp: int, replicas: int, tp: int

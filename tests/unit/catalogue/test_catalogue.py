@@ -46,7 +46,7 @@ def test_every_type_of_the_package_has_what_cost_and_energy_need(catalogue: Cata
 
 def test_a100_is_the_sxm_board_with_80_gb_and_v100_sits_in_synergys_host(catalogue: Catalogue):
     assert catalogue.device_type("A100").title == "NVIDIA A100 SXM4 80 GB"
-    assert catalogue.device_type("a100").memory_bytes == 80e9
+    assert catalogue.device_type("a100").memory_bytes == 80 * 2**30
     assert catalogue.link_of(catalogue.device_type("a100")).name == "nvlink3"
     v100 = catalogue.device_type("v100")
     assert (v100.host_cpus, v100.host_memory_bytes) == (24, 500e9)
@@ -93,7 +93,7 @@ def test_a_users_file_adds_and_replaces_whole_entries(catalogue: Catalogue):
     assert mixed.device_type("a100").clocks_mhz == ()
     assert mixed.link_of(mixed.device_type("a100")).latency_s == 2e-6
     assert mixed.device_type("v100") == catalogue.device_type("v100")
-    assert load_catalogue().device_type("a100").memory_bytes == 80e9
+    assert load_catalogue().device_type("a100").memory_bytes == 80 * 2**30
 
 
 def test_all_optional_figures_of_a_users_device_are_read():

@@ -152,7 +152,7 @@ def test_groups_are_written_as_people_would(catalogue: Catalogue):
     levels = tuple(replace(level, collectives=()) for level in cluster.levels)
     text = write_cluster_yaml(replace(cluster, devices=fast, levels=levels, name="lab"))
     start = text.index("groups:")
-    assert text.startswith("name: lab\ntypes:\n  a100:\n    kind: gpu\n    memory: 80GB\n")
+    assert text.startswith("name: lab\ntypes:\n  a100:\n    kind: gpu\n    memory: 80GiB\n")
     assert text[start:] == (
         "groups:\n"
         "  - {type: a100, count: 4, cpus: 128, host_memory: 2TB}\n"

@@ -28,7 +28,7 @@ def test_bandwidth_latency_memory_and_speed_are_scaled(catalogue: Catalogue):
     assert [level.bandwidth_bytes_per_s[0] for level in faster.levels] == [5.48e11, 5e10]
     assert faster.levels[0].latency_s.tolist() == cluster.levels[0].latency_s.tolist()
     assert what_if(cluster, "latency=0.5", catalogue).levels[1].latency_s.tolist() == [7e-6]
-    assert what_if(cluster, "Memory = .5X", catalogue).memory_bytes.tolist() == [40e9] * 4
+    assert what_if(cluster, "Memory = .5X", catalogue).memory_bytes.tolist() == [40 * 2**30] * 4
     assert what_if(cluster, "speed=1.5x", catalogue).devices[3].speed == 1.5
     assert faster.name == "2x2xa100 bandwidth=2x"
 

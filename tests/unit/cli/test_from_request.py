@@ -10,7 +10,9 @@ from click.testing import CliRunner
 from partita.cli.from_request import takes
 from partita.cli.lazy import LazyGroup
 from partita.errors import InvalidInputError
+from partita.flows.options_file import read_options
 from partita.requests import Request, arguments_of, declare, make
+from partita.yaml_nodes import parse_yaml, read_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,3 +116,33 @@ def test_an_option_without_its_value_leaves_the_word_after_it(
     result = CliRunner().invoke(group, ["deep", *words])
     assert result.exit_code == 0, result.output
     assert found == [Deep(model=model, depth=depth)]
+
+
+def test_an_option_that_joins_takes_several_values_as_one() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Sets(Request):
+        """A request with an option that may be given several times."""
+
+        again: str | None = declare(
+            None,
+            choices=("norm", "mlp"),
+            added=lambda: ["mlp+norm", "norm+mlp"],
+            bare="norm",
+            joined_by="+",
+            help="Sets.",
+        )
+
+    found = []
+
+    @click.command()
+    @takes(Sets)
+    def command(request: Sets) -> None:
+        found.append(request)
+
+    for words in (["--again", "mlp", "--again", "norm"], ["--again", "mlp+norm"], []):
+        CliRunner().invoke(command, words, catch_exceptions=False)
+    assert found == [Sets(again="mlp+norm"), Sets(again="mlp+norm"), Sets()]
+    assert make(Sets, again=["mlp", "norm", "mlp"]) == make(Sets, again="mlp+norm")
+    assert make(Sets, again=()) == Sets()
+    table = read_table(parse_yaml("again: [mlp, norm]"), "options")
+    assert read_options(table, Sets) == {"again": "mlp+norm"}

@@ -123,11 +123,11 @@ def test_the_breakdown_adds_up_to_the_peak_and_to_the_memory_of_the_device():
     program = lower(problem, plan)
     memory = memory_breakdown(problem, plan, program)
     assert memory.peak.tolist() == peak_memory(problem, plan, program).tolist()
-    assert sum(memory[:7]).tolist() == memory.peak.tolist()
+    assert sum(memory[:8]).tolist() == memory.peak.tolist()
     assert memory.fixed.tolist() == [100, 100]
     assert (memory.peak + memory.fixed + memory.free).tolist() == [1000, 1000]
     # Two elements each; the first stage has two microbatches in flight, and gets a gradient back.
-    assert [part[0] for part in memory[:6]] == [4, 4, 8, 16, 10, 3]
+    assert [part[0] for part in memory[:7]] == [4, 4, 8, 16, 10, 0, 3]
     assert memory.to_json(0)["activations_bytes"] == 10
     free = replace(problem, cluster=flat_cluster(2))
     assert memory_breakdown(free, plan, program).to_json(0)["free_bytes"] is None

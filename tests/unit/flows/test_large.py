@@ -5,6 +5,7 @@ import json
 import pytest
 
 import partita
+from partita.cost.tables import GPU_RESERVE
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.large import LargePlanResult
 
@@ -73,7 +74,7 @@ def test_a_wrong_name_is_answered_with_near_ones():
 def test_memory_is_asked_for_once_and_never_more_than_there_is():
     options = {"cluster": "dgx-h100", "batch_size": 64}
     found = partita.plan("llama3-8b", memory_factor=5.0, **options)
-    assert found.best.limit_bytes == 80e9
+    assert found.best.limit_bytes == 81559 * 2**20
     assert "memory factor above 1 is clipped to 1" in found.remarks
     with pytest.raises(InvalidInputError, match=r"give.*them"):
         partita.plan("llama3-8b", memory_factor=0.5, reserve=0.3, **options)
@@ -93,12 +94,12 @@ def test_free_memory_is_that_of_the_type_that_is_fullest():
     found = partita.plan("llama3-8b", cluster="dgx-h100+8xl40s", batch_size=128)
     by_type = {device.type: device.memory_bytes for device in found.cluster.devices}
     for choice in (found.best, *found.others):
-        assert choice.limit_bytes == pytest.approx(0.92 * by_type[choice.device_type])
+        assert choice.limit_bytes == pytest.approx((1 - GPU_RESERVE) * by_type[choice.device_type])
         assert choice.total_bytes <= choice.limit_bytes
 
 
 def test_idle_devices_are_named_and_the_cheapest_plan_is_found():
-    found = partita.plan("llama3-8b", cluster="5xdgx-h100", batch_size=128)
+    found = partita.plan("llama3-8b", cluster="5xdgx-h100", batch_size=128, pp="1")
     assert any("8 of 40 devices stay idle" in remark for remark in found.remarks)
     assert 0.5 < found.mfu < 0.7
     cheap = partita.plan("llama3-8b", cluster="5xdgx-h100", batch_size=128, objective="cost")
@@ -168,3 +169,15 @@ def test_hosts_are_left_out_and_releases_found_by_their_name():
     )
     assert found.task.shape.name == "llama3-70b"
     assert len(found.cluster) == 56
+
+
+def test_simulate_counts_logits_by_themselves():
+    found = partita.plan("llama3-8b", cluster="dgx-h100", batch_size=32, tp="1", pp="2", vp="1")
+    memory = partita.simulate(found).memory
+    # Those of the last stage, as the closed form has them; the first has none.
+    assert (memory.logits > 0).tolist() == [False] * 4 + [True] * 4
+    tokens = 8192 // found.best.layout.cp
+    assert memory.logits[-1] == pytest.approx(tokens * 128256 * 8, rel=0.01)
+    parts = memory.activations + memory.logits + memory.buffers + memory.workspace
+    held = memory.weights + memory.gradients + memory.master + memory.state
+    assert (held + parts).tolist() == pytest.approx(memory.peak.tolist())

@@ -32,7 +32,7 @@ from partita.units import parse_bandwidth, parse_bytes, parse_seconds
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _NOT_PLAIN = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 _POWERS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_BYTES = tuple((factor, f"{prefix}B") for factor, prefix in _POWERS)
+_BYTES = (*((factor, f"{prefix}B") for factor, prefix in _POWERS), (2**30, "GiB"), (2**20, "MiB"))
 _RATES = tuple((factor, f"{prefix}B/s") for factor, prefix in _POWERS)
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
@@ -93,7 +93,7 @@ def _quantity(
 ) -> str:
     """Return a number with the largest unit that fits and reads back equal, else without."""
     for factor, unit in units:
-        if 1 <= value / factor < 10_000:
+        if 1 <= value / factor < 1_000_000:
             text = f"{value / factor:.6g}{unit}"
             if parse(text) == value:
                 return text
