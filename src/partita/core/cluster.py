@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from partita.core.columns import (
     Array,
     Columns,
+    Displayed,
     Floats,
     Ints,
     Longs,
@@ -404,8 +405,8 @@ class Links(NamedTuple):
     level: Ints
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Cluster(Columns):
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Cluster(Displayed):
     """Hosts, devices and their links.
 
     Attributes:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partita.errors import InvalidInputError
+from partita.plugins import load_target
 
 Array: TypeAlias = NDArray[Any]
 Floats: TypeAlias = NDArray[np.float64]
@@ -56,6 +57,17 @@ class Columns:
         """Replace fields of a frozen instance while it is being made."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+
+class Displayed(Columns):
+    """Columns that people look at: one line as text, a table and a picture in a notebook."""
+
+    def __repr__(self) -> str:
+        return str(load_target("partita.report.notebook:line")(self))
+
+    def _repr_html_(self) -> str:
+        """Return a table and a picture, without scripts, for notebooks."""
+        return str(load_target("partita.report.notebook:to_html")(self))
 
 
 def derived(owner: Columns, key: object, make: Callable[[], _T]) -> _T:

@@ -9,7 +9,17 @@ from types import MappingProxyType
 
 import numpy as np
 
-from partita.core.columns import Bytes8, Columns, Floats, Ints, column, every, frozen_array, names
+from partita.core.columns import (
+    Bytes8,
+    Columns,
+    Displayed,
+    Floats,
+    Ints,
+    column,
+    every,
+    frozen_array,
+    names,
+)
 from partita.core.program import LAST_COMPUTE, Kind
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
@@ -131,8 +141,8 @@ class EnergyProfile(Columns):
         return frozen_array([], np.int32)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Frontier(Columns):
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Frontier(Displayed):
     """Iteration time against energy; every point is a real clock for every compute instruction.
 
     Points are ordered from the fastest to the slowest. Time and energy are what the simulator

@@ -17,6 +17,7 @@ import numpy as np
 from partita.core.columns import (
     MAX_SECONDS,
     Columns,
+    Displayed,
     Flags,
     Floats,
     Ints,
@@ -434,8 +435,8 @@ class Usage(Columns):
         return len(self.start_s)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FleetHistory(Columns):
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class FleetHistory(Displayed):
     """What became of the jobs of a trace: who ran where and when.
 
     Attributes:

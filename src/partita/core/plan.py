@@ -15,7 +15,16 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from partita.core.columns import Columns, Flags, Ints, column, every, frozen_array, names, start
+from partita.core.columns import (
+    Displayed,
+    Flags,
+    Ints,
+    column,
+    every,
+    frozen_array,
+    names,
+    start,
+)
 from partita.core.graph import Graph
 from partita.core.problem import Problem
 from partita.core.schedules import DEFAULT_SCHEDULE, Schedule
@@ -232,8 +241,8 @@ def _route(shares: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(replica for _, replica in sorted(keys))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Plan(Columns):
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Plan(Displayed):
     """A cut of a graph into stages, and how they run.
 
     Attributes:

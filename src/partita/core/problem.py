@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partita.core.cluster import Cluster
-from partita.core.columns import Columns, Floats, Ints, frozen_array
+from partita.core.columns import Displayed, Floats, Ints, frozen_array
 from partita.core.graph import DTYPE_BYTES, Graph
 from partita.core.metrics import Metric
 from partita.core.open_names import named
@@ -123,8 +123,8 @@ class Objective:
         return Schedule.INFERENCE if self.mode is Mode.INFERENCE else training
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Problem(Columns):
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Problem(Displayed):
     """A graph to spread over a cluster.
 
     Attributes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from partita.core.columns import Columns, frozen_json
+from partita.core.columns import Displayed, frozen_json
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
 from partita.errors import InvalidInputError
@@ -20,8 +20,8 @@ class Proof(StrEnum):
     TIME_LIMIT = "time_limit"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Solution(Columns):
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Solution(Displayed):
     """A plan for a problem, with its value and a bound.
 
     Attributes:

@@ -8,7 +8,7 @@ import numpy as np
 
 from partita.core.columns import (
     Bytes8,
-    Columns,
+    Displayed,
     Floats,
     Ints,
     Longs,
@@ -30,8 +30,8 @@ class TimelineOrigin(StrEnum):
     MEASURED = "measured"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Timeline(Columns):
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Timeline(Displayed):
     """The instructions of a step with their times, and the memory of each device over time.
 
     Attributes:

@@ -135,6 +135,12 @@ class Explanation(Result):
         """Return where the time and the memory of each device go."""
         return list(self.devices)
 
+    def picture(self) -> str:
+        """Return the pipeline of a step."""
+        from partita.report.notebook import picture  # noqa: PLC0415 (notebooks alone need it)
+
+        return picture(self.summary.evaluation.timeline)
+
     def lines(self) -> list[str]:
         """Return what bounds the plan, and what its critical path does."""
         words = plan_words(self.summary, self.critical_path)

@@ -1,0 +1,483 @@
+"""How documents look in a notebook: a line, a table and a picture, without scripts.
+
+The picture is an image of its own (a data address with SVG), so that its styles stay in it and
+nothing in it can run; its colours are readable on light and dark. The table takes the page's own
+colours. All of it stays under 200 kB, whatever is shown.
+"""
+
+import base64
+import html
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import singledispatch
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from partita.core.cluster import Cluster
+from partita.core.columns import Array
+from partita.core.energy import Frontier
+from partita.core.fleet import FleetHistory
+from partita.core.plan import Plan
+from partita.core.problem import Problem
+from partita.core.solution import Solution
+from partita.core.timeline import Timeline
+from partita.report.svg import timeline_svg
+from partita.report.svg_frame import STYLE, opening, plain, rect, text_at
+from partita.report.svg_frame import line as line_between
+from partita.units import format_bytes, format_joules, format_seconds, format_share
+
+Row: TypeAlias = Mapping[str, object]
+MAX_BYTES = 200_000
+_MAX_PICTURE = 120_000
+"""Bytes of a picture before it is packed as text, which makes them a third more."""
+_MOST_ROWS = 24
+_MOST_LETTERS = 80
+_WIDTH = 760
+_LANES = (24, 12, 6, 2)
+_COLOURS = ("#3273c4", "#2e8b57", "#d0752f", "#8a6bbf", "#b8507c", "#30808d", "#96700f", "#6b8424")
+_STYLE = (
+    ".partita-shown table{border-collapse:collapse;margin:.4em 0;color:inherit}"
+    ".partita-shown th,.partita-shown td{padding:.15em .7em;text-align:right;"
+    "border-bottom:1px solid rgba(128,128,128,.35);background:transparent;color:inherit}"
+    ".partita-shown th:first-child,.partita-shown td:first-child{text-align:left}"
+    ".partita-shown img{max-width:100%;height:auto}"
+    "@media (prefers-color-scheme:dark){.partita-shown{color-scheme:dark}}"
+)
+
+
+@singledispatch
+def line(value: object) -> str:
+    """Return a document in one line."""
+    raise TypeError(f"{type(value).__name__} has no line")
+
+
+@singledispatch
+def rows(value: object) -> list[Row]:
+    """Return the table of a document."""
+    raise TypeError(f"{type(value).__name__} has no table")
+
+
+@singledispatch
+def picture(value: object) -> str:
+    """Return the picture of a document as SVG; empty = it has none."""
+    raise TypeError(f"{type(value).__name__} has no picture")
+
+
+def to_html(value: object) -> str:
+    """Return a document as HTML for a notebook, under 200 kB."""
+    return shown([line(value)], rows(value), picture(value))
+
+
+def shown(lines: Sequence[str], table: Sequence[Row], svg: str = "") -> str:
+    """Return lines, a table and a picture as HTML; what is too long is left out, and said."""
+    text = "".join(f"<div>{html.escape(one[:2000])}</div>" for one in lines[:_MOST_ROWS])
+    more = len(table) - _MOST_ROWS
+    note = f"<div>... {more} more rows</div>" if more > 0 else ""
+    parts = [f"<style>{_STYLE}</style>", text, html_table(table[:_MOST_ROWS]), note]
+    if 0 < len(svg.encode()) <= _MAX_PICTURE:
+        packed = base64.b64encode(svg.encode()).decode()
+        label = html.escape(lines[0][:200] if lines else "picture")
+        parts.append(f'<img alt="{label}" src="data:image/svg+xml;base64,{packed}">')
+    return f'<div class="partita-shown">{"".join(parts)}</div>'
+
+
+class Progress:
+    """Shows the steps of longer work in one place: ``on_progress=Progress()``.
+
+    In a notebook each step takes the place of the one before; elsewhere it is a line on stderr.
+    """
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def __call__(self, step: str) -> None:
+        """Show a step."""
+        # Where nobody has imported IPython there is no notebook.
+        ipython = sys.modules.get("IPython")
+        if ipython is None or ipython.get_ipython() is None:
+            sys.stderr.write(f"{step}\n")
+            return
+        display = ipython.display
+        text = display.Pretty(step)
+        if self._handle is None:
+            self._handle = display.display(text, display_id=True)
+        else:
+            self._handle.update(text)
+
+
+def html_table(table: Sequence[Row]) -> str:
+    """Return rows as an HTML table; empty where there are none.
+
+    >>> html_table([{"device": "a<b", "busy": 0.5}])
+    '<table><tr><th>device</th><th>busy</th></tr><tr><td>a&lt;b</td><td>0.5</td></tr></table>'
+    """
+    if not table:
+        return ""
+    columns = list(table[0])[:_MOST_ROWS]
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td>{html.escape(_cell(row.get(name)))}</td>" for name in columns)
+        + "</tr>"
+        for row in table
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.5g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 3]}..."
+
+
+def _kinds(cluster: Cluster) -> Counter[str]:
+    return Counter(device.type or device.kind.value for device in cluster.devices)
+
+
+def _rate(value: float) -> str:
+    return f"{format_bytes(value)}/s" if math.isfinite(value) else "only latency"
+
+
+@line.register
+def _(value: Cluster) -> str:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in _kinds(value).items())
+    return f"Cluster {value.name}: {kinds} on {len({d.host for d in value.devices})} hosts"
+
+
+@rows.register
+def _(value: Cluster) -> list[Row]:
+    table: list[Row] = [
+        {
+            "part": kind,
+            "number": count,
+            "figures": format_bytes(
+                next(d.memory_bytes for d in value.devices if (d.type or d.kind.value) == kind)
+            ),
+        }
+        for kind, count in _kinds(value).items()
+    ]
+    table += [
+        {
+            "part": f"links of level {level.name}",
+            "number": len(level.latency_s),
+            "figures": _rate(level.slowest_bytes_per_s),
+        }
+        for level in value.levels
+    ]
+    if value.matrix is not None:
+        table.append({"part": "links", "number": len(value) ** 2 - len(value), "figures": "matrix"})
+    return table
+
+
+@picture.register
+def _(value: Cluster) -> str:
+    kinds = list(_kinds(value))
+    hosts: dict[int, list[int]] = {}
+    for index, device in enumerate(value.devices):
+        hosts.setdefault(device.host, []).append(index)
+    kept = list(hosts.items())[:32]
+    parts: list[str] = []
+    y = 34.0
+    for host, devices in kept:
+        parts.append(text_at(8, y + 15, value.hosts[host].name[:18]))
+        for place, index in enumerate(devices[:24]):
+            one = value.devices[index]
+            box = rect(
+                140 + place * 25,
+                y,
+                22,
+                20,
+                f'rx="3" fill="{_colour(kinds.index(one.type or one.kind.value))}">',
+            )
+            parts.append(f"{box}<title>{plain(one.name)}</title></rect>")
+        if len(devices) > 24:
+            parts.append(text_at(140 + 24 * 25, y + 15, f"+{len(devices) - 24}"))
+        y += 25
+    legend = [text_at(8, 20, f"{len(value)} devices", "title")]
+    for place, kind in enumerate(kinds[:5]):
+        legend.append(rect(140 + 120 * place, 9, 12, 12, f'fill="{_colour(place)}"/>'))
+        legend.append(text_at(156 + 120 * place, 20, kind[:14]))
+    if len(hosts) > len(kept):
+        parts.append(text_at(8, y + 12, f"... {len(hosts) - len(kept)} more hosts"))
+        y += 20
+    return _svg(y + 10, "cluster", [*legend, *parts])
+
+
+def _colour(index: int) -> str:
+    return _COLOURS[index % len(_COLOURS)]
+
+
+def _svg(height: float, title: str, body: Sequence[str]) -> str:
+    return "\n".join([*opening(_WIDTH, height, title, STYLE), *body, "</svg>"])
+
+
+@line.register
+def _(value: Problem) -> str:
+    graph = value.graph
+    return (
+        f"Problem {graph.name}: {len(graph)} ops, {format_bytes(_parameter_bytes(value))} of "
+        f"parameters, on {value.cluster.name}, {value.objective.mode} for {value.objective.metric}"
+    )
+
+
+def _parameter_bytes(value: Problem) -> float:
+    return float(value.graph.parameters.bytes.sum())
+
+
+@rows.register
+def _(value: Problem) -> list[Row]:
+    graph, objective = value.graph, value.objective
+    return [
+        {"": "model", "value": graph.name},
+        {"": "ops", "value": len(graph)},
+        {"": "parameters", "value": format_bytes(_parameter_bytes(value))},
+        {"": "costs of", "value": ", ".join(c.device_type or "any device" for c in graph.costs)},
+        {"": "devices", "value": len(value.cluster)},
+        {"": "microbatches", "value": value.microbatches},
+        {"": "objective", "value": f"{objective.metric}, {objective.mode}"},
+        {"": "rules", "value": len(value.rules)},
+    ]
+
+
+@picture.register
+def _(value: Problem) -> str:
+    return picture(value.cluster)
+
+
+@line.register
+def _(value: Plan) -> str:
+    used = {device for stage in value.stages for group in stage.devices for device in group}
+    return (
+        f"Plan: {len(value.stages)} stages on {len(used)} of {len(value.devices)} devices, "
+        f"{value.schedule}, {len(value.microbatch_sizes)} microbatches"
+    )
+
+
+@rows.register
+def _(value: Plan) -> list[Row]:
+    counts = np.bincount(value.stage_of, minlength=len(value.stages))
+    return [
+        {
+            "stage": index,
+            "devices": ", ".join(value.devices[d] for group in stage.devices for d in group),
+            "replicas": stage.num_replicas,
+            "tp": stage.tp,
+            "ops": int(counts[index]),
+        }
+        for index, stage in enumerate(value.stages)
+    ]
+
+
+@picture.register
+def _(value: Plan) -> str:
+    """A lane for each device with the stages that it has, as wide as their ops are many."""
+    counts = np.bincount(value.stage_of, minlength=len(value.stages))
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    whole = max(int(ends[-1]), 1)
+    span = _WIDTH - 160
+    parts = [text_at(8, 20, "ops of each stage, by device", "title")]
+    lanes: dict[int, list[int]] = {}
+    for index, stage in enumerate(value.stages[:2000]):
+        for device in {d for group in stage.devices for d in group}:
+            lanes.setdefault(device, []).append(index)
+    for place, device in enumerate(sorted(lanes)[:32]):
+        y = 34 + place * 24
+        parts.append(text_at(8, y + 14, value.devices[device][:20]))
+        for index in lanes[device]:
+            left = 150 + span * int(ends[index]) / whole
+            wide = max(span * int(counts[index]) / whole - 1, 1)
+            box = rect(left, y, wide, 18, f'fill="{_colour(index)}">')
+            parts.append(f"{box}<title>stage {index}: {int(counts[index])} ops</title></rect>")
+            if wide > 14:
+                parts.append(text_at(left + wide / 2, y + 13, str(index), "number"))
+    return _svg(44 + min(len(lanes), 32) * 24, "plan", parts)
+
+
+@line.register
+def _(value: Solution) -> str:
+    gap = f", at most {format_share(value.gap)} above the best" if math.isfinite(value.gap) else ""
+    planner = f" by {value.planner}" if value.planner else ""
+    is_time = value.unit == "s"
+    figure = format_seconds(value.value) if is_time else f"{value.value:.5g} {value.unit}"
+    return (
+        f"Solution {value.problem.graph.name} on {value.problem.cluster.name}{planner}: "
+        f"{figure} ({value.metric}), {value.proof}{gap}"
+    )
+
+
+@rows.register
+def _(value: Solution) -> list[Row]:
+    return rows(value.plan)
+
+
+@picture.register
+def _(value: Solution) -> str:
+    return picture(value.plan)
+
+
+@line.register
+def _(value: Timeline) -> str:
+    busy = float(value.utilisation.mean()) if len(value.devices) else 0.0
+    return (
+        f"Timeline ({value.origin}): {len(value)} instructions on {len(value.devices)} devices in "
+        f"{format_seconds(value.makespan_s)}, busy {format_share(busy)}"
+    )
+
+
+@rows.register
+def _(value: Timeline) -> list[Row]:
+    return [
+        {
+            "device": name,
+            "busy": format_seconds(float(value.busy_s[index])),
+            "of the step": format_share(float(value.utilisation[index])),
+            "peak memory": format_bytes(float(value.peak_bytes[index])),
+        }
+        for index, name in enumerate(value.devices)
+    ]
+
+
+@picture.register
+def _(value: Timeline) -> str:
+    for lanes in _LANES:  # many instructions are many rectangles
+        svg = timeline_svg(value, width=_WIDTH, max_lanes=lanes)
+        if len(svg.encode()) <= _MAX_PICTURE:
+            return svg
+    return ""
+
+
+@line.register
+def _(value: Frontier) -> str:
+    saved = 1 - float(value.energy_j.min()) / value.all_max_j if value.all_max_j > 0 else 0.0
+    return (
+        f"Frontier: {len(value.time_s)} points from {format_seconds(float(value.time_s[0]))} to "
+        f"{format_seconds(float(value.time_s[-1]))}, up to {format_share(saved)} less energy than "
+        "at full clocks"
+    )
+
+
+@rows.register
+def _(value: Frontier) -> list[Row]:
+    count = len(value.time_s)
+    chosen = sorted({round(at) for at in np.linspace(0, count - 1, min(count, 8))})
+    return [
+        {
+            "iteration": format_seconds(float(value.time_s[at])),
+            "energy": format_joules(float(value.energy_j[at])),
+            "against full clocks": format_share(
+                float(value.energy_j[at]) / value.all_max_j - 1 if value.all_max_j > 0 else 0.0,
+                sign=True,
+            ),
+        }
+        for at in chosen
+    ]
+
+
+@picture.register
+def _(value: Frontier) -> str:
+    return _curves(
+        "energy of an iteration over its time",
+        [("clocks found", value.time_s, value.energy_j), ("bound", value.time_s, value.bound_j)],
+        (format_seconds, format_joules),
+    )
+
+
+@line.register
+def _(value: FleetHistory) -> str:
+    done = value.completion_s[np.isfinite(value.completion_s)]
+    mean = f", mean completion {format_seconds(float(done.mean()))}" if len(done) else ""
+    return (
+        f"FleetHistory {value.trace} under {value.policy} ({value.origin}): {len(value)} jobs on "
+        f"{value.num_gpus} GPUs{mean}"
+    )
+
+
+@rows.register
+def _(value: FleetHistory) -> list[Row]:
+    done = value.completion_s[np.isfinite(value.completion_s)]
+    table: list[Row] = [
+        {"": "jobs", "value": len(value)},
+        {"": "not finished", "value": value.unfinished},
+        {"": "preemptions", "value": int(value.preemptions.sum())},
+        {"": "migrations", "value": int(value.migrations.sum())},
+    ]
+    if len(done):
+        table += [
+            {"": name, "value": format_seconds(float(np.quantile(done, share)))}
+            for name, share in (("median completion", 0.5), ("99th of a hundred", 0.99))
+        ]
+    return table
+
+
+@picture.register
+def _(value: FleetHistory) -> str:
+    done = np.sort(value.completion_s[np.isfinite(value.completion_s)])
+    if not len(done):
+        return ""
+    share = np.arange(len(done) + 1) / len(done)
+    done = np.concatenate([[0.0], done])
+    return _curves(
+        "share of jobs done within a time of their arrival",
+        [("jobs", done, share)],
+        (format_seconds, format_share),
+    )
+
+
+_Label: TypeAlias = Callable[[float], str]
+
+
+def _curves(
+    title: str, curves: Sequence[tuple[str, Array, Array]], labels: tuple[_Label, _Label]
+) -> str:
+    """Return lines over an axis that begins at their least value, as SVG."""
+    left, top, right, bottom = 90.0, 40.0, _WIDTH - 20.0, 260.0
+    xs = np.concatenate([np.asarray(x, float) for _, x, _ in curves])
+    ys = np.concatenate([np.asarray(y, float) for _, _, y in curves])
+    low_x, high_x = float(xs.min()), float(xs.max())
+    low_y, high_y = min(float(ys.min()), 0.9 * float(ys.max())), float(ys.max())
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - low_x) / (high_x - low_x) if high_x > low_x else 0.5
+        up = (y - low_y) / (high_y - low_y) if high_y > low_y else 0.5
+        return left + across * (right - left), bottom - up * (bottom - top)
+
+    parts = [
+        text_at(8, 20, title, "title"),
+        *_grid(labels, (low_x, high_x), (low_y, high_y), place),
+    ]
+    for index, (name, x, y) in enumerate(curves):
+        step = max(1, len(x) // 400)
+        kept = [*range(0, len(x), step), len(x) - 1]
+        points = " ".join(
+            f"{a:.1f},{b:.1f}" for a, b in (place(float(x[at]), float(y[at])) for at in kept)
+        )
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{_colour(index)}" stroke-width="2"/>'
+        )
+        parts.append(rect(right - 150, top + 4 + 18 * index, 12, 12, f'fill="{_colour(index)}"/>'))
+        parts.append(text_at(right - 132, top + 15 + 18 * index, name))
+    return _svg(bottom + 34, title, parts)
+
+
+def _grid(
+    labels: tuple[_Label, _Label],
+    across: tuple[float, float],
+    up: tuple[float, float],
+    place: Callable[[float, float], tuple[float, float]],
+) -> Iterator[str]:
+    """Yield four marks of each axis, with their figures."""
+    for share in (0.0, 1 / 3, 2 / 3, 1.0):
+        x = across[0] + share * (across[1] - across[0])
+        y = up[0] + share * (up[1] - up[0])
+        (left, at_y), (at_x, bottom) = place(across[0], y), place(x, up[0])
+        yield line_between(left, at_y, _WIDTH - 20.0, at_y, "grid")
+        yield text_at(left - 6, at_y + 4, labels[1](y), "right")
+        yield text_at(at_x, bottom + 18, labels[0](x), "middle" if 0 < share < 1 else _end(share))
+
+
+def _end(share: float) -> str:
+    return "right" if share else ""
