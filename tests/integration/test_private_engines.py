@@ -3,8 +3,12 @@
 import time
 
 import pytest
+import torch
 
-from partita.testing.ray import PrivateRay
+from partita.errors import InvalidInputError
+from partita.fleet.engines.ray import ray_servers
+from partita.testing.daemons import free_ports
+from partita.testing.ray import PrivateRay, marked_ray, why_no_ray
 from partita.testing.slurm import PrivateSlurm
 
 pytestmark = pytest.mark.slow
@@ -28,3 +32,17 @@ def test_a_job_of_the_private_slurm_holds_fake_gpus(
 
 def test_the_private_ray_has_two_nodes_of_fake_gpus(ray: PrivateRay) -> None:
     assert ray.living_nodes() == 2
+
+
+@pytest.mark.skipif(bool(why_no_ray()), reason=why_no_ray())
+def test_a_ray_is_started_for_the_user_where_none_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"address": f"http://127.0.0.1:{free_ports(1)[0]}", "start": "yes"}
+    with marked_ray() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        # It answers, and its one node is this machine.
+        if torch.cuda.is_available():
+            assert len(ray_servers(options).names) == 1
+        else:
+            with pytest.raises(InvalidInputError, match="no living node with GPUs"):
+                ray_servers(options)

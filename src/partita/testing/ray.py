@@ -102,6 +102,20 @@ def private_ray(nodes: Sequence[FakeRayNode] = TWO_NODES) -> Iterator["PrivateRa
             ray.kill()
 
 
+@contextmanager
+def marked_ray() -> Iterator[dict[str, str]]:
+    """Yield variables that mark what is started with them, and kill every Ray that has them.
+
+    A Ray started by ``ray start`` outlives whoever started it; ``ray stop`` would stop others too.
+    """
+    mark = secrets.token_hex(8)
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory:
+        try:
+            yield {**_SETTINGS, _NODE_VARIABLE: mark, "RAY_TMPDIR": directory}
+        finally:
+            _kill_marked(f"{_NODE_VARIABLE}={mark}\0".encode())
+
+
 @dataclass(slots=True, kw_only=True)
 class PrivateRay:
     """A Ray whose processes this machine runs.
@@ -172,7 +186,7 @@ class PrivateRay:
 
     def kill_node(self, name: str) -> None:
         """Kill a node with all that runs on it, as a loss of power does."""
-        self._kill(f"{_NODE_VARIABLE}={self._name_of(name)}\0".encode())
+        _kill_marked(f"{_NODE_VARIABLE}={self._name_of(name)}\0".encode())
 
     def living_nodes(self) -> int:
         """Return how many nodes Ray holds for alive."""
@@ -211,22 +225,23 @@ class PrivateRay:
 
     def kill(self) -> None:
         """Kill all nodes."""
-        self._kill(f"{_NODE_VARIABLE}={self._mark}/".encode())
+        _kill_marked(f"{_NODE_VARIABLE}={self._mark}/".encode())
 
     def _name_of(self, node: str) -> str:
         return f"{self._mark}/{node}"
 
-    def _kill(self, text: bytes) -> None:
-        """Kill all processes that have a text in their environment, until there are none."""
 
-        def gone() -> bool:
-            found = _processes_with(text)
-            for process in found:
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-            return not found
+def _kill_marked(text: bytes) -> None:
+    """Kill all processes that have a text in their environment, until there are none."""
 
-        wait_until(gone, "the end of ray", _START_S)
+    def gone() -> bool:
+        found = _processes_with(text)
+        for process in found:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        return not found
+
+    wait_until(gone, "the end of ray", _START_S)
 
 
 def _processes_with(text: bytes) -> list[int]:

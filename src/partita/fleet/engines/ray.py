@@ -9,11 +9,16 @@ memory; it does not enforce CPUs and memory.
 All jobs are looked at with two requests: the list of jobs and that of nodes.
 """
 
+import importlib.util
 import json
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -37,12 +42,14 @@ from partita.fleet.engines.ray_driver import ENDED, GIVEN, ORDER_VARIABLE
 from partita.fleet.lease import ATTEMPT_VARIABLE, GPUS_VARIABLE, SERVERS_VARIABLE
 from partita.fleet.live.news import DIRECTORY_VARIABLE
 from partita.fleet.policies.resources import GB, Servers
-from partita.http import ServerError, ServerLink, pause_s
+from partita.http import ServerError, ServerLink, is_loopback, pause_s
+from partita.processes import job_environment
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 TYPE_LABEL = "ray.io/accelerator-type"
 _TYPE_RESOURCE = "accelerator_type:"
 _PORT = 20000
+_START_S = 180.0
 _OWN = ("GPU", "CPU", "memory", "object_store_memory")
 
 
@@ -56,12 +63,15 @@ class RayOptions:
         shared: Whether the nodes see the fleet's folder. If not, lease and progress travel over the
             fleet's HTTP API alone, and logs are Ray's.
         every: Seconds between two looks at Ray.
+        start: Whether to start a Ray on this machine where nobody answers at the address. It goes
+            on when the fleet ends, as jobs do.
     """
 
     address: str = DEFAULT_ADDRESS
     python: str = "python"
     shared: bool = True
     every: float = 1.0
+    start: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +139,11 @@ def ray_servers(options: Mapping[str, str]) -> Servers:
     chosen = read_options(options)
     link = _link(chosen.address)
     try:
-        nodes = read_ray_nodes(link.get("/api/v0/nodes", {"limit": 10000}))
+        nodes = _asked_nodes(link, chosen)
     except ServerError as exc:
         raise UnsupportedError(
-            f"Ray cannot be asked: {exc}; give --engine-option address=http://HEAD:8265, or start "
-            "one here: ray start --head"
+            f"Ray cannot be asked: {exc}; give --engine-option address=http://HEAD:8265, or "
+            "start=yes to start one here"
         ) from exc
     finally:
         link.close()
@@ -160,6 +170,57 @@ def ray_servers(options: Mapping[str, str]) -> Servers:
     )
 
 
+def _asked_nodes(link: ServerLink, options: RayOptions) -> tuple[RayNode, ...]:
+    """Return the nodes of a Ray cluster; starts one here where that is wanted and there is none."""
+    query = {"limit": 10000}
+    try:
+        return read_ray_nodes(link.get("/api/v0/nodes", query))
+    except ServerError as exc:
+        if not options.start or exc.status:
+            raise
+    start_ray(options.address)
+    last_s = time.monotonic() + _START_S
+    while True:
+        try:
+            return read_ray_nodes(link.get("/api/v0/nodes", query))
+        except ServerError:
+            if time.monotonic() > last_s:
+                raise
+            time.sleep(0.5)
+
+
+def start_ray(address: str) -> None:
+    """Start a Ray on this machine whose Jobs API is at an address.
+
+    Raises:
+        InvalidInputError: The address is not this machine's.
+        UnsupportedError: Ray is not installed, or does not start.
+    """
+    parts = urlsplit(address)
+    if not is_loopback(parts.hostname or ""):
+        raise InvalidInputError(f"a Ray can be started at a loopback address only, not {address}")
+    if importlib.util.find_spec("ray") is None:
+        raise UnsupportedError("ray is not installed; pip install 'partita[ray]'")
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head"]
+    command += ["--disable-usage-stats", f"--dashboard-host={parts.hostname}"]
+    command += ["--port=0", "--include-dashboard=true", f"--dashboard-port={parts.port or 8265}"]
+    command += [f"--node-name={socket.gethostname()}"]
+    try:
+        done = subprocess.run(
+            command,
+            env=job_environment(),
+            capture_output=True,
+            text=True,
+            timeout=_START_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise UnsupportedError(f"ray start did not end in {_START_S:g} s") from exc
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no reason is known"]
+        raise UnsupportedError(f"ray start failed: {lines[-1][:200]}")
+
+
 def read_options(values: Mapping[str, str]) -> RayOptions:
     """Return options that were given as texts.
 
@@ -173,10 +234,11 @@ def read_options(values: Mapping[str, str]) -> RayOptions:
                 f"engine ray has no option {name!r}; it has {', '.join(sorted(known))}"
             )
     read: dict[str, Any] = dict(values)
-    if "shared" in values:
-        if values["shared"] not in ("yes", "no"):
-            raise InvalidInputError(f"shared is {values['shared']!r}; expected yes or no")
-        read["shared"] = values["shared"] == "yes"
+    for name in ("shared", "start"):
+        if values.get(name, "yes") not in ("yes", "no"):
+            raise InvalidInputError(f"{name} is {values[name]!r}; expected yes or no")
+        if name in values:
+            read[name] = values[name] == "yes"
     if "every" in values:
         try:
             read["every"] = float(values["every"])
