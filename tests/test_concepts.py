@@ -30,6 +30,8 @@ class Concept(NamedTuple):
 
 
 CONCEPTS: Mapping[str, Concept] = {
+    "why the system refused": Concept(r"\bexc\.strerror\b|\"strerror\"", ("errors.py",)),
+    "a file that cannot be read": Concept(r"FormatError\(f\"cannot be read", ("errors.py",)),
     "seconds of collectives": Concept(r"\bPASSES\b.* = {|PEERS_AT_A_TIME = ", ("cost/links.py",)),
     "text of nccl-tests": Concept(
         r"Collective test starting", ("profiler/calibrate/nccl_tests.py",)

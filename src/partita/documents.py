@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from partita.catalogue.catalogue import Catalogue, load_catalogue
 from partita.core.codec import write_json
 from partita.core.problem import Problem
-from partita.errors import FormatError, InvalidInputError
+from partita.errors import FormatError, InvalidInputError, reason_of, unreadable
 
 if TYPE_CHECKING:
     from partita.catalogue.inventory import Completion
@@ -203,8 +203,7 @@ def read_bytes(name: str) -> bytes:
     except FormatError:
         raise
     except (OSError, ValueError) as exc:
-        reason = getattr(exc, "strerror", None) or str(exc)
-        raise FormatError(f"cannot be read: {reason.lower()}", path=name) from exc
+        raise unreadable(name, exc) from exc
 
 
 def _read_stream(file: BinaryIO, name: str) -> bytes:
@@ -281,7 +280,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         else:
             _replace(target, data)
     except (OSError, ValueError) as exc:
-        reason = (getattr(exc, "strerror", None) or str(exc)).lower()
+        reason = reason_of(exc)
         raise InvalidInputError(f"{path} cannot be written: {reason}") from exc
 
 

@@ -52,6 +52,16 @@ class FormatError(InvalidInputError):
         return FormatError(self.reason, path=path, line=self.line)
 
 
+def reason_of(exc: BaseException) -> str:
+    """Return why the system refused something, in its own words: ``permission denied``."""
+    return (getattr(exc, "strerror", None) or str(exc) or type(exc).__name__).lower()
+
+
+def unreadable(path: str | PathLike[str], exc: BaseException) -> FormatError:
+    """Return the error of a file that the system does not let us read."""
+    return FormatError(f"cannot be read: {reason_of(exc)}", path=fspath(path))
+
+
 @contextmanager
 def reading(path: str | PathLike[str]) -> Iterator[None]:
     """Name a file in whatever goes wrong while it is opened and parsed.
@@ -62,8 +72,7 @@ def reading(path: str | PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
-        raise FormatError(f"cannot be read: {reason}", path=fspath(path)) from exc
+        raise unreadable(path, exc) from exc
     except FormatError as exc:
         raise (exc if exc.path else exc.at(fspath(path))) from exc
 

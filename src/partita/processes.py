@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from partita.errors import InvalidInputError, UnsupportedError, WorkerError
+from partita.errors import InvalidInputError, UnsupportedError, WorkerError, reason_of
 
 _PDEATHSIG = 1
 _TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -154,7 +154,7 @@ def lock_beside(path: Path, holder: str) -> TextIO:
     try:
         lock = path.with_name(f"{path.name}.lock").open("w", encoding="utf-8")
     except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
+        reason = reason_of(exc)
         raise InvalidInputError(f"{path} cannot be used as a database: {reason}") from exc
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

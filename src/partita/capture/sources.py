@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from partita.capture.setting import LABELS, Example, LossFunction, split_labels
 from partita.capture.tree import map_leaves
-from partita.errors import FormatError, InvalidInputError, PartitaError, UnsupportedError
+from partita.errors import FormatError, InvalidInputError, PartitaError, UnsupportedError, reason_of
 from partita.models.huggingface import (
     build_hugging_face,
     estimated_length,
@@ -265,7 +265,7 @@ def _read_configuration(place: str) -> tuple[str, dict[str, Any]]:
     try:
         found = read_configuration(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
+        reason = reason_of(exc) if isinstance(exc, OSError) else "not UTF-8"
         raise InvalidInputError(f"{path} cannot be read: {reason}") from exc
     except FormatError as exc:
         raise exc.at(str(path)) from exc

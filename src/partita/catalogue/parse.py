@@ -8,7 +8,7 @@ from partita.catalogue.overrides import apply_overrides
 from partita.catalogue.shorthand import read_shorthand
 from partita.core.cluster import Cluster
 from partita.core.codec import decode_as, parse_json
-from partita.errors import FormatError, InvalidInputError, PartitaError
+from partita.errors import FormatError, InvalidInputError, PartitaError, reason_of
 from partita.names import short
 
 _SUFFIXES = frozenset({".yaml", ".yml", ".json"})
@@ -85,7 +85,7 @@ def _opened(path: str, open_text: Callable[[str], str]) -> str:
     except PartitaError:
         raise
     except OSError as exc:
-        reason = exc.strerror or str(exc)
+        reason = reason_of(exc)
         raise FormatError(f"cannot read the cluster: {reason.lower()}", path=path) from exc
     except ValueError as exc:
         raise FormatError(f"cannot read the cluster: {short(str(exc))}", path=path) from exc

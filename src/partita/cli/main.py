@@ -11,7 +11,7 @@ import click
 
 from partita import __version__
 from partita.cli.lazy import LazyGroup
-from partita.errors import PartitaError, UnsupportedError, WorkerError
+from partita.errors import PartitaError, UnsupportedError, WorkerError, reason_of
 from partita.names import escaped, escaped_lines
 
 COMMANDS: Mapping[str, str] = {
@@ -133,7 +133,7 @@ def _reason(exc: OSError) -> str:
 
     An error without a name of a file is that of standard output if that cannot be written still.
     """
-    reason = (exc.strerror or str(exc) or type(exc).__name__).lower()
+    reason = reason_of(exc)
     if exc.filename is not None:
         return f"{exc.filename}: {reason}"
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from partita.core.plan import Plan
 from partita.core.solution import Solution
 from partita.documents import load, read_bytes
-from partita.errors import FormatError, InvalidInputError
+from partita.errors import FormatError, InvalidInputError, reason_of
 from partita.flows.extras import torch_needed
 from partita.flows.results import Result
 from partita.flows.summary import describe_plan
@@ -246,7 +246,7 @@ def _wrong_size(path: Path, manifest: Manifest) -> str:
         try:
             size = (path / name).stat().st_size
         except OSError as exc:
-            return f"{name} cannot be read: {(exc.strerror or str(exc)).lower()}"
+            return f"{name} cannot be read: {reason_of(exc)}"
         if size != file.bytes:
             return f"{name} has {size} bytes; expected {file.bytes}"
     return ""

@@ -16,7 +16,7 @@ from partita.core.problem import Metric, Mode
 from partita.core.solution import Solution
 from partita.cost.judge import evaluate
 from partita.documents import OpenedFile, open_file, unused_path, write_bytes, write_text
-from partita.errors import InvalidInputError
+from partita.errors import InvalidInputError, reason_of
 from partita.exporters.pipedream_conf import num_ranks_of, read_num_ranks, runtime_configurations
 from partita.flows.extras import torch_needed
 from partita.flows.fields import DTYPES, GRANULARITIES, ClusterFields, PlanSource
@@ -351,7 +351,7 @@ def _folder(path: str) -> Path:
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
+        reason = reason_of(exc)
         raise InvalidInputError(f"{path} cannot be a directory: {reason}") from exc
     return Path(path)
 

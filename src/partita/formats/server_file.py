@@ -27,7 +27,7 @@ from partita.core.cluster import MAX_DEVICES, Cluster, Device, Host, Level
 from partita.core.columns import frozen_array
 from partita.core.graph import Graph, OpCosts
 from partita.core.problem import Metric, Objective, Problem
-from partita.errors import FormatError, InvalidInputError
+from partita.errors import FormatError, InvalidInputError, reason_of
 from partita.formats.edge_list import weights
 from partita.formats.format import OpenText
 from partita.formats.json_fields import format_errors
@@ -159,7 +159,7 @@ def _read_profile(row: _GpuLine, open_text: OpenText, name: str) -> Graph:
     try:
         text = open_text(row.path)
     except (OSError, ValueError) as exc:
-        reason = getattr(exc, "strerror", None) or str(exc)
+        reason = reason_of(exc)
         raise FormatError(
             f"profile {row.path!r} of {row.gpu!r} cannot be read: {reason}", line=row.line
         ) from exc

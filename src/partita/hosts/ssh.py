@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from partita.errors import FormatError
+from partita.errors import FormatError, reading
 from partita.hosts.places import (
     PlanHost,
     ProcessChannel,
@@ -64,12 +64,8 @@ def load_hostfile(path: Path) -> list[RealHost]:
     Raises:
         FormatError: It cannot be read.
     """
-    try:
+    with reading(path):
         return read_hostfile(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise FormatError((exc.strerror or str(exc)).lower(), path=str(path)) from exc
-    except FormatError as exc:
-        raise exc.at(str(path)) from exc
 
 
 def ssh_place(hostfile: str, hosts: Sequence[PlanHost], request: PlaceFields) -> "SshPlace":

@@ -26,7 +26,7 @@ from partita.capture.captured import CapturedModel
 from partita.capture.op import FunctionCall, ModuleCall
 from partita.core.codec import read_json, write_json
 from partita.core.graph import Graph
-from partita.errors import InvalidInputError
+from partita.errors import InvalidInputError, reason_of
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
@@ -207,7 +207,7 @@ class ProfileCache:
                 file.write(write_json(graph))
             part.replace(self._path(key))
         except OSError as exc:
-            reason = exc.strerror or str(exc)
+            reason = reason_of(exc)
             logger.warning("cache %s cannot be written: %s", self._directory, reason)
             if part is not None:
                 with suppress(OSError):

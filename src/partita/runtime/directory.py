@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.documents import write_text
-from partita.errors import FormatError, InvalidInputError
+from partita.errors import FormatError, InvalidInputError, reason_of
 
 RESULTS = "results.json"
 _UNSAFE = re.compile(r"[^A-Za-z0-9.+-]+")
@@ -62,7 +62,7 @@ def make_run_directory(root: Path, *words: str, now: datetime | None = None) -> 
                 continue
             return path
     except OSError as exc:
-        raise InvalidInputError(f"{root}: no run directory can be made: {exc.strerror}") from exc
+        raise InvalidInputError(f"{root}: no run directory can be made: {reason_of(exc)}") from exc
     raise InvalidInputError(f"{root} holds {_MOST} runs named {base}; move some away")
 
 
@@ -96,7 +96,7 @@ def read_run(directory: Path) -> PastRun:
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise FormatError(f"no results: {exc.strerror}", path=str(path)) from exc
+        raise FormatError(f"no results: {reason_of(exc)}", path=str(path)) from exc
     except ValueError as exc:
         raise FormatError(f"not JSON: {exc}", path=str(path)) from exc
     if not isinstance(results, dict):

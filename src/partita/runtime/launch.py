@@ -37,7 +37,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from partita.core.solution import Solution
-from partita.errors import InvalidInputError, PartitaError, UnsupportedError, WorkerError
+from partita.errors import InvalidInputError, PartitaError, UnsupportedError, WorkerError, reason_of
 from partita.processes import ended_by_signals, is_noticed
 from partita.ranks.failures import (
     BadDataError,
@@ -548,7 +548,7 @@ def _open_store(host: Host, deadline: float, limit_s: float) -> TCPStore:
     try:
         listener = socket.create_server(bound)
     except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
+        reason = reason_of(exc)
         raise UnsupportedError(
             f"port {host.port} of this host cannot be opened: {reason}; "
             "end what holds it, or set another MASTER_PORT on all hosts"

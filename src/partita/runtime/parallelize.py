@@ -34,7 +34,7 @@ from partita.capture.tree import leaves_of
 from partita.core.codec import read_json
 from partita.core.precision import Precision
 from partita.core.solution import Solution
-from partita.errors import InvalidInputError, UnsupportedError, WorkerError
+from partita.errors import InvalidInputError, UnsupportedError, WorkerError, reason_of
 from partita.ranks.failures import PeerError, first_line
 from partita.ranks.member import Member
 from partita.ranks.status import Phase, StatusBoard
@@ -229,7 +229,7 @@ def _read(path: Path) -> Solution:
     try:
         found = read_json(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise InvalidInputError(f"{path} cannot be read: {exc.strerror}") from exc
+        raise InvalidInputError(f"{path} cannot be read: {reason_of(exc)}") from exc
     if not isinstance(found, Solution):
         raise InvalidInputError(f"{path} holds no plan with its problem; 'partita plan' writes one")
     return found

@@ -21,7 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from partita.errors import InvalidInputError
+from partita.errors import InvalidInputError, reason_of
 
 GRACE_S = 5
 """Seconds that requests under way get when the server stops."""
@@ -144,7 +144,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
         bound.listen(BACKLOG)
     except (OSError, OverflowError) as exc:
         bound.close()
-        reason = (getattr(exc, "strerror", None) or str(exc)).lower()
+        reason = reason_of(exc)
         raise InvalidInputError(f"cannot listen on {host}:{port}: {reason}") from exc
     return bound
 

@@ -125,7 +125,7 @@ def test_a_type_twice_in_a_server_counts_twice():
         ("Server0\nFast 65536 fast.txt\nSlow 1 slow.txt", 0, ["more than 65536"]),
         ("Server0\nFast 1 fast.txt\nServer0\nFast 1 fast.txt", 3, ["Server0", "new word"]),
         ("Server 0\nFast 1 fast.txt", 1, ["'Server 0'"]),
-        ("Server0\nFast 1 no.txt", 2, ["'no.txt'", "No such file"]),
+        ("Server0\nFast 1 no.txt", 2, ["'no.txt'", "no such file"]),
         (
             "Server0\nFast 1 fast.txt\nFast 1 slow.txt",
             3,

@@ -19,7 +19,7 @@ from partita.cli.options import output_options, report_option, write_page
 from partita.core.energy import EnergyOrigin, Frontier
 from partita.documents import save, write_bytes, write_text
 from partita.energy.frontier.savings import Played, Savings, model_of, savings
-from partita.errors import InvalidInputError
+from partita.errors import InvalidInputError, reason_of
 from partita.flows.energy.frontier import FrontierRequest, FrontierResult, frontier_request
 from partita.flows.energy.source import claims
 from partita.formats.perseus import write_clock_plan, write_frontier_csv
@@ -180,7 +180,7 @@ def _write_plans(result: FrontierResult, folder: Path) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise InvalidInputError(f"--plans {folder} cannot be made: {exc.strerror}") from exc
+        raise InvalidInputError(f"--plans {folder} cannot be made: {reason_of(exc)}") from exc
     for point in range(len(frontier)):
         comment = claims(
             float(frontier.time_s[point]), float(frontier.energy_j[point]), frontier.origin

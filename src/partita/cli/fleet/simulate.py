@@ -28,7 +28,7 @@ from partita.cli.from_request import takes
 from partita.cli.options import output_options, report_option, write_page
 from partita.core.fleet import SensitivityOrigin
 from partita.documents import save, write_bytes, write_text
-from partita.errors import InvalidInputError
+from partita.errors import InvalidInputError, reason_of
 from partita.fleet.policies.metrics import Metrics
 from partita.fleet.policies.resources import Servers
 from partita.fleet.study.panels import MOST_LINES, panels_of
@@ -453,7 +453,7 @@ def _write_pictures(found: Study, picture: str) -> list[str]:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise InvalidInputError(f"--picture {picture} cannot be made: {exc.strerror}") from exc
+        raise InvalidInputError(f"--picture {picture} cannot be made: {reason_of(exc)}") from exc
     files = [path / f"{panel.key}.svg" for panel in panels]
     for file, panel in zip(files, panels, strict=True):
         write_bytes(file, render(partial(panels_chart, [panel], title=name), str(file)))

@@ -21,7 +21,7 @@ import numpy as np
 
 from partita.core.codec import decode_as, parse_json
 from partita.core.fleet import MAX_ITERATIONS, Sensitivity, SensitivityOrigin
-from partita.errors import FormatError, InvalidInputError
+from partita.errors import FormatError, InvalidInputError, reason_of
 from partita.fleet.live.jobspec import (
     DEFAULT_GRACE_S,
     DEFAULT_RETRIES,
@@ -192,7 +192,7 @@ def _loaded(path: Path) -> Sensitivity:
     try:
         return decode_as(parse_json(path.read_text(encoding="utf-8")), Sensitivity)
     except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
+        reason = reason_of(exc)
         raise InvalidInputError(f"sensitivity {path} cannot be read: {reason}") from exc
     except FormatError as exc:
         raise InvalidInputError(f"sensitivity {path}: {exc}") from exc

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.core.fleet import Sensitivity
-from partita.errors import InvalidInputError, PartitaError
+from partita.errors import InvalidInputError, PartitaError, reason_of
 from partita.fleet.engines.devices import (
     Share,
     choose_devices,
@@ -620,7 +620,7 @@ def _check_checkpoint(directory: Path | None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         os.listdir(directory)  # noqa: PTH208 (only whether it can be read)
     except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
+        reason = reason_of(exc)
         raise InvalidInputError(
             f"checkpoint directory {directory} cannot be used: {reason}"
         ) from exc

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from partita.errors import UnsupportedError, WorkerError
+from partita.errors import UnsupportedError, WorkerError, reason_of
 
 _PERIOD_US = 100_000
 _WEIGHT = 10
@@ -150,7 +150,7 @@ def limited_groups(
                 (group / file).write_text(text, encoding="ascii")
         yield tuple(group / _PROCESSES for group in made)
     except OSError as exc:
-        raise UnsupportedError(f"control group: {exc.strerror} ({exc.filename})") from exc
+        raise UnsupportedError(f"control group: {reason_of(exc)} ({exc.filename})") from exc
     finally:
         for group in made:
             _remove(group)
@@ -179,7 +179,7 @@ def _remove(group: Path) -> None:
             return
         except OSError as exc:
             if exc.errno != errno.EBUSY or time.monotonic() > last_s:
-                raise WorkerError(f"{group} cannot be removed: {exc.strerror}") from exc
+                raise WorkerError(f"{group} cannot be removed: {reason_of(exc)}") from exc
             time.sleep(0.05)
         else:
             return

@@ -30,7 +30,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from partita.errors import FormatError, UnsupportedError
+from partita.errors import FormatError, UnsupportedError, reason_of
 from partita.fleet.profiler.sweep import PointOrigin, cpu_grid, sweep
 from partita.units import parse_bandwidth
 
@@ -144,7 +144,7 @@ def measure_storage(folder: Path, *, file_bytes: int = FILE_BYTES) -> StorageSpe
             rates = [_read(Path(file.name)) for _ in range(_STORAGE_ROUNDS)]
     except OSError as exc:
         raise UnsupportedError(
-            f"storage below {folder} cannot be measured: {(exc.strerror or str(exc)).lower()}; "
+            f"storage below {folder} cannot be measured: {reason_of(exc)}; "
             "--str-bw 500MB/s gives a figure"
         ) from exc
     return StorageSpeed(statistics.median(rate for rate, _ in rates), rates[0][1])

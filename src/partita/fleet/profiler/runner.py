@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from partita.errors import UnsupportedError, WorkerError
+from partita.errors import UnsupportedError, WorkerError, reason_of
 from partita.fleet.profiler import inside
 from partita.fleet.profiler.cgroups import group_name, limited_groups
 from partita.fleet.profiler.containers import Container, container_command, kill_container
@@ -219,9 +219,7 @@ def run_script(
                     start_new_session=True,
                 )
             except OSError as exc:
-                raise UnsupportedError(
-                    f"{command[0]} cannot be started: {(exc.strerror or '').lower()}"
-                ) from exc
+                raise UnsupportedError(f"{command[0]} cannot be started: {reason_of(exc)}") from exc
         try:
             peak_bytes = _wait(process, begin_s + place.limit_s)
         finally:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from partita.errors import FormatError, InvalidInputError
+from partita.errors import FormatError, InvalidInputError, reason_of, unreadable
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
@@ -127,8 +127,7 @@ def read_manifest(path: Path) -> Manifest:
             extra=body["extra"],
         )
     except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
-        raise FormatError(f"cannot be read: {reason}", path=str(file)) from exc
+        raise unreadable(file, exc) from exc
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         if isinstance(exc, FormatError):
             raise
@@ -224,7 +223,7 @@ def damage_of(
             if digest_of(path / name, on_bytes) != wanted:
                 return f"{name} is damaged: its digest is not that of the manifest"
         except OSError as exc:
-            return f"{name} cannot be read: {(exc.strerror or str(exc)).lower()}"
+            return f"{name} cannot be read: {reason_of(exc)}"
     return ""
 
 

@@ -104,7 +104,7 @@ def test_a_folder_that_is_no_group_is_refused(tmp_path):
 
 def test_why_groups_cannot_be_made_is_said(tmp_path):
     missing = Hierarchy(1, tmp_path / "nowhere", ("cpu",))
-    assert "No such file" in why_no_groups([missing], "probe")
+    assert "no such file" in why_no_groups([missing], "probe")
     assert "controller cpu" in why_no_groups([], "probe")
 
 
