@@ -64,6 +64,27 @@ def test_logs_of_submissions_are_read(run, tmp_path, name):
     assert f"{name}: 4 jobs; by --published-filter 1 whose GPUs are no power of two" in err
 
 
+def test_a_job_of_a_log_lasts_as_long_as_it_did_and_belongs_to_its_user(run, tmp_path):
+    rows = ["submitted,duration,gpus,user", "0,7200,1,ana", "0,3600,3,bob", "0,600,2,ana"]
+    (tmp_path / "lab.csv").write_text("\n".join([*rows, ""]))
+    code, out, err = run(
+        *("fleet", "simulate", "lab.csv", "-c", "1x8xa100", "-p", "fifo:fair,fifo:tune"),
+        *("--results", "ends.csv", "--json"),
+    )
+    assert code == 0, err
+    assert "they count as insensitive to CPUs and memory; --profiles says what they need" in err
+    figures = json.loads(out)
+    assert figures["trace"]["tenants"] == {"ana": 2, "bob": 1}
+    assert [run_["makespan_s"] for run_ in figures["runs"]] == [7200.0, 7200.0]
+    assert figures["runs"][0]["mean_s"] == (7200 + 3600 + 600) / 3
+    _, out, _ = run("fleet", "simulate", "lab.csv", "-c", "1x8xa100", "-p", "fifo:fair,fifo:tune")
+    assert [line.split()[0] for line in out.splitlines() if " fifo:" in line] == ["1", "1"]
+    (tmp_path / "lab.csv").write_text("submitted,duration\n0,5\n")
+    code, _, err = run("fleet", "simulate", "lab.csv", "-c", "1x8xa100")
+    assert code == 2
+    assert "lab.csv:1: no column is one of num_gpus, gpus, gpu_num, num_gpu; a log of jobs" in err
+
+
 def test_jobs_of_a_log_that_cannot_run_are_counted_and_the_others_kept(run, tmp_path):
     rows = ["0,5,1", "10,3600,3", "20,900000,1", "30,0,1", "40,60,0"]
     (tmp_path / "my.csv").write_text("\n".join(["timestamp,duration,gpus", *rows, ""]))
@@ -71,8 +92,8 @@ def test_jobs_of_a_log_that_cannot_run_are_counted_and_the_others_kept(run, tmp_
     code, out, err = run(*words)
     assert code == 0, err
     assert json.loads(out)["runs"][0]["jobs"] == 4
-    assert err == (
-        "my.csv: 4 jobs; 1 without a duration taken as one iteration; 1 without a GPU left out\n"
+    assert err.splitlines()[0] == (
+        "my.csv: 4 jobs; 1 without a duration taken as one iteration; 1 without a GPU left out"
     )
     code, out, err = run(*words, "--published-filter")
     assert json.loads(out)["runs"][0]["jobs"] == 1

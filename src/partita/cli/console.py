@@ -154,7 +154,7 @@ def memory_cell(summary: Summary) -> str:
     limit = float(timeline.limit_bytes[worst])
     if not math.isfinite(limit):
         return format_bytes(peak)
-    if 1e8 <= limit < 1e13:
+    if peak >= 1e8 and limit < 1e13:
         return f"{peak / 1e9:.3g} / {limit / 1e9:.3g} GB"
     return f"{format_bytes(peak)} / {format_bytes(limit)}"
 

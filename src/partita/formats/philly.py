@@ -18,6 +18,7 @@ import csv
 import io
 import math
 from collections import Counter
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from partita.errors import FormatError
 _TIME = "%Y-%m-%d %H:%M:%S"
 SUBMITTED = (
     "timestamp",
+    "submitted",
+    "submitted_at",
     "submitted_time",
     "submit_time",
     "submission_time",
@@ -36,6 +39,8 @@ SUBMITTED = (
 )
 DURATION = ("duration", "duration_s", "run_time", "runtime")
 GPUS = ("num_gpus", "gpus", "gpu_num", "num_gpu")
+TENANT = ("tenant", "vc", "user")
+"""Columns that say whose job it is, the first that is there; there need be none."""
 
 
 class SubmissionLog(NamedTuple):
@@ -44,18 +49,23 @@ class SubmissionLog(NamedTuple):
     Attributes:
         rows: Submission, duration and GPUs of each, in the log's order; times from the first on.
         notes: Jobs that were left out or changed, and how many; a phrase each.
+        tenants: Whose job each is; empty = the log does not say it.
     """
 
     rows: list[tuple[float, float, int]]
     notes: tuple[str, ...]
+    tenants: tuple[str, ...] = ()
 
 
-def submission_log(rows: list[tuple[float, float, int]], notes: Counter[str]) -> SubmissionLog:
+def submission_log(
+    rows: list[tuple[float, float, int]], notes: Counter[str], tenants: Sequence[str] = ()
+) -> SubmissionLog:
     """Return a log with times from its first submission on.
 
     Args:
         rows: The jobs that can be.
         notes: Number of jobs for each thing that happened to some.
+        tenants: Whose job each is.
 
     Raises:
         FormatError: No job is left.
@@ -64,12 +74,16 @@ def submission_log(rows: list[tuple[float, float, int]], notes: Counter[str]) ->
     if not rows:
         raise FormatError("; ".join(["the log holds no job that ran", *words]))
     first = min(row[0] for row in rows)
-    return SubmissionLog([(at - first, duration, gpus) for at, duration, gpus in rows], words)
+    moved = [(at - first, duration, gpus) for at, duration, gpus in rows]
+    return SubmissionLog(moved, words, tuple(tenants))
 
 
 def is_submission_head(cells: AbstractSet[str]) -> bool:
-    """Return whether the cells of a first line name all columns of a log."""
-    return all(cells & set(names) for names in (SUBMITTED, DURATION, GPUS))
+    """Return whether the cells of a first line name the columns of a log, or all but one.
+
+    Whoever reads it says which one is missing.
+    """
+    return sum(bool(cells & set(names)) for names in (SUBMITTED, DURATION, GPUS)) >= 2
 
 
 def read_submissions(text: str) -> SubmissionLog:
@@ -82,7 +96,8 @@ def read_submissions(text: str) -> SubmissionLog:
     head = [name.strip() for name in rows.fieldnames or ()]
     rows.fieldnames = head
     columns = [_column(head, names) for names in (SUBMITTED, DURATION, GPUS)]
-    found, notes = [], Counter[str]()
+    tenant = next((name for name in TENANT if name in head), None)
+    found, notes, tenants = [], Counter[str](), []
     for row in rows:
         try:
             submitted, duration = _seconds(row[columns[0]]), float(row[columns[1]])
@@ -100,15 +115,20 @@ def read_submissions(text: str) -> SubmissionLog:
             notes["with a negative duration left out"] += 1
         else:
             found.append((submitted, duration, gpus))
+            tenants.append("" if tenant is None else (row[tenant] or "").strip())
             notes.update({"with parts of GPUs taken as whole ones": 1} if gpus != given else {})
             notes.update({"without a duration taken as one iteration": 1} if duration == 0 else {})
-    return submission_log(found, notes)
+    return submission_log(found, notes, tenants if tenant else ())
 
 
 def _column(head: list[str], names: tuple[str, ...]) -> str:
     chosen = next((name for name in names if name in head), None)
     if chosen is None:
-        raise FormatError(f"no column is one of {', '.join(names)}", line=1)
+        raise FormatError(
+            f"no column is one of {', '.join(names)}; a log of jobs has a time of submission, a "
+            "duration in seconds and a number of GPUs",
+            line=1,
+        )
     return chosen
 
 
@@ -130,7 +150,7 @@ def read_philly(text: str) -> SubmissionLog:
     document = parse_json(text)
     if not isinstance(document, list):
         raise FormatError("not a job log of Philly: expected a JSON list of jobs")
-    rows, notes = [], Counter[str]()
+    rows, notes, tenants = [], Counter[str](), []
     for number, entry in enumerate(document):
         try:
             row = _job(entry)
@@ -140,7 +160,8 @@ def read_philly(text: str) -> SubmissionLog:
             notes[row] += 1
         else:
             rows.append(row)
-    return submission_log(rows, notes)
+            tenants.append(str(entry.get("vc") or entry.get("user") or ""))
+    return submission_log(rows, notes, tenants if any(tenants) else ())
 
 
 def _job(entry: Any) -> tuple[float, float, int] | str:  # noqa: ANN401 (JSON is any value)

@@ -33,11 +33,13 @@ class Submission:
         submitted_s: When, from the first of the log on.
         duration_s: How long it ran, all attempts together.
         gpus: GPUs of its last attempt.
+        tenant: Whose it is; empty = the log does not say it.
     """
 
     submitted_s: float
     duration_s: float
     gpus: int
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +233,13 @@ def trace_of_log(
         duration_s=duration,
         gpus=np.array(gpus, dtype=np.int32),
     )
-    return _trace(models, drawn, name)
+    trace = _trace(models, drawn, name)
+    tenants = sorted({job.tenant for job in kept} - {""})
+    if not tenants:
+        return trace
+    index = {tenant: place for place, tenant in enumerate(tenants)} | {"": -1}
+    column = np.array([index[job.tenant] for job in kept], dtype=np.int32)
+    return replace(trace, tenants=tuple(tenants), tenant=column)
 
 
 class _Jobs(NamedTuple):

@@ -90,16 +90,22 @@ def logged_trace(
     options: TraceOptions,
     *,
     name: str,
+    tenants: Sequence[str] = (),
 ) -> tuple[Trace, tuple[str, ...]]:
     """Return the trace of a log of submissions, each with a model by the shares of the classes.
 
-    Also returns what of the log was left out or changed because the options ask for it.
+    Also returns what of the log was left out or changed because the options ask for it. The tenants
+    are those of the rows; empty = they are not known.
 
     Raises:
         InvalidInputError: No job of the log counts, or a class has no model.
     """
     rng = np.random.default_rng(options.seed)
-    log = [Submission(submitted_s=at, duration_s=took, gpus=gpus) for at, took, gpus in rows]
+    owners = tenants or [""] * len(rows)
+    log = [
+        Submission(submitted_s=at, duration_s=took, gpus=gpus, tenant=owner)
+        for (at, took, gpus), owner in zip(rows, owners, strict=True)
+    ]
     notes: tuple[str, ...] = ()
     if options.published_filter:
         log, notes = published_jobs(log, multi_gpu=options.multi_gpu)
