@@ -59,7 +59,7 @@ export function roundTicks(from, to, most) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((times) => times * power).find((each) => each >= raw * (1 - 1e-9));
   const result = [];
-  for (let at = Math.ceil(from / step - 1e-9); at * step <= to * (1 + 1e-12); at += 1) result.push(at * step);
+  for (let at = Math.ceil(from / step - 1e-9); at * step <= to * (1 + 1e-12); at += 1) result.push(at * step + 0);
   return result;
 }
 

@@ -95,7 +95,7 @@ function luminance(colour) {
 // Return black or white, whichever is read better on a colour.
 export function inkOn(colour) {
   const light = luminance(colour);
-  return 1.05 / (light + 0.05) > (light + 0.05) / 0.05 ? "#ffffff" : "#10141a";
+  return 1.05 / (light + 0.05) > (light + 0.05) / 0.05 ? "#ffffff" : "#000000";
 }
 
 // Return the colours of the page as they are now.

@@ -365,23 +365,34 @@ export class Gantt {
     }
   }
 
-  // Draw messages and collectives as a thin line; a pixel that one covers is drawn once.
+  // Draw messages and collectives as a thin line; those that touch and look alike are one stroke.
   drawWires(context, track, lane, y, high) {
     const { axis, place } = this;
+    const { from, to, kind } = track;
     const [begin, end] = lane.out;
+    const scale = place.width / (axis.to - axis.from);
+    const shift = place.left - axis.from * scale;
     const edge = place.left + place.width;
     const send = this.figure.kinds.indexOf("send");
-    let drawn = -1;
-    for (let row = begin; row < end && track.from[row] <= axis.to; row += 1) {
-      if (track.to[row] < axis.from) continue;
-      const x = Math.max(this.x(track.from[row]), place.left);
-      const until = Math.min(Math.max(this.x(track.to[row]), x + 0.7), edge);
-      if (until <= drawn) continue;
-      const from = Math.max(x, drawn);
-      context.fillStyle = kindColour(this.figure.kinds[track.kind[row]]);
-      context.fillRect(from, y, until - from, track.kind[row] === send ? high : high + 1);
-      drawn = until;
+    let [left, right, drawn] = [0, -1, -1];
+    const stroke = () => {
+      if (right <= left) return;
+      context.fillStyle = kindColour(this.figure.kinds[drawn]);
+      context.fillRect(left, y, right - left, drawn === send ? high : high + 1);
+    };
+    for (let row = begin; row < end && from[row] <= axis.to; row += 1) {
+      if (to[row] < axis.from) continue;
+      const until = Math.min(Math.max(to[row] * scale + shift, from[row] * scale + shift + 0.7), edge);
+      if (until <= right) continue;
+      const x = Math.max(from[row] * scale + shift, place.left, right);
+      if (kind[row] !== drawn || x > right + 0.5) {
+        stroke();
+        left = x;
+        drawn = kind[row];
+      }
+      right = until;
     }
+    stroke();
   }
 
   drawCursor(context) {

@@ -10,6 +10,7 @@ export async function startReport() {
   document.body.prepend(make("div", { class: "corner" }, themeButton(page)));
   await showPage(root, values, page);
   await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+  performance.mark("ready");
   document.documentElement.dataset.ready = "true";
 }
 
