@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +119,7 @@ def example_inputs(model: nn.Module, example: Example) -> dict[str, Tensor]:
     """
     places: list[tuple[str, Any]] = []
     try:
-        bound = inspect.signature(model.forward).bind(*example.args, **example.kwargs)
+        bound = _signature(model).bind(*example.args, **example.kwargs)
     except TypeError as exc:
         raise InvalidInputError(f"{type(model).__name__} cannot be called: {exc}") from exc
     for name, value in bound.arguments.items():
@@ -136,6 +137,19 @@ def example_inputs(model: nn.Module, example: Example) -> dict[str, Tensor]:
                 free = f"{name}_{turn}"
             found[free] = leaf
     return found
+
+
+_SIGNATURES: WeakKeyDictionary[nn.Module, tuple[object, inspect.Signature]] = WeakKeyDictionary()
+"""What each model is called by, which takes longer to find out than to call by."""
+
+
+def _signature(model: nn.Module) -> inspect.Signature:
+    forward = model.forward
+    function = getattr(forward, "__func__", forward)
+    known = _SIGNATURES.get(model)
+    if known is None or known[0] is not function:
+        known = _SIGNATURES[model] = (function, inspect.signature(forward))
+    return known[1]
 
 
 def make_setting(

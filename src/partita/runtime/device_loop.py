@@ -114,6 +114,9 @@ class DeviceLoop:
         seen: The tensors whose values are kept; all results of the step unless said otherwise.
         on_last_pass: Called when the last forward or backward of a step is done, before the device
             waits for gradients and updates.
+        beside: Returns numbers that are summed over all devices beside the gradients, where the
+            loop ``carries`` some; called after the last forward or backward. None = nothing is.
+        beside_total: The sum of the last step; None before it is there.
         executed: Instructions carried out, over all steps.
         records: What was seen in each step.
         statistics: What was done, over all steps.
@@ -179,6 +182,8 @@ class DeviceLoop:
         self.meter: Meter = NoMeter()
         self.seen = task.results
         self.on_last_pass: Callable[[], None] = lambda: None
+        self.beside: Callable[[], Tensor] | None = None
+        self.beside_total: Tensor | None = None
         self._passes_at = np.array(
             [
                 row - self._first
@@ -188,6 +193,7 @@ class DeviceLoop:
             dtype=np.int64,
         )
         self._last_pass = self._first + int(self._passes_at.max()) if len(self._passes_at) else -1
+        self._carrier = -1 if store.agrees else self._find_carrier()
         self.executed = 0
         self.records: list[StepRecord] = []
         self.statistics = DeviceStatistics()
@@ -215,6 +221,34 @@ class DeviceLoop:
     def has_passes(self) -> bool:
         """Whether the device runs any stage forward or backward."""
         return self._last_pass >= 0
+
+    @property
+    def carries(self) -> bool:
+        """Whether something that all devices do after their last pass can carry numbers along."""
+        return self._carrier >= 0 or (self._store.agrees and self._task.is_training)
+
+    def _find_carrier(self) -> int:
+        """Return the row of a sum over all devices that each does after its last pass; -1 = none.
+
+        It follows from the Program alone, so that all devices find the same one.
+        """
+        program, everyone = self._program, self._everyone()
+        passes = (program.kind >= Kind.FORWARD) & (program.kind < Kind.UPDATE)
+        found: dict[int, list[int]] = {}
+        for row in np.flatnonzero(program.kind == Kind.ALL_REDUCE).tolist():
+            end = int(program.ptr[program.device[row] + 1])
+            if len(program.group_of(row)) == len(everyone) and not passes[row:end].any():
+                found.setdefault(int(program.bucket[row]), []).append(row)
+        for bucket in sorted(found):
+            own = [row for row in found[bucket] if program.device[row] == self._device]
+            if len(found[bucket]) == len(everyone) and len(own) == 1:
+                return own[0]
+        return -1
+
+    def _everyone(self) -> tuple[int, ...]:
+        """Return the devices that have something to do."""
+        ptr = self._program.ptr
+        return tuple(d for d in range(len(self._program.devices)) if ptr[d] < ptr[d + 1])
 
     @property
     def compute_s(self) -> float:
@@ -332,17 +366,26 @@ class DeviceLoop:
         yield from self._finish_batch()
         yield from self._finish_collectives(lambda other: other.kind is not Kind.ALL_GATHER)
         measured = self._store.measure()
-        program = self._program
-        members = tuple(
-            d for d in range(len(program.devices)) if program.ptr[d] < program.ptr[d + 1]
-        )
         meeting = Meeting(
-            kind=Kind.ALL_REDUCE, device=self._device, members=members, bucket=-1, microbatch=-1
+            kind=Kind.ALL_REDUCE,
+            device=self._device,
+            members=self._everyone(),
+            bucket=-1,
+            microbatch=-1,
         )
-        pending = self._transport.meet(meeting, [measured])
+        beside = [] if self.beside is None else [self.beside()]
+        pending = self._transport.meet(meeting, [measured, *beside])
         row = self._issued[-1].row
-        (total,) = yield from self._until(row, row, pending, "all devices to know their gradients")
+        total, *rest = yield from self._until(
+            row, row, pending, "all devices to know their gradients"
+        )
+        self._take_beside(rest)
         self._store.agree(total)
+
+    def _take_beside(self, values: Sequence[Tensor]) -> None:
+        """Keep what was summed beside gradients; of a step that is played twice the first."""
+        for value in values:
+            self.beside_total = value if self.beside_total is None else self.beside_total
 
     def _end_step(self) -> Waiting[None]:
         yield from self._finish_batch()
@@ -475,6 +518,8 @@ class DeviceLoop:
                 )
             )
         values = self._store.outgoing(instruction.kind, bucket)
+        if instruction.row == self._carrier and self.beside is not None:
+            values = [*values, self.beside()]
         self._collectives.append((instruction, self._meet(instruction, values)))
 
     def _finish_collectives(self, wanted: Callable[[Instruction], bool]) -> Waiting[None]:
@@ -483,6 +528,9 @@ class DeviceLoop:
         for entry in [entry for entry in self._collectives if wanted(entry[0])]:
             (row, kind, *_), pending = entry
             values = yield from self._until(row, row, pending, _MEMBERS)
+            if row == self._carrier and self.beside is not None:
+                self._take_beside(values[-1:])
+                values = values[:-1]
             self._store.incoming(kind, int(self._program.bucket[row]), values)
             self._collectives.remove(entry)
 

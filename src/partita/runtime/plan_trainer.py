@@ -299,12 +299,18 @@ class PlanTrainer(Trainer):
             sums = self._sums(way, loop.records[-1].outputs)
             under_way.append((sums, dist.all_reduce(sums, async_op=True)))
 
-        # The sum travels beside the gradients. Backends whose groups take turns on a device need
-        # one order of collectives on all ranks, which only the end of a step has.
-        early = not has_ordered_groups(member.backend) and loop.has_passes
+        # With the gradients where all ranks sum some, else beside them. Backends whose groups take
+        # turns on a device need one order of collectives on all ranks, which only the end of a
+        # step has.
+        early = not loop.carries and not has_ordered_groups(member.backend) and loop.has_passes
         loop.on_last_pass = start if early else lambda: None
+        loop.beside_total, loop.beside = None, None
+        if loop.carries:
+            loop.beside = lambda: self._sums(way, loop.records[-1].outputs)
         seen = self._played(way)
-        if early:
+        if loop.beside_total is not None:
+            sums = loop.beside_total
+        elif early:
             for _, work in under_way:  # a step without numbers is played twice
                 work.wait()
             sums = under_way[0][0]

@@ -341,6 +341,40 @@ def touch() -> list[str]:
     return [*told, f"moved {len(moved)}"]
 
 
+def collectives(clip_norm: float | None) -> tuple[int, list[float]]:
+    """Return how many sums over all ranks a step waits for beside those of its Program."""
+    data, calls = batches(3), []
+    trainer = partita.parallelize(made(), loss_fn, optimizer="adam", clip_norm=clip_norm)
+    trainer.step(data[0])
+    plain = torch.distributed.all_reduce
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return plain(*args, **kwargs)
+
+    torch.distributed.all_reduce = counted
+    try:
+        losses = [float(trainer.step(batch)) for batch in data[1:]]
+    finally:
+        torch.distributed.all_reduce = plain
+    return len(calls) // 2, losses
+
+
+@pytest.mark.parametrize(
+    ("groups", "clip_norm", "count"),
+    [([[0, 1]], None, 1), (PIPELINE, 0.5, 1), (PIPELINE, None, 1), ([[0, 1]], 0.5, 2)],
+    ids=["with gradients", "with the norm", "alone", "with the norm of replicas"],
+)
+def test_the_loss_travels_with_what_all_ranks_sum(
+    groups: list[list[int]], clip_norm: float | None, count: int
+) -> None:
+    trainer = partita.parallelize(made(), loss_fn, optimizer="adam", clip_norm=clip_norm)
+    wanted = [float(trainer.step(batch)) for batch in batches(3)][1:]
+    for found, losses in in_ranks(small_plan(groups=groups), lambda: collectives(clip_norm)):
+        assert found == count
+        assert losses == pytest.approx(wanted, rel=1e-9)
+
+
 def test_a_model_that_a_rank_does_not_hold_says_so() -> None:
     data = batches(1)
     example = Example(args=(data[0][0][:2],), labels=data[0][1][:2])
