@@ -12,6 +12,9 @@ descent), and the six execution modes, which must agree to the bit.
 Eight models are divided by tensor-parallel groups, alone and with pipelines, replicas,
 recomputation, zero bubbles and sharding, in two steps of float64.
 
+Two models are trained for 20 steps by a script's recipe (groups, clipping, schedule): in float64
+against plain torch, under bf16-master and fp16 with a scaler against one process under that policy.
+
 One pool of four processes serves all cells but those of groups, which have one of eight.
 Differences of gradients are relative to the larger of the gradient's norm and 1e-6 of the largest
 norm.
@@ -27,6 +30,7 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 from _harness import run_benchmark
+from _recipes import show_recipes
 from capture import example_of, without_dropout
 from torch import Tensor, nn
 
@@ -432,6 +436,15 @@ TENSOR_PLANS: Mapping[str, Callable[[Graph], Plan]] = {
 }
 
 
+RECIPE_MODELS = ("gpt", "bert")
+RECIPE_PLANS: Mapping[str, Callable[[Graph], Plan]] = {
+    "uneven over 4": PLANS["uneven over 4"],
+    "dp2 x pp2": lambda g: staged(g, (0.5,), [[0, 1], [2, 3]], 4),
+    "shard-optimizer dp2 x pp2": SHARDED["shard-optimizer dp2 x pp2"],
+    "shard-parameters dp2 x pp2": SHARDED["shard-parameters dp2 x pp2"],
+}
+
+
 # References.
 
 
@@ -766,10 +779,19 @@ def measure() -> tuple[dict, list[str]]:
         figures["worst_tensor"] = show_table(
             divided_cells, pool, exact=True, missed=missed, kinds=tuple(TENSOR_PLANS)
         )
-        figures["seconds"] = time.perf_counter() - begin
     finally:
         pool.close()
+    print("\nrecipes, 20 steps")
+    figures["worst_recipe"], narrow = show_recipes(
+        {name: partial(_setup, name) for name in RECIPE_MODELS}, RECIPE_PLANS, missed
+    )
+    figures |= {f"worst_{policy}": gap for policy, gap in narrow.items()}
+    figures["seconds"] = time.perf_counter() - begin
     return figures, missed
+
+
+def _setup(name: str, dtype: torch.dtype) -> Setup:
+    return Setup(name, dtype)
 
 
 if __name__ == "__main__":
