@@ -127,6 +127,7 @@ CONCEPTS: Mapping[str, Concept] = {
         r"def inventory_cluster\b|link figures are the catalogue", ("catalogue/inventory.py",)
     ),
     "levels behind a matrix of links": Concept(r"def infer_levels\b", ("catalogue/hierarchy.py",)),
+    "documents in a notebook": Concept(r"def html_table\b|image/svg\+xml", ("report/notebook.py",)),
     "reading YAML": Concept(r"\b(import|from) yaml\b", ("yaml_nodes.py",)),
     "formats": Concept(r": Mapping\[str, Format\] = {", ("formats/table.py",)),
     "recognising a file": Concept(r"\.sniff\(", ("formats/detect.py",)),

@@ -9,6 +9,8 @@ import click
 
 from partita.requests import Field, Option, Request, fields_of
 
+COMPLETED = frozenset({"model", "planner", "cluster", "type", "plan"})
+"""Fields whose values ``cli.completion`` knows; choices are completed by click."""
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -99,8 +101,23 @@ def _parameter(field: Field) -> Callable[[Any], Any]:
             required=_is_required(field),
             type=_type(field),
             metavar=field.option.metavar or None,
+            shell_complete=_completed(field),
         )
     return click.option(*_spellings(field), **_settings(field))
+
+
+def _completed(field: Field) -> Callable[..., Any] | None:
+    """Return what completes the values of a field in a shell; None = click does, or nobody."""
+    if field.name not in COMPLETED or field.option.allowed():
+        return None
+
+    def values(ctx: click.Context, param: click.Parameter, incomplete: str) -> Any:
+        del ctx, param
+        from partita.cli.completion import complete  # noqa: PLC0415 (when a shell asks)
+
+        return complete(field.name, incomplete)
+
+    return values
 
 
 def _is_required(field: Field) -> bool:
@@ -115,6 +132,8 @@ def _spellings(field: Field) -> list[str]:
 def _settings(field: Field) -> dict[str, Any]:
     usual = f" [{field.option.usual}]" if field.option.usual else ""
     settings: dict[str, Any] = {"help": f"{field.option.help}{usual}"}
+    if (completed := _completed(field)) is not None:
+        settings["shell_complete"] = completed
     if field.option.metavar:
         settings["metavar"] = field.option.metavar
     if field.option.is_required:

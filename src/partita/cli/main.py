@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, str] = {
     "export": "Write a plan as code: one module a stage, or PipeDream's files.",
     "selftest": "Test this machine's devices, and write a report.",
     "doctor": "Say what this machine has and lacks, or where a run hangs.",
+    "completion": "Print what a shell needs to complete commands and their values.",
 }
 
 
@@ -69,7 +70,7 @@ def _prepare(name: str) -> None:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command has --help with an example, and --json.",
 )
-@click.version_option(__version__, prog_name="partita")
+@click.version_option(__version__, "-V", "--version", prog_name="partita")
 def partita() -> None:
     """Plan, simulate and run neural networks on more than one device.
 
@@ -107,7 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(arguments: Sequence[str]) -> None:
     """Run the command line and exit; what the system refuses is left to the caller."""
     try:
-        code = partita.main(args=list(arguments), standalone_mode=False)
+        code = partita.main(
+            args=list(arguments), standalone_mode=False, complete_var="_PARTITA_COMPLETE"
+        )
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.NoArgsIsHelpError as exc:
         click.echo(exc.format_message())
