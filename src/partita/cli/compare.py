@@ -106,6 +106,10 @@ def _show(found: Comparison) -> None:
     for each in found.candidates:
         if each.summary is None:
             console.print(f"{each.name}: {each.refusal}", style="yellow")
+    for name, changes in found.changes.items():
+        console.print(f"from {name} to {found.candidates[0].name}:", markup=False)
+        for line in changes:
+            console.print(f"  {line}", markup=False, highlight=False)
     if found.best is not None:
         console.print(bound_line(found.best, "the first"))
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from partita.core.problem import Metric, Problem
+from partita.documents import read_text
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.fields import EffortFields, Model
 from partita.flows.planner_choice import PlannerChoice, chosen_planners
@@ -64,11 +65,13 @@ class Comparison(Result):
         posed: The problem as it was asked.
         candidates: Best value first, those without a plan last.
         energy: By planner, what a model of the devices says of energy, where that was asked for.
+        changes: By configuration of a trainer (``grid:FILE``), the settings that lead to the best.
     """
 
     posed: PosedProblem
     candidates: tuple[Candidate, ...]
     energy: "Mapping[str, EnergyColumns]" = field(default_factory=dict)
+    changes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def problem(self) -> Problem:
@@ -88,6 +91,7 @@ class Comparison(Result):
             "plans": [
                 each.to_json()
                 | ({"energy": self.energy[each.name].to_json()} if each.name in self.energy else {})
+                | ({"changes": list(self.changes[each.name])} if each.name in self.changes else {})
                 for each in self.candidates
             ],
         }
@@ -150,7 +154,25 @@ def compare_request(request: CompareRequest, on_progress: OnProgress = silent) -
     found = ranked(posed.problem, choices, on_progress)
     wanted = request.energy or posed.problem.objective.metric is Metric.ENERGY
     energy = _energy(found, on_progress) if wanted else {}
-    return Comparison(posed=posed, candidates=tuple(found), energy=energy)
+    changes = _changes(found)
+    return Comparison(posed=posed, candidates=tuple(found), energy=energy, changes=changes)
+
+
+def _changes(found: Sequence[Candidate]) -> dict[str, tuple[str, ...]]:
+    """Return what would change in each configuration of a trainer to get the best plan."""
+    best = found[0].summary
+    result: dict[str, tuple[str, ...]] = {}
+    for each in found[1:]:
+        name, _, path = each.name.partition(":")
+        if name != "grid" or each.summary is None or best is None:
+            continue
+        from partita.flows.settings import TRAINERS, changes_to  # noqa: PLC0415 (where one is named)
+        from partita.trainers.read import kind_of  # noqa: PLC0415 (likewise)
+
+        trainer = kind_of(read_text(path))
+        if trainer in TRAINERS:
+            result[each.name] = changes_to(trainer, each.summary.solution, best.solution)
+    return result
 
 
 def ranked(

@@ -3,16 +3,19 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.documents import read_text
-from partita.errors import FormatError, InvalidInputError
+from partita.errors import FormatError, InvalidInputError, reading
 from partita.flows.fields import ChoiceFields, EffortFields, PlannerFields
 from partita.planners.table import DEFAULT_PLANNER, get_planner, takes
 from partita.yaml_nodes import guess_value, parse_yaml, read_table
 from partita.yaml_nodes import read_text as read_yaml_text
+
+if TYPE_CHECKING:
+    from partita.core.grid import Grid
 
 EFFORT = ("time_limit", "iterations", "as_released", "seed")
 """Fields of a request that only some planners take; ``seed`` may be that of something else."""
@@ -148,6 +151,8 @@ def _argument(name: str, argument: str) -> dict[str, Any]:
             ) from None
     if name == "manual":
         return {"assignment": _read_assignment(argument)}
+    if name == "grid":
+        return {"grid": read_grid(argument)}
     if name == "random":
         return {"seed": _value(argument)}
     if name == "single":
@@ -163,3 +168,15 @@ def _read_assignment(path: str) -> dict[str, str]:
         return {op: read_yaml_text(device, f"device of {op}") for op, device in entries.items()}
     except FormatError as exc:
         raise (exc if exc.path else exc.at(path)) from exc
+
+
+def read_grid(path: str) -> "Grid | Mapping[str, str]":
+    """Return what a trainer's configuration says; see :mod:`partita.trainers.read`.
+
+    Raises:
+        FormatError: It is none that is known, or a value is wrong; knows the path.
+    """
+    from partita.trainers.read import read_configuration  # noqa: PLC0415 (where one is named)
+
+    with reading(path):
+        return read_configuration(read_text(path))

@@ -98,6 +98,10 @@ PLANNERS: Mapping[str, PlannerRow] = {
         "partita.planners.manual:plan_manual",
         "A map from op, module path or pattern to device.",
     ),
+    "grid": PlannerRow(
+        "partita.planners.grid:plan_grid",
+        "What a trainer's own configuration says: grid:train.sh.",
+    ),
     "m-topo": PlannerRow(
         "partita.planners.baechi.m_topo:plan_m_topo",
         "Devices filled one after the other along the data.",

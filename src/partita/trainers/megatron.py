@@ -169,6 +169,10 @@ def write_megatron(plan: PlanToWrite) -> Written:
         for name, value in flags.items()
     ]
     text = f"#!/bin/bash\n{plan.comment()}PLAN_ARGS=(\n" + "\n".join(lines) + "\n)\n"
+    nodes = plan.nodes
+    if len({len(node.local) for node in nodes}) == 1:
+        each = len(nodes[0].local)
+        text += f"PLAN_NODES=(--nproc-per-node {each} --nnodes {len(nodes)})\n"
     start = torchrun_words(plan, 'pretrain_gpt.py "${PLAN_ARGS[@]}" "${YOUR_ARGS[@]}"')
     left = ["model sizes, data, optimizer and checkpoints"]
     if grid.precision not in _PRECISIONS:
@@ -240,7 +244,9 @@ def _flags(text: str) -> dict[str, list[_Word]]:
                 variables[name] = f"{variables.get(name, '')} {value}" if more else value
                 parts = value.split()
             else:
-                parts = [word.rstrip(")")] if word.startswith("--") or word == ")" else [word]
+                # The bracket that closes an array may touch its last word.
+                closes = word.endswith(")") and word.count("(") < word.count(")")
+                parts = [word[:-1] if closes else word]
             for part in parts:
                 if part.startswith("--") and len(part) > 2:
                     flag, sign, value = part.partition("=")

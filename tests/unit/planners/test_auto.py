@@ -84,7 +84,7 @@ def test_no_quick_planner_of_the_table_is_better_on_random_problems(seed):
 
 def test_every_planner_of_the_table_is_asked_or_a_reason_given():
     tried = plan_auto(PROBLEMS["long chain"](), iterations=2).stats["tried"]
-    others = {"auto", "custom", "manual", "m-sct", "piper", "local-search", "hierarchical"}
+    others = {"auto", "custom", "manual", "grid", "m-sct", "piper", "local-search", "hierarchical"}
     assert not set(PLANNERS) - set(tried) - others
 
 
