@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from partita.core.grid import Grid, even_cuts
+from partita.core.grid import Grid, even_cuts, unit_cuts
 from partita.core.plan import Shard
 from partita.core.schedules import DEFAULT_SCHEDULE, Schedule
 from partita.errors import FormatError, InfeasibleError
@@ -402,6 +402,9 @@ def _grid(args: _Arguments) -> Grid:
         )
     recompute, blocks = _recompute(args)
     shard, group = _shard(args, dp * cp)
+    if shard is Shard.PARAMETERS and pp == 1 and cuts:
+        cuts = unit_cuts(layers)
+        chunks = len(cuts)
     fraction = args.text("--optimizer-offload-fraction", "1")
     offloads = args.has("--optimizer-cpu-offload")
     return Grid(
