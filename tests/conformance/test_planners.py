@@ -45,7 +45,9 @@ def scattered(problem: Problem) -> dict[str, Any]:
     return {"assignment": dict(zip(ops, [names[d] for d in plan.device_of], strict=True))}
 
 
-GENERAL = [name for name in PLANNERS if name not in ("expert", "uniform_transformer", "piper", "grid")]
+GENERAL = [
+    name for name in PLANNERS if name not in ("expert", "uniform_transformer", "piper", "grid")
+]
 """The planners for any graph; the others refuse graphs that lack what they go by (own tests)."""
 
 DECLARED = {name: row.minimises for name, row in PLANNERS.items() if row.minimises is not None}
