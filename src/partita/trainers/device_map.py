@@ -73,6 +73,7 @@ def map_of(problem: Problem, plan: Plan) -> dict[str, int]:
     uses = graph.parameters
     if not len(uses):
         raise InfeasibleError(f"graph {graph.name!r} names no parameters")
+    _check_blocks(problem, plan)
     modules = _modules(problem)
     device_at: dict[str, int] = {}
     device_of: dict[int, int] = {}
@@ -91,6 +92,21 @@ def map_of(problem: Problem, plan: Plan) -> dict[str, int]:
                 "--granularity block"
             )
     return device_at
+
+
+def _check_blocks(problem: Problem, plan: Plan) -> None:
+    """Refuse a plan that cuts a block, also between ops without parameters."""
+    graph = problem.graph
+    if not len(graph.ops.blocks.of):
+        return
+    device_at: dict[int, int] = {}
+    for op, block in enumerate(graph.ops.blocks.of.tolist()):
+        device = int(plan.device_of[op])
+        if block >= 0 and device_at.setdefault(block, device) != device:
+            raise InfeasibleError(
+                f"block {graph.ops.blocks.names[block]} is cut (op {graph.ops.names[op]}); plan "
+                "with --granularity block"
+            )
 
 
 def _modules(problem: Problem) -> list[str]:
