@@ -215,9 +215,9 @@ def _bounds(kind: Any, stages: int) -> list[list[int]]:
 
 def read_kubernetes(case: Case) -> dict[str, Any]:
     """Return a manifest as the models of Kubeflow hold it, its pods checked by a schema."""
-    from kubeflow_trainer_api import models  # noqa: PLC0415
     import kubernetes_validate  # noqa: PLC0415
     import yaml  # noqa: PLC0415
+    from kubeflow_trainer_api import models  # noqa: PLC0415
 
     file = next(Path(case["folder"]).glob("*.yaml"))
     found = yaml.safe_load(file.read_text())

@@ -457,7 +457,7 @@ def _without_sequence(grid: Grid) -> Grid:
 
 
 def main() -> int:
-    """Measure the targets, print the table; 1 where something is missed and ``--check`` is given."""
+    """Measure the targets and print the table; with ``--check`` 1 where something is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="exit 1 where something is missed")
     parser.add_argument("--only", action="append", help="a target")
