@@ -86,7 +86,8 @@ def oracle_python(name: str, cache: Path) -> Path:
     wanted = "\n".join(row.packages)
     if done.exists() and done.read_text() == wanted:
         return python
-    venv.create(folder, with_pip=True)
+    if not python.exists():
+        venv.create(folder, symlinks=True, with_pip=True)
     if row.sees_ours:
         site = next((folder / "lib").glob("python*/site-packages"))
         (site / "torch_of_caller.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")

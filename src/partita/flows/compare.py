@@ -166,8 +166,9 @@ def _changes(found: Sequence[Candidate]) -> dict[str, tuple[str, ...]]:
         name, _, path = each.name.partition(":")
         if name != "grid" or each.summary is None or best is None:
             continue
-        from partita.flows.settings import TRAINERS, changes_to  # noqa: PLC0415 (where one is named)
+        from partita.flows.settings import changes_to  # noqa: PLC0415 (where one is named)
         from partita.trainers.read import kind_of  # noqa: PLC0415 (likewise)
+        from partita.trainers.rules import TRAINERS  # noqa: PLC0415 (likewise)
 
         trainer = kind_of(read_text(path))
         if trainer in TRAINERS:
