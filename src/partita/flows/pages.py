@@ -285,6 +285,7 @@ def run_page(run: PastRun, *, command: str = "") -> Page:
     report: Mapping[str, Any] = results.get("report") or {}
     curves = [losses_figure(rows), steps_figure(rows, summary.evaluation.step_s)]
     drawn = [curve for curve in curves if curve is not None]
+    peaks = dict(zip(predicted.devices, predicted.peak_bytes.tolist(), strict=True))
     breakdown = breakdown_figure(measured or predicted)
     parts = memory_parts_figure(predicted, _memory_parts(summary.evaluation.memory))
     problem, step_s = summary.solution.problem, results.get("median_step_s")
@@ -298,7 +299,7 @@ def run_page(run: PastRun, *, command: str = "") -> Page:
         ),
         Section(figures=drawn, wide=False),
         Section(figures=[breakdown, parts], wide=False),
-        Section(figures=comparison_figures(report)),
+        Section(figures=comparison_figures(report, peaks)),
         Section(figures=[cluster_figure(problem.cluster, summary.solution.plan)]),
         Section(figures=[stages_figure(summary)]),
     ]

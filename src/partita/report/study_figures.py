@@ -196,8 +196,13 @@ _PAIRS: Mapping[str, str] = {
 }
 
 
-def comparison_figures(report: Mapping[str, Any]) -> list[Figure]:
-    """Return a run beside its prediction, as ``results.json`` tells it: by stage, by device."""
+def comparison_figures(report: Mapping[str, Any], peak_bytes: Mapping[str, float]) -> list[Figure]:
+    """Return a run beside its prediction, by stage and by device.
+
+    Args:
+        report: The comparison as ``results.json`` tells it.
+        peak_bytes: Predicted peaks by device: the step that a run is compared with has no memory.
+    """
     result = []
     for what, key in (("stages", "stage"), ("devices", "device")):
         given: Sequence[Mapping[str, Any]] = report.get(what) or ()
@@ -210,9 +215,15 @@ def comparison_figures(report: Mapping[str, Any]) -> list[Figure]:
             columns += [
                 TableColumn(f"{words}, {side}", _PAIRS[name]) for side in ("predicted", "measured")
             ]
+        known = [
+            {**row, "peak_bytes": {**row["peak_bytes"], "predicted": peak_bytes.get(row[key])}}
+            if "peak_bytes" in row
+            else row
+            for row in given
+        ]
         rows = [
             [row[key], *(row[name][side] for name in pairs for side in ("predicted", "measured"))]
-            for row in given
+            for row in known
         ]
         result.append(table_figure(f"Predicted and measured, by {key}", columns, rows))
     return result
