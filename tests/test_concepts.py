@@ -30,6 +30,9 @@ class Concept(NamedTuple):
 
 
 CONCEPTS: Mapping[str, Concept] = {
+    "size of an op": Concept(
+        r"parameter_bytes(\[\w+\])? \+ \S*saved_bytes|saved_bytes\.astype", ("core/graph.py",)
+    ),
     "why the system refused": Concept(r"\bexc\.strerror\b|\"strerror\"", ("errors.py",)),
     "a file that cannot be read": Concept(r"FormatError\(f\"cannot be read", ("errors.py",)),
     "seconds of collectives": Concept(r"\bPASSES\b.* = {|PEERS_AT_A_TIME = ", ("cost/links.py",)),

@@ -729,6 +729,11 @@ class Graph(Columns):
         return frozen_array(total, np.float64)
 
     @cached_property
+    def size_bytes(self) -> Floats:
+        """Bytes of the parameters of each op and of what it keeps for backward: how large it is."""
+        return frozen_array(self.parameter_bytes + self.ops.saved_bytes, np.float64)
+
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of the structure: ops, tensors, edges, parameters; not of costs or batch size."""
         digest = hashlib.sha256()

@@ -315,9 +315,7 @@ def _held_words(problem: Problem, plan: Plan, device: int) -> str:
         if any(device in group for group in stage.devices)
     ]
     graph = problem.graph
-    held = np.where(
-        np.isin(plan.stage_of, stages), graph.parameter_bytes + graph.ops.saved_bytes, -1.0
-    )
+    held = np.where(np.isin(plan.stage_of, stages), graph.size_bytes, -1.0)
     named = ", ".join(map(str, stages[:5])) + (", ..." if len(stages) > 5 else "")
     return (
         f"stage{'s' * (len(stages) > 1)} {named} (largest op "

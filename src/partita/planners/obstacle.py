@@ -91,7 +91,7 @@ def _too_large(needs: Needs) -> str:
         return ""
     graph, best = needs.problem.graph, int(np.argmax(room[:, unit]))
     ops = np.flatnonzero(needs.unit_of == unit)
-    held = graph.parameter_bytes[ops] + graph.ops.saved_bytes[ops]
+    held = graph.size_bytes[ops]
     others = f" with the {len(ops) - 1} ops that must share its device" if len(ops) > 1 else ""
     counted = f" ({needs.counted})" if needs.counted else ""
     return (

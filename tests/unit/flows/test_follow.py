@@ -96,7 +96,7 @@ def test_a_run_that_differs_from_one_process_is_no_success(tmp_path: Path) -> No
 
 def test_runs_of_this_machine_and_damaged_states_are_refused(tmp_path: Path) -> None:
     assert read_state(tmp_path) is None
-    with pytest.raises(InvalidInputError, match=r"has no state\.json"):
+    with pytest.raises(InvalidInputError, match=r"no state\.json"):
         state_of(tmp_path)
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(FormatError, match=r"state\.json"):

@@ -187,7 +187,7 @@ def _contiguous_starts(search: MeasuredSearch) -> list[Array]:
     count = min(len(devices), len(search.order))
     numbers = sorted({1, 2, 3, 4, *np.geomspace(1, count, 6).astype(int).tolist(), count})
     numbers = [number for number in numbers if number <= count]
-    memory = np.bincount(search.node_of, _held_bytes(problem.graph), len(search.weight))
+    memory = np.bincount(search.node_of, problem.graph.size_bytes, len(search.weight))
     found = [
         _runs(search, np.sort(fast[:number]), weight, pace, lean)
         for weight, lean in (
@@ -207,14 +207,6 @@ def ranked_starts(search: MeasuredSearch) -> list[Array]:
             break
         found.append((search.measure(place), len(found), place))
     return [place for _, _, place in sorted(found, key=lambda start: start[:2])]
-
-
-def _held_bytes(graph: Graph) -> Array:
-    """Return parameters and saved bytes of each op; a shared parameter counts at each."""
-    held = graph.ops.saved_bytes.astype(np.float64)
-    table = graph.parameters
-    np.add.at(held, table.use_op, table.bytes[table.use_parameter])
-    return held
 
 
 def _runs(search: MeasuredSearch, devices: Array, weight: Array, pace: Array, lean: float) -> Array:
