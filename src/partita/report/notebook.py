@@ -418,7 +418,7 @@ def _(value: FleetHistory) -> str:
     done = np.sort(value.completion_s[np.isfinite(value.completion_s)])
     if not len(done):
         return ""
-    share = np.arange(len(done) + 1) / len(done)
+    share = np.arange(len(done) + 1) / len(value)  # jobs that did not end count
     done = np.concatenate([[0.0], done])
     return _curves(
         "share of jobs done within a time of their arrival",
