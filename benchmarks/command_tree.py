@@ -160,7 +160,8 @@ def explained(page: str) -> set[tuple[str, str]]:
 def is_explained(difference: str, named: set[tuple[str, str]]) -> bool:
     """Return whether a page names what differs."""
     path, what = difference.removeprefix("partita ").split(": ", maxsplit=1)
-    return (path, "command") in named or (re.split(r"[: ]", what)[0], path) in named
+    name = what.split(": ")[0].removesuffix(" is new").removesuffix(" is gone")
+    return (path, "command") in named or (name, path) in named
 
 
 def commands_of(tree: Mapping, path: str) -> Iterator[tuple[str, Mapping]]:
