@@ -107,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(arguments: Sequence[str]) -> None:
     """Run the command line and exit; what the system refuses is left to the caller."""
+    if arguments and arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]  # as git and others have it
     try:
         code = partita.main(
             args=list(arguments), standalone_mode=False, complete_var="_PARTITA_COMPLETE"

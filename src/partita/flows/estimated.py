@@ -187,7 +187,7 @@ def estimated_graphs(
         InvalidInputError: There is no such model, or the catalogue has no type of the cluster.
         UnsupportedError: torch is not there.
     """
-    check_model(text, also=f"; nor a file or a built-in example ({', '.join(EXAMPLES)})")
+    check_model(text, examples=tuple(EXAMPLES))
     types = list(dict.fromkeys(cluster.devices[i].type for i in main_devices_of(cluster)))
     known = [name for name in types if name in catalogue.devices]
     if not known:
@@ -241,12 +241,12 @@ def _as_policy_says(request: SourceFields) -> SourceFields:
     return replace(plain, dtype=policy.weights, arithmetic=policy.compute)
 
 
-def check_model(model: str, *, also: str = "") -> None:
+def check_model(model: str, *, examples: Sequence[str] = ()) -> None:
     """Refuse a plain name that no model has which can be built.
 
     Args:
         model: The name; files, callables and configurations are left to whoever loads them.
-        also: What else it could have been, after the names that are known.
+        examples: Built-in graphs that it could have been as well.
 
     Raises:
         InvalidInputError: There is none; says where a model of this name is a large one, which is
@@ -271,4 +271,10 @@ def check_model(model: str, *, also: str = "") -> None:
                 f"there is no model {model!r}; did you mean {near!r}? (partita models large lists "
                 "them)"
             ) from exc
-        raise InvalidInputError(f"{exc}{also}") from exc
+        close = nearest(model.lower(), [*examples, *MODELS])
+        meant = f"; did you mean {close!r}?" if close else ""
+        graphs = f", built-in graphs are {', '.join(examples)}" if examples else ""
+        raise InvalidInputError(
+            f"there is no model {model!r}, nor such a file{meant} (partita models lists models"
+            f"{graphs})"
+        ) from exc
