@@ -194,8 +194,9 @@ def test_the_answer_has_memory_bound_effort_and_alternatives(run: Run) -> None:
     solution = plan_uniform(example("gpt-small"))
     others = tuple(plan_uniform(solution.problem, stages=count).plan for count in (3, 2))
 
-    def planner(problem: Problem) -> Solution:
+    def planner(problem: Problem, trace: object = None) -> Solution:
         """Return a plan with others and figures of a search."""
+        del trace  # what a search may be watched by
         found = plan_uniform(problem)
         return replace(found, alternatives=others, stats={"seconds": 0.25, "rounds": 1200})
 
