@@ -2,7 +2,7 @@
 
 A graph with a table of degrees (``Graph.degrees``) knows what one device does of an op at degrees
 of tensor, context and expert parallelism; the calls among those devices are priced on the links
-between them. State and activations that rest in the host's memory cross its link twice.
+between them. The host updates the state that rests in its memory.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,20 @@ from partita.errors import UnsupportedError
 
 HOST_LINK_BYTES_PER_S = 2.5e10
 """Rate between a device and its host's memory: what PCIe 4.0 x16 reaches."""
+HOST_UPDATE_BYTES_PER_S = 2.0e10
+"""Memory traffic of an update on the host, per device."""
 NO_RECOMPUTATION = "none"
+
+
+def host_update_s(elements: Array | float, traffic_bytes: Array | float) -> Array:
+    """Return seconds of an update on the host: gradients go there (4 bytes), weights come back (2).
+
+    Args:
+        elements: Number of elements.
+        traffic_bytes: Bytes that the update reads and writes.
+    """
+    moved = np.asarray(elements) * 6.0 / HOST_LINK_BYTES_PER_S
+    return moved + np.asarray(traffic_bytes) / HOST_UPDATE_BYTES_PER_S
 
 
 def degree_rows(problem: Problem, plan: Plan, device_type: str) -> Array:

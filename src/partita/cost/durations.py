@@ -7,7 +7,7 @@ modelled. An op that several ranks divide takes its variant's time, or that of i
 calls among them, where the graph has one, else an equal part.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from partita.core.graph import Graph, OpCosts
 from partita.core.plan import Plan, Shard
 from partita.core.problem import Mode, Problem
 from partita.core.program import FIRST_COLLECTIVE, Kind, Program
-from partita.cost.degrees import HOST_LINK_BYTES_PER_S, call_seconds, degree_rows
+from partita.cost.degrees import call_seconds, degree_rows, host_update_s
 from partita.cost.links import collective_s, transfer_s
 from partita.cost.tables import cluster_classes, fold_backward, held_bytes
 from partita.errors import UnsupportedError
@@ -214,10 +214,10 @@ def _update_s(problem: Problem, plan: Plan, device: Device) -> Array:
     kind = table.expert[once[1]].astype(np.int64)
     sharded = np.array([stage.shard is not Shard.NONE for stage in plan.stages])[once[0]]
     split = division.parts[once[0], kind] * np.where(sharded, division.group[once[0], kind], 1)
-    # State that rests in the host's memory comes over its link and goes back.
     away = np.array([stage.offload_optimizer for stage in plan.stages])[once[0]]
-    spent = held.update_traffic[once[1]] / device.memory_bytes_per_s
-    spent = spent + 2 * away * held.stepped[once[1]] / HOST_LINK_BYTES_PER_S
+    traffic = held.update_traffic[once[1]]
+    there = host_update_s(table.elements[once[1]], traffic)
+    spent = (1 - away) * traffic / device.memory_bytes_per_s + away * there
     result: Array = np.bincount(once[0], weights=spent / split, minlength=len(plan.stages))
     return result
 
@@ -282,29 +282,47 @@ def _send_seconds(problem: Problem, program: Program, rows: Array) -> Array:
 
 def _collective_seconds(problem: Problem, plan: Plan, program: Program, rows: Array) -> Array:
     to_cluster = cluster_devices(problem, program.devices)
-    known: dict[tuple[int, int, int, int], float] = {}
+    known: dict[tuple[int, int, int, int, bool], float] = {}
     result = np.zeros(len(rows))
-    for index, row in enumerate(rows.tolist()):
+    # The last of several rounds of a bucket on a device.
+    last = {key: row for row, key in zip(rows.tolist(), _buckets(program, rows), strict=True)}
+    for index, (row, bucket) in enumerate(zip(rows.tolist(), _buckets(program, rows), strict=True)):
         stage = plan.stages[int(program.stage[row])]
         kind, group, size = (int(x[row]) for x in (program.kind, program.group, program.bytes))
-        key = (kind, group, size, stage.shard_group)
+        ends = last[bucket] == row
+        key = (kind, group, size, stage.shard_group, ends)
         if key not in known:
             members = to_cluster[program.group_of(row)]
-            known[key] = _reduced_s(problem, Kind(kind), members, size, stage.shard_group)
+            known[key] = _reduced_s(
+                problem, Kind(kind), members, size, stage.shard_group, ends=ends
+            )
         result[index] = known[key]
     return result
 
 
-def _reduced_s(problem: Problem, kind: Kind, members: Array, size: float, group: int) -> float:
-    """Return seconds of a collective of a bucket; among several shard groups it has two parts."""
+def _buckets(program: Program, rows: Array) -> Iterator[tuple[int, int, int]]:
+    """Return device, kind and bucket of collectives."""
+    columns = (program.device, program.kind, program.bucket)
+    return zip(*(column[rows].tolist() for column in columns), strict=True)
+
+
+def _reduced_s(
+    problem: Problem, kind: Kind, members: Array, size: float, group: int, *, ends: bool
+) -> float:
+    """Return seconds of a collective of a bucket; among several shard groups it has two parts.
+
+    ``ends`` says that it is the last round of a step.
+    """
     cluster = problem.cluster
     if kind is not Kind.REDUCE_SCATTER or not group or len(members) <= group:
         return collective_s(cluster, kind, members, size)
-    # Each group scatters, then those who hold one shard reduce it.
+    # Each group scatters in every round; those who hold one shard reduce its sum once per step.
     inner = max(
         collective_s(cluster, kind, members[first : first + group], size)
         for first in range(0, len(members), group)
     )
+    if not ends:
+        return inner
     return inner + collective_s(cluster, Kind.ALL_REDUCE, members[::group], size / group)
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from partita.core.graph import DTYPE_BYTES
 from partita.core.precision import DEFAULT_OPTIMIZER, Precision, parse_precision
 from partita.core.program import Kind
+from partita.cost.degrees import host_update_s
 from partita.cost.links import Fabric, group_collective_s
 from partita.cost.tables import state_bytes
 from partita.errors import InvalidInputError
@@ -503,9 +504,7 @@ def _update_s(case: Case, held: _Held) -> Numbers:
     divided = held.dense / shards + held.routed / held.expert_replicas
     stepped = np.where(zero >= 1, divided, held.dense + held.routed) * case.job.trained
     here = stepped * case.job.update_bytes / machine.bytes_per_s + figures["common.update_s"]
-    # Gradients go to the host (4 bytes), weights come back (2), and the host's memory is slow.
-    rate = figures["common.host_update_bytes_per_s"]
-    away = stepped * (6.0 / machine.host_bytes_per_s + case.job.update_bytes / rate)
+    away = host_update_s(stepped, stepped * case.job.update_bytes)
     share = layouts.offload_optimizer
     return (1.0 - share) * here + share * away
 

@@ -274,3 +274,22 @@ def test_another_order_of_ranks_is_found_and_played_alike_where_the_network_is_s
     for order, words in (("tp-pp", "has not each of"), ("dp-tp-cp-pp", "numbers ranks")):
         with pytest.raises(InvalidInputError, match=words):
             partita.plan("llama3-8b", rank_order=order, **options)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options"),
+    [
+        ("2xdgx-h100", {"batch_size": 128, "offload_optimizer": "1"}),
+        ("2xdgx-h100", {"batch_size": 128, "pp": "2", "vp": "1", "offload_optimizer": "0.5"}),
+        ("2xdgx-h100", {"batch_size": 128, "pp": "1", "zero": "3", "shard_group": "8"}),
+        (
+            "4xdgx-h100",
+            {"batch_size": 128, "pp": "4", "tp": "1", "zero": "3", "framework": "maxtext"},
+        ),
+    ],
+)
+def test_programs_take_as_long_as_the_closed_form(cluster, options):
+    # The host updates what it keeps; copies of shards are reduced once per step.
+    found = partita.plan("llama3-8b", cluster=cluster, **options)
+    step_s = partita.simulate(found).timeline.makespan_s
+    assert step_s == pytest.approx(found.best.step_s, rel=0.022)
