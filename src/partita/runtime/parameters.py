@@ -51,6 +51,7 @@ class ParameterStore:
     Attributes:
         optimizer: Steps what the device owns.
         numerics: Types of numbers that stages compute with.
+        changes: How often parameters were stepped or filled from outside.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class ParameterStore:
                 self._stepped_by.setdefault(name, stage)
             for name in (*border.trained, *border.frozen, *border.buffers):
                 self._admit(name, device, state)
+        self.changes = 0
         self._agreement = Agreement(recipe)
         self.numerics = numerics_of(recipe.precision)
         if self._agreement.is_needed and task.plan.stashes_weights:
@@ -298,6 +300,7 @@ class ParameterStore:
         Raises:
             InvalidInputError: A gradient is not reduced, or grew after it was reduced.
         """
+        self.changes += 1
         names = [name for name, owner in self._stepped_by.items() if owner == stage]
         stashes = self._task.plan.stashes_weights
         stepped: dict[str, tuple[Tensor, Tensor]] = {}
@@ -432,6 +435,7 @@ class ParameterStore:
 
     def after_load(self) -> None:
         """Cut the parts anew from whole parameters that were filled from outside."""
+        self.changes += 1
         with torch.no_grad():
             for name, part in self._parts.items():
                 if name in self._whole:

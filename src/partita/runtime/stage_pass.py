@@ -84,8 +84,8 @@ class StageRunner:
         # By name: a parameter and its leaf. By stage: trained and frozen parameters that never
         # change their tensors.
         self._leaves: dict[str, tuple[Tensor, Tensor]] = {}
-        # Where weights are narrow: parameter, its count of changes, and copy; and its own type.
-        self._copies: dict[str, tuple[Tensor, int, Tensor]] = {}
+        # Where weights are narrow: parameter, counts of changes, and copy; and its own type.
+        self._copies: dict[str, tuple[Tensor, tuple[int, int], Tensor]] = {}
         self._wide: dict[str, torch.dtype] = {}
         self._device_type = next((t.device.type for t in store.tensors()), "cpu")
         self._fixed: dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
@@ -214,11 +214,13 @@ class StageRunner:
         """Return 16-bit copies of parameters, made anew when a parameter has been stepped."""
         found = {}
         for name, weight in trained.items():
-            held, version, leaf = self._copies.get(name, (None, -1, weight))
-            if held is not weight or version != weight._version:  # noqa: SLF001 (counts changes)
+            held, known, leaf = self._copies.get(name, (None, (-1, -1), weight))
+            # Gathers fill the same tensor again without counting that as a change of it.
+            now = (weight._version, self._store.changes)  # noqa: SLF001 (counts changes)
+            if held is not weight or known != now:
                 leaf = self._store.numerics.rounded(weight)
                 self._wide[name] = weight.dtype
-                self._copies[name] = (weight, weight._version, leaf)  # noqa: SLF001
+                self._copies[name] = (weight, now, leaf)
             found[name] = leaf.requires_grad_(grad)
         return found
 

@@ -23,6 +23,7 @@ from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.ranks.pool import RankPool
 from partita.ranks.status import StatusBoard
 from partita.runtime.job import Job
+from partita.runtime.numerics import ready_numerics
 from partita.runtime.optimizers import Agreement
 from partita.runtime.parallelize import ScriptRank, being_rank
 from partita.runtime.plan_trainer import PlanTrainer, deal
@@ -216,6 +217,31 @@ def test_tensor_parallel_ranks_train_as_one_process_does() -> None:
     for one in found:
         same(one, wanted)
     same_weights(found[0]["state"], wanted["state"])
+
+
+@pytest.mark.parametrize("precision", ["bf16-master", "fp16"])
+def test_divided_parameters_in_narrow_types_are_rounded_anew_after_every_step(
+    precision: str,
+) -> None:
+    def narrow() -> list[float]:
+        trainer = partita.parallelize(
+            made().float(),
+            loss_fn,
+            optimizer=lambda groups: torch.optim.SGD(groups, lr=0.5),
+            precision=precision,
+            microbatches=4,
+        )
+        return [float(trainer.step(batch)) for batch in data]
+
+    data = [(x.float(), labels) for x, labels in batches(1)] * 6
+    numerics = ready_numerics(parse_precision(precision), "cpu")
+    example = Example(args=(data[0][0][:2],), labels=data[0][1][:2])
+    with numerics.autocast("cpu"):
+        planned = solution(made().float(), example, loss_fn, [[0, 1]], Shard.PARAMETERS)
+    wanted = narrow()
+    assert wanted[-1] < 0.98 * wanted[0]
+    for found in in_ranks(planned, narrow):
+        assert found == pytest.approx(wanted, rel=1e-3)
 
 
 PIPELINE = [[0], [1]]
