@@ -187,7 +187,8 @@ class TrainingFields(Request):
 
     framework: str | None = declare(
         None,
-        usual="megatron",
+        flags=("--for",),
+        usual="megatron for a large transformer, else Partita's own",
         help="Framework that will run it, which says what overlaps and what may be combined: "
         "megatron, torchtitan, deepspeed, maxtext, partita, or a release such as megatron-24.07.",
     )

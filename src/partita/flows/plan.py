@@ -2,14 +2,15 @@
 
 import shlex
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.core.codec import encode
+from partita.core.json_values import thawed
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 DEFAULT_SLOWDOWN = 0.02
 MOST_CHANGES = 3
 """Changes that are searched where nothing fits."""
+PRICE = "slower_than_free"
+"""Statistic of a plan for a trainer: how much slower it is than the best without its rules."""
 CHANGES_LIMIT_S = 10.0
 """Seconds after which no further change is tried."""
 SEARCHED_PRECISION = 1e-2
@@ -191,6 +194,8 @@ def plan_graph(request: PlanRequest, on_progress: OnProgress = silent) -> PlanRe
     posed = pose(request)
     slowdown = _slowdown(posed.problem, request)
     search = planner if trace is None else partial(planner, trace=trace)
+    if request.framework not in (None, "partita"):
+        search = partial(_plan_for, request, search)
     replacement = None
     if request.from_plan is not None:
         from partita.flows.moves import kept_cuts, read_old_plan, replaced  # noqa: PLC0415 (rare)
@@ -224,6 +229,10 @@ def plan_graph(request: PlanRequest, on_progress: OnProgress = silent) -> PlanRe
     except InfeasibleError as exc:
         on_progress("nothing fits; looking for the least change with which it would")
         raise NothingFitsError(choice.name, str(exc), _changes(posed, choice, request)) from exc
+    if request.framework not in (None, "partita"):
+        paid = answer.summary.solution.stats.get(PRICE, 0.0)
+        line = f"a plan that {request.framework} can run: {paid:.1%} slower than Partita's own"
+        posed = replace(posed, remarks=(*posed.remarks, line))
     return PlanResult(
         posed=posed,
         planner=choice,
@@ -242,6 +251,26 @@ def _check_trace_file(request: PlanRequest) -> None:
         raise InvalidInputError(
             f"--trace-search is {request.trace_search!r}; expected the name of a file"
         )
+
+
+def _plan_for(
+    request: PlanRequest, search: Callable[[Problem], Solution], problem: Problem
+) -> Solution:
+    """Return the best plan that a trainer can run, with what the restriction costs."""
+    from partita.planners.regular import holds, plan_regular  # noqa: PLC0415 (where one is named)
+
+    trainer = str(request.framework)
+    if problem.objective.metric is not Metric.THROUGHPUT or request.planner or request.partition:
+        raise InvalidInputError(
+            f"--for {trainer} searches itself, for the least step; leave out --planner and "
+            "--objective"
+        )
+    regular = plan_regular(problem, trainer=trainer)
+    free = search(problem)
+    if free.value < regular.value and holds(problem, free, trainer):
+        regular = free
+    paid = max(0.0, regular.value / free.value - 1)
+    return replace(regular, stats={**thawed(regular.stats), PRICE: paid})
 
 
 def _search_trace(request: PlanRequest, choice: PlannerChoice) -> SearchTrace | None:

@@ -189,6 +189,9 @@ def large_shape(request: Request, model: Model | None) -> "NamedShape | None":
     if named is not None and not (degrees or named.is_listed or named.shape.params >= LARGE_PARAMS):
         named = None
     in_degrees = bool(degrees) or given.get("recompute") not in (None, *WHOLE_OR_NONE)
+    if named is None:
+        # Op by op a framework limits the search; it is no degree.
+        degrees = [name for name in degrees if name != "framework"]
     if named is None and degrees:
         raise InvalidInputError(
             f"--{degrees[0].replace('_', '-')} is for large transformers that are named by their "

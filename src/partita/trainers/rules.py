@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from partita.core.grid import Grid, Placement, unit_cuts
 from partita.core.plan import Shard
 from partita.core.schedules import Schedule
-from partita.errors import InfeasibleError
+from partita.errors import InfeasibleError, InvalidInputError
 from partita.names import suggest
 from partita.transformer.layout import FRAMEWORKS
 
@@ -199,8 +199,8 @@ def get_trainer(name: str) -> Trainer:
     """Return a trainer by name.
 
     Raises:
-        InfeasibleError: There is none.
+        InvalidInputError: There is none.
     """
     if name not in TRAINERS:
-        raise InfeasibleError(f"there is no trainer {name!r}{suggest(name, list(TRAINERS))}")
+        raise InvalidInputError(f"there is no trainer {name!r}{suggest(name, list(TRAINERS))}")
     return TRAINERS[name]
