@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from partita.core.columns import Flags, Floats
 from partita.core.metrics import Metric
-from partita.core.program import LAST_COMPUTE, Kind
 from partita.core.solution import Proof
-from partita.core.timeline import Timeline
 from partita.flows.summary import Summary
 from partita.units import format_seconds, format_share
 
@@ -22,33 +19,13 @@ _GAP = 0.2
 """Gap to the bound from which a longer search is worth a try."""
 
 
-def exposed_s(timeline: Timeline, device: int) -> float:
-    """Return the seconds in which a device communicates and does not compute."""
-    here = timeline.device == device
-    compute = here & (timeline.kind <= LAST_COMPUTE)
-    other = here & (timeline.kind > LAST_COMPUTE) & (timeline.kind != Kind.RECV)
-    return _length(timeline, compute | other) - _length(timeline, compute)
-
-
-def _length(timeline: Timeline, rows: Flags) -> float:
-    """Return the length of the union of some rows."""
-    order = np.argsort(timeline.start_s[rows], kind="stable")
-    start: Floats = timeline.start_s[rows][order]
-    if not len(start):
-        return 0.0
-    reached = np.maximum.accumulate(timeline.end_s[rows][order])
-    # A row adds what lies beyond all that came before it.
-    before = np.concatenate([[start[0]], reached[:-1]])
-    return float(np.maximum(reached - np.maximum(start, before), 0.0).sum())
-
-
 def what_bounds(summary: Summary) -> list[str]:
     """Return what bounds the step and what stands out in the plan, a sentence each."""
     timeline = summary.evaluation.timeline
     step_s = timeline.makespan_s
     busiest = int(np.argmax(timeline.busy_s))
     busy_s = float(timeline.busy_s[busiest])
-    shares = {"computes": busy_s, "communicates": exposed_s(timeline, busiest)}
+    shares = {"computes": busy_s, "communicates": float(timeline.exposed_s[busiest])}
     shares["waits for others"] = max(0.0, step_s - sum(shares.values()))
     most = max(shares, key=lambda what: shares[what])
     name = timeline.devices[busiest]

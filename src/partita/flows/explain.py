@@ -22,7 +22,7 @@ from partita.cost.judge import measure
 from partita.cost.measured import COMPUTE_PASSES
 from partita.documents import open_file
 from partita.errors import InfeasibleError, InvalidInputError, PartitaError
-from partita.flows.answer_first import exposed_s, what_bounds, what_to_do
+from partita.flows.answer_first import what_bounds, what_to_do
 from partita.flows.fields import PlanSource
 from partita.flows.problem import catalogue_of
 from partita.flows.results import Result
@@ -398,7 +398,7 @@ def _device_rows(summary: Summary) -> list[dict[str, Any]]:
                 "recompute_s": total((Kind.RECOMPUTE,)),
                 "load_s": total((Kind.LOAD,)),
                 "update_s": total((Kind.UPDATE,)),
-                "communicating_s": (apart_s := exposed_s(timeline, index)),
+                "communicating_s": (apart_s := float(timeline.exposed_s[index])),
                 "idle_s": max(0.0, timeline.makespan_s - float(timeline.busy_s[index]) - apart_s),
                 "sending_s": total((Kind.SEND,)),
                 **memory.to_json(index),

@@ -8,13 +8,10 @@ import pytest
 
 from partita.core.metrics import Metric
 from partita.core.problem import Objective, Problem
-from partita.core.program import Kind
 from partita.core.solution import Solution
-from partita.core.timeline import Timeline, TimelineOrigin
 from partita.cost.judge import measure
 from partita.documents import save
 from partita.errors import InvalidInputError
-from partita.flows.answer_first import exposed_s
 from partita.flows.explain import explain
 from partita.planners.table import get_planner
 from partita.testing.builders import chain, flat_cluster, pipeline
@@ -71,21 +68,3 @@ def test_a_run_directory_is_explained_by_its_plan_and_its_timeline(tmp_path: Pat
     found = explain(str(tmp_path), what_if=("speed=2x",))
     assert [row["stage"] for row in found.measured] == [0, 1]
     assert found.measured_s == pytest.approx(found.predicted_s)
-
-
-def test_communication_that_compute_hides_is_not_counted() -> None:
-    start = np.array([0.0, 1.0, 4.0, 9.0])
-    end = np.array([3.0, 2.0, 6.0, 10.0])
-    kind = np.array([Kind.FORWARD, Kind.SEND, Kind.ALL_REDUCE, Kind.UPDATE], dtype=np.int8)
-    timeline = Timeline(
-        origin=TimelineOrigin.SIMULATED,
-        devices=("d0",),
-        device=np.zeros(4, dtype=np.int32),
-        instruction=np.arange(4, dtype=np.int32),
-        kind=kind,
-        **{name: np.full(4, -1, dtype=np.int32) for name in ("stage", "microbatch", "peer")},
-        bytes=np.zeros(4),
-        start_s=start,
-        end_s=end,
-    )
-    assert exposed_s(timeline, 0) == pytest.approx(2.0)
