@@ -32,8 +32,8 @@ export class GraphStrip {
   draw() {
     const { rows } = this.figure.table;
     const width = this.svg.clientWidth || 600;
-    const perLine = Math.max(1, Math.min(rows.length, Math.floor(width / 9)));
-    const lines = Math.ceil(rows.length / perLine);
+    const lines = Math.max(1, Math.ceil(rows.length / Math.max(1, Math.floor(width / 8))));
+    const perLine = Math.max(1, Math.ceil(rows.length / lines));
     this.step = width / perLine;
     this.perLine = perLine;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${lines * HIGH}`);

@@ -58,9 +58,8 @@ def test_a_higher_load_waits_longer_with_the_same_jobs(trace, servers):
 
 
 def test_seeds_are_played_each_and_put_together(catalogue, trace, servers):
-    other = drawn_trace(
-        example_sensitivities(catalogue), TraceOptions(jobs=40, load=6.0, short=True, seed=4)
-    )
+    options = TraceOptions(jobs=40, load=6.0, short=True, seed=4)
+    other = drawn_trace(example_sensitivities(catalogue), options, name="other")
     question = asked(
         trace, servers, "fifo:fair", "fifo:tune", loads=(2.0, 12.0), seed=3, further={4: other}
     )

@@ -1,0 +1,41 @@
+"""Draw the pictures of the pages in a headless browser: ``python docs/pictures/render.py``."""
+
+import io
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent.parent / "benchmarks"))
+
+from _browser import Watched, browser_or_skip  # noqa: E402 (the folder above)
+
+import partita  # noqa: E402 (likewise)
+from partita.documents import save  # noqa: E402 (likewise)
+
+WIDTH, HEIGHT = 1180, 1010
+COLOURS = 64
+"""Colours of a picture: enough for bars and text, and a fourth of the size."""
+
+
+def main() -> None:
+    """Write report.png, the first screen of a plan's report."""
+    found = partita.plan(
+        "gpt-small", cluster="1x4xa100+1x2xv100", planner="uniform", microbatches=16
+    )
+    with tempfile.TemporaryDirectory() as folder, browser_or_skip() as browser:
+        plan, report = Path(folder) / "gpt-small.plan.json", Path(folder) / "report.html"
+        save(found.solution, plan)
+        partita.write_report(str(plan), output=str(report))
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+        Watched(page, "file://").open(f"file://{report}")
+        page.evaluate("document.querySelector('.command').remove()")  # a path of this machine
+        data = page.screenshot()
+    picture = Image.open(io.BytesIO(data)).convert("RGB").quantize(COLOURS)
+    picture.save(HERE / "report.png", optimize=True)
+
+
+if __name__ == "__main__":
+    main()
