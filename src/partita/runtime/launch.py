@@ -757,7 +757,18 @@ def _run_agent(
         if exc.sigval == signal.SIGINT:
             raise KeyboardInterrupt from exc
         raise SystemExit(128 + exc.sigval) from exc
+    finally:
+        _close_logs(agent)
     return result
+
+
+def _close_logs(agent: LocalElasticAgent) -> None:
+    """Close the log files of ranks that ended by themselves: torch closes those it has killed."""
+    handlers = getattr(getattr(agent, "_pcontext", None), "subprocess_handlers", {})
+    for handler in handlers.values():
+        for log in (handler._stdout, handler._stderr):  # noqa: SLF001 (they have no other name)
+            if log is not None:
+                log.close()
 
 
 @contextmanager
