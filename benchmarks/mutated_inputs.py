@@ -27,6 +27,7 @@ from partita.formats.detect import read_any
 from partita.formats.flight_recorder import read_flight_dump
 from partita.formats.format import Source
 from partita.formats.torch_trace import read_torch_trace
+from partita.formats.traced_ops import read_traced_ops
 from partita.profiler.calibrate.nccl_tests import read_nccl_tests
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +47,8 @@ def _listing(name: str) -> Callable[[bytes, Completion], Any]:
 
 
 def _trace(data: bytes, _: Completion) -> object:
-    return read_torch_trace(parse_json(Source(data=data).text), name="rank0.json")
+    value = parse_json(Source(data=data).text)
+    return read_torch_trace(value, name="rank0.json"), read_traced_ops(value)
 
 
 def _dump(data: bytes, _: Completion) -> object:

@@ -50,6 +50,8 @@ def command(
     function if the model returns no loss. A Hugging Face configuration is the path of a config.json
     or of its directory, or hf:NAME such as hf:tiny-llama or hf:LlamaConfig?num_hidden_layers=2.
 
+    --from-trace takes the seconds of ops from traces of a run of it elsewhere.
+
     'partita profile merge FILE FILE ...' makes one graph of several that were measured on other
     devices.
     """
@@ -70,7 +72,10 @@ def command(
     graph, measured = result.graph, result.measured
 
     def show() -> None:
-        if measured is None:
+        if result.traced is not None:
+            for line in result.lines():
+                click.echo(line)
+        elif measured is None:
             _show_estimate(graph)
         else:
             _show_measured(measured)

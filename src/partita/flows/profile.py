@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.catalogue.catalogue import load_catalogue
 from partita.core.codec import encode
 from partita.core.graph import Graph
 from partita.core.json_values import thawed
@@ -27,9 +28,26 @@ from partita.units import format_seconds
 
 if TYPE_CHECKING:
     from partita.capture.origin import Captures, ModelOrigin
+    from partita.flows.trace_costs import TracedCosts
     from partita.profiler.cache import ProfileCache
     from partita.profiler.measure.measure import Measured, ProfileOptions
 
+_OF_MEASURING = frozenset(
+    {
+        "second_batch_size",
+        "rounds",
+        "warmup",
+        "average",
+        "profile_device",
+        "device_type",
+        "threads",
+        "equal_once",
+        "match_whole",
+        "cache",
+        "no_cache",
+    }
+)
+"""Fields of a request that say how to measure."""
 SLOWEST = 5
 """Ops in the table of the slowest ones."""
 
@@ -68,6 +86,12 @@ class ProfileRequest(SourceFields):
     estimate: str | None = declare(
         None, help="Types of devices to estimate for instead of measuring, such as a100,v100."
     )
+    from_trace: tuple[str, ...] = declare(
+        (),
+        metavar="FILE",
+        help="Trace of torch's profiler to take the costs of ops from, of any rank, or a directory "
+        "of them; then nothing is measured, and ops that it does not have are estimated.",
+    )
     cache: str | None = declare(
         None,
         usual="$PARTITA_CACHE, ~/.cache/partita",
@@ -82,15 +106,22 @@ class ProfileResult(Result):
 
     Attributes:
         graph: The graph, which remembers its model: what is saved to a file.
-        measured: The measurement; None where costs were estimated.
+        measured: The measurement; None where costs were estimated or traced.
+        traced: What traces say of it; None where there were none.
     """
 
     graph: Graph
     measured: "Measured | None" = None
+    traced: "TracedCosts | None" = None
 
     def lines(self) -> list[str]:
         """Return how the costs were found, and their sums."""
-        how = estimate_lines(self.graph) if self.measured is None else measured_lines(self.measured)
+        if self.measured is not None:
+            how = measured_lines(self.measured)
+        elif self.traced is not None:
+            how = [*self.traced.lines(), sums_line(self.graph)]
+        else:
+            how = estimate_lines(self.graph)
         return [f"{self.graph.name}: {len(self.graph)} ops", *how]
 
     def rows(self) -> list[Mapping[str, object]]:
@@ -109,6 +140,8 @@ class ProfileResult(Result):
     def to_json(self) -> dict[str, Any]:
         """Return how it was measured or estimated, and the graph as its document."""
         graph = encode(self.graph)
+        if self.traced is not None:
+            return {"trace": self.traced.to_json(), "graph": graph}
         if self.measured is None:
             return {"estimate": thawed(self.graph.annotations["estimate"]), "graph": graph}
         record = self.measured.record.to_json()
@@ -157,6 +190,8 @@ def profile_request(
 ) -> ProfileResult:
     """Profile what a request asks for; see :func:`profile`."""
     check_model(request.model)
+    if request.from_trace:
+        return _traced(request)
     if request.estimate is not None:
         return ProfileResult(graph=_estimated(request, request.estimate.split(",")))
     if request.profile_device == "meta":
@@ -191,6 +226,33 @@ def profile_request(
     )
     measured = profiled.measured  # a graph remembers its model, not where it was measured
     return ProfileResult(graph=origin.recorded_in(measured.graph), measured=measured)
+
+
+def _traced(request: ProfileRequest) -> ProfileResult:
+    """Return the model with the costs of traces, estimated where these have none."""
+    for field in fields_of(ProfileRequest):
+        if field.name in request.given() and field.name in _OF_MEASURING:
+            raise InvalidInputError(
+                f"{field.flag} is for what is measured here; --from-trace is not"
+            )
+    if request.recomputes_blocks:
+        raise InvalidInputError("--recompute is for estimates; a trace has what ran")
+    from partita.flows.trace_costs import (  # noqa: PLC0415 (only where there are traces)
+        read_ops,
+        traced_type,
+        with_traced_costs,
+    )
+
+    traces = read_ops(request.from_trace)
+    graph = _estimated(request, [traced_type(traces, load_catalogue(), request.estimate)])
+    with torch_needed("profiles need"):
+        from partita.capture.origin import Captures, load_origin, origin_of  # noqa: PLC0415
+        from partita.profiler.estimate.calls import calls_of  # noqa: PLC0415 (imports torch)
+    origin = origin_of(graph)
+    bare = replace(origin, options=replace(origin.options, device="meta"))
+    captured = Captures(load_origin(bare), bare).at(graph.batch_size)
+    traced = with_traced_costs(graph, calls_of(captured), traces)
+    return ProfileResult(graph=traced.graph, traced=traced)
 
 
 def _estimated(request: ProfileRequest, types: list[str]) -> Graph:
@@ -335,6 +397,15 @@ def measured_lines(measured: "Measured") -> list[str]:
         f"{format_seconds(record.sum_backward_s)}: sum of ops {record.ratio:.2f} x the whole step "
         f"({format_seconds(record.whole_s)})" + (", scaled to it" if record.is_scaled else ""),
     ]
+
+
+def sums_line(graph: Graph) -> str:
+    """Return the sums of a graph's costs."""
+    costs = graph.costs[0]
+    return (
+        f"forward {format_seconds(float(costs.forward_s.sum()))}, backward "
+        f"{format_seconds(float(costs.backward_s.sum()))} for {graph.batch_size} samples"
+    )
 
 
 def estimate_lines(graph: Graph) -> list[str]:

@@ -1,8 +1,10 @@
 """Traces of torch's profiler: the timeline of a plan as it was measured; collectives as records."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,9 +23,11 @@ from partita.formats.torch_trace import (
     is_torch_trace,
     read_torch_trace,
 )
+from partita.formats.traced_ops import TracedOps, read_traced_ops
 from partita.profiler.calibrate.records import ReduceRecord
 from partita.program.lower import lower
 
+_Read = TypeVar("_Read")
 _ENDINGS = (".json", ".json.gz")
 
 
@@ -56,12 +60,25 @@ def read_trace_file(path: str) -> TorchTrace:
     Raises:
         FormatError: It is none; knows the path.
     """
+    return _read_file(path, partial(read_torch_trace, name=Path(path).name))
+
+
+def read_ops_file(path: str) -> TracedOps:
+    """Return the ops of the trace of a file.
+
+    Raises:
+        FormatError: It is none; knows the path.
+    """
+    return _read_file(path, read_traced_ops)
+
+
+def _read_file(path: str, read: Callable[[Any], _Read]) -> _Read:
     file = open_file(path)
     try:
         value = parse_json(file.text)
         if not is_torch_trace(value):
             raise FormatError("it is no trace of torch's profiler (schemaVersion, traceEvents)")
-        return read_torch_trace(value, name=Path(path).name)
+        return read(value)
     except FormatError as exc:
         raise (exc if exc.path else exc.at(path)) from exc
 

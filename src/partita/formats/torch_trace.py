@@ -119,37 +119,51 @@ def read_torch_trace(value: Any, *, name: str = "") -> TorchTrace:  # noqa: ANN4
     Raises:
         FormatError: It is no trace, or an event of it is broken.
     """
-    events = value.get("traceEvents") if isinstance(value, dict) else None
-    if not isinstance(events, list) or len(events) > _MOST_EVENTS:
-        raise FormatError("it has no list 'traceEvents'; expected a trace of torch's profiler")
+    whole = complete_events(value)
     base = value.get("baseTimeNanoseconds")
     base_s = float(base) * 1e-9 if isinstance(base, int) and 0 <= base < 2**63 else 0.0
-    whole = [event for event in events if isinstance(event, dict) and event.get("ph") == "X"]
     info = value.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     return TorchTrace(
         rank=_rank(info, name),
         steps=_steps(whole, base_s),
-        collectives=tuple(_collectives(whole, _whole(info.get("world_size")))),
+        collectives=tuple(_collectives(whole, whole_number(info.get("world_size")))),
     )
 
 
+def complete_events(value: Any) -> list[dict[str, Any]]:  # noqa: ANN401 (JSON is any value)
+    """Return the events of a trace that have a beginning and an end.
+
+    Raises:
+        FormatError: It is no trace.
+    """
+    events = value.get("traceEvents") if isinstance(value, dict) else None
+    if not isinstance(events, list) or len(events) > _MOST_EVENTS:
+        raise FormatError("it has no list 'traceEvents'; expected a trace of torch's profiler")
+    return [event for event in events if isinstance(event, dict) and event.get("ph") == "X"]
+
+
 def _rank(info: Mapping[str, Any], name: str) -> int:
-    rank = _whole(info.get("rank"), -1)
+    rank = whole_number(info.get("rank"), -1)
     if rank >= 0:
         return rank
     found = list(_RANK_IN_NAME.finditer(name))
     return int(found[-1].group(1) or found[-1].group(2)) if found else -1
 
 
-def _whole(value: object, default: int = 0) -> int:
+def whole_number(value: object, default: int = 0) -> int:
+    """Return a count, number or length of an event; a default where it is none."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**40:
         return default
     return value
 
 
-def _times(event: Mapping[str, Any]) -> tuple[float, float]:
-    """Return start and end of an event in seconds."""
+def event_times(event: Mapping[str, Any]) -> tuple[float, float]:
+    """Return start and end of an event in seconds.
+
+    Raises:
+        FormatError: Its times are no numbers.
+    """
     start, spent = event.get("ts"), event.get("dur", 0)
     for value in (start, spent):
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e18:
@@ -190,7 +204,7 @@ def _pass(event: Mapping[str, Any], base_s: float) -> TracedPass | None:
     match, gpipe = _PASS.fullmatch(name), _GPIPE.fullmatch(name)
     if match is None and gpipe is None:
         return None
-    start_s, end_s = _times(event)
+    start_s, end_s = event_times(event)
     words = match.groups() if match else ("-1", *gpipe.groups()) if gpipe else ()
     return TracedPass(
         stage=int(words[0]),
@@ -207,17 +221,19 @@ def _collectives(events: list[dict[str, Any]], world: int) -> Iterator[TracedCol
         args = found if isinstance(found, dict) else {}
         if event.get("cat") == "kernel" and "Collective name" in args:
             kind = _COLLECTIVES.get(str(args["Collective name"]).lower())
-            count = max(_whole(args.get("In msg nelems")), _whole(args.get("Out msg nelems")))
+            count = max(
+                whole_number(args.get("In msg nelems")), whole_number(args.get("Out msg nelems"))
+            )
             width = _BYTES.get(str(args.get("dtype")).lower(), 0)
             ranks = _numbers(str(args.get("Process Group Ranks", "")))
-            number = _whole(args.get("Group size")) or len(ranks)
+            number = whole_number(args.get("Group size")) or len(ranks)
         elif event.get("cat") == "user_annotation" and str(event.get("name")).startswith("gloo:"):
             kind = _COLLECTIVES.get(str(event["name"]).removeprefix("gloo:"))
             count, width = _elements(args)
             ranks, number = (), world
         else:
             continue
-        start_s, end_s = _times(event)
+        start_s, end_s = event_times(event)
         if kind is not None and count and width and number > 1 and end_s > start_s:
             yield TracedCollective(
                 kind=kind,
@@ -243,5 +259,5 @@ def _elements(args: Mapping[str, Any]) -> tuple[int, int]:
     shape = dims[0] if isinstance(dims[0], list) else []
     count = 1
     for length in shape:
-        count *= _whole(length)
+        count *= whole_number(length)
     return min(count, 2**50), _BYTES.get(str(types[0]).lower(), 0)

@@ -179,7 +179,7 @@ def trace_kernels(
         kernels: Fused or eager.
         float_factor: Bytes of a floating-point activation over those of the captured one.
     """
-    with _shapes_only(captured) as (parameters, constants):
+    with shapes_only(captured) as (parameters, constants):
         tracer = _Tracer(captured, kernels, parameters, constants)
         tracer.saved.float_factor = float_factor
         ops = tuple(tracer.trace(index) for index in range(len(captured.ops)))
@@ -188,7 +188,7 @@ def trace_kernels(
 
 
 @contextmanager
-def _shapes_only(
+def shapes_only(
     captured: CapturedModel,
 ) -> Iterator[tuple[dict[str, Tensor], tuple[Tensor, ...]]]:
     """Make parameters and constants without values, in a context that keeps them so."""
