@@ -32,7 +32,7 @@ def plain(result: Result) -> Any:
     """Return a result as it reads after a trip through JSON."""
     assert 1 <= len(result.lines()) <= 3
     assert repr(result) == "\n".join(result.lines())
-    assert result._repr_html_().startswith("<div>")
+    assert result._repr_html_().startswith("<div")
     return json.loads(json.dumps(result.to_json(), allow_nan=False))
 
 

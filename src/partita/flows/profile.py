@@ -119,7 +119,7 @@ class ProfileResult(Result):
         if self.measured is not None:
             how = measured_lines(self.measured)
         elif self.traced is not None:
-            how = [*self.traced.lines(), sums_line(self.graph)]
+            how = self.traced.lines()
         else:
             how = estimate_lines(self.graph)
         return [f"{self.graph.name}: {len(self.graph)} ops", *how]
@@ -397,15 +397,6 @@ def measured_lines(measured: "Measured") -> list[str]:
         f"{format_seconds(record.sum_backward_s)}: sum of ops {record.ratio:.2f} x the whole step "
         f"({format_seconds(record.whole_s)})" + (", scaled to it" if record.is_scaled else ""),
     ]
-
-
-def sums_line(graph: Graph) -> str:
-    """Return the sums of a graph's costs."""
-    costs = graph.costs[0]
-    return (
-        f"forward {format_seconds(float(costs.forward_s.sum()))}, backward "
-        f"{format_seconds(float(costs.backward_s.sum()))} for {graph.batch_size} samples"
-    )
 
 
 def estimate_lines(graph: Graph) -> list[str]:

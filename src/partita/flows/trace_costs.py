@@ -20,11 +20,14 @@ from partita.core.graph import CostOrigin, DeviceKind, Graph, OpCosts
 from partita.errors import InvalidInputError
 from partita.flows.traces import read_ops_file, trace_paths
 from partita.formats.traced_ops import TracedOp, TracedOps
+from partita.units import format_seconds
 
 if TYPE_CHECKING:
     from partita.profiler.estimate.calls import Call
 
 ANNOTATION = "trace"
+_NAMED = 3
+"""Ops that are named where they were not found."""
 _Run: TypeAlias = Sequence[TracedOp]
 
 
@@ -56,20 +59,21 @@ class TracedCosts:
         }
 
     def lines(self) -> list[str]:
-        """Return how many ops were found, and the first that were not."""
+        """Return how many ops were found and the first that were not; then the sums."""
         costs = self.graph.costs[0]
         found = self.ops - len(self.estimated)
-        said = [
+        more = len(self.estimated) - _NAMED
+        missing = f"; still estimated: {', '.join(self.estimated[:_NAMED])}" * bool(self.estimated)
+        is_estimated = not self.has_backward and bool(costs.backward_s.any())
+        return [
             f"{found} of {self.ops} ops as they were traced on {costs.device_type}, in "
-            f"{self.passes} pass{'es' * (self.passes != 1)}"
+            f"{self.passes} pass{'es' * (self.passes != 1)}{missing}"
+            f"{f' and {more} more' * (more > 0)}",
+            f"forward {format_seconds(float(costs.forward_s.sum()))}, backward "
+            f"{format_seconds(float(costs.backward_s.sum()))}"
+            f"{' (estimated: the traces have none)' * is_estimated} for {self.graph.batch_size} "
+            "samples",
         ]
-        if self.estimated:
-            names = ", ".join(self.estimated[:3])
-            more = len(self.estimated) - 3
-            said.append(f"still estimated: {names}{f' and {more} more' * (more > 0)}")
-        if not self.has_backward and bool(costs.backward_s.any()):
-            said.append("the traces have no backward: all of it is estimated")
-        return said
 
 
 def read_ops(names: Sequence[str]) -> tuple[TracedOps, ...]:

@@ -78,6 +78,7 @@ def test_passes_that_follow_one_another_are_told_apart_and_what_is_missing_stays
     found = with_traced_costs(estimated(3), [[LINEAR], [RELU], [SUM]], [trace])
     assert found.passes == 2
     assert found.estimated == (found.graph.ops.names[1],)
+    assert f"still estimated: {found.estimated[0]}" in found.lines()[0]
     assert sorted(found.graph.costs[0].forward_s.tolist()) == [1, 4, 4]
 
 
