@@ -28,9 +28,9 @@ def said(run: Run, *arguments: str) -> dict[str, Any]:
     return json.loads(out)
 
 
-def plain(result: Result) -> Any:
-    """Return a result as it reads after a trip through JSON."""
-    assert 1 <= len(result.lines()) <= 3
+def plain(result: Result, most: int = 3) -> Any:
+    """Return a result as it reads after a trip through JSON; it has so many lines at most."""
+    assert 1 <= len(result.lines()) <= most
     assert repr(result) == "\n".join(result.lines())
     assert result._repr_html_().startswith("<div")
     return json.loads(json.dumps(result.to_json(), allow_nan=False))
@@ -62,7 +62,7 @@ def test_compare(run: Run) -> None:
 def test_explain(run: Run, saved: str) -> None:
     options = {"what_if": ["bandwidth=2x", "+1xa100"], "microbatches": 4}
     found = said(run, "explain", saved, *words(options))
-    assert plain(partita.explain(saved, **options)) == found
+    assert plain(partita.explain(saved, **options), most=9) == found
 
 
 def test_simulate(run: Run, saved: str) -> None:
