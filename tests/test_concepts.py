@@ -168,6 +168,7 @@ CONCEPTS: Mapping[str, Concept] = {
     "forking ranks": Concept(r"\bos\.fork\(", ("ranks/pool.py",)),
     "why ranks fail": Concept(r"\bdef first_cause\b", ("ranks/failures.py",)),
     "launching by torch's agent": Concept(r"\bLocalElasticAgent\(", ("runtime/launch.py",)),
+    "a stage for torch's schedules": Concept(r"\bPipelineStage\(", ("runtime/torch_stages.py",)),
     "capturing a model": Concept(
         r"\bcapture\.capture import capture\b",
         ("capture/origin.py", "profiler/measure/model.py", "profiler/estimate/estimate.py"),

@@ -65,6 +65,7 @@ NAMES = [
     "simulate",
     "simulate_fleet",
     "solve",
+    "split",
     "submit_jobs",
     "train",
     "write_report",

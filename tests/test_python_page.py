@@ -57,6 +57,15 @@ def test_recipes_that_measure_and_run_run(tmp_path: Path, commands: Any) -> None
 
 def test_every_public_function_of_a_command_is_on_the_page() -> None:
     commands = {name for name in partita.__all__ if name[0].islower()}
-    library = {"check", "evaluate", "parallelize", "profile_model", "problem", "run_plan", "solve"}
+    library = {
+        "check",
+        "evaluate",
+        "parallelize",
+        "profile_model",
+        "problem",
+        "run_plan",
+        "solve",
+        "split",
+    }
     for name in commands - library - {"load"}:
         assert f"partita.{name}(" in PAGE, name

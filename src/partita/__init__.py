@@ -69,6 +69,7 @@ _HOME_OF = {
     "simulate": "partita.flows.simulate",
     "simulate_fleet": "partita.flows.fleet.simulate",
     "solve": "partita.planners.table",
+    "split": "partita.runtime.split",
     "submit_jobs": "partita.flows.fleet.live",
     "train": "partita.flows.train",
     "write_report": "partita.flows.report",

@@ -121,6 +121,11 @@ def origin_of(graph: Graph) -> ModelOrigin:
     )
 
 
+def origin_in(graph: Graph) -> ModelOrigin:
+    """Return where a graph comes from; the usual way of a model that a script has where none is."""
+    return origin_of(graph) if ANNOTATION in graph.annotations else ModelOrigin(text=graph.name)
+
+
 def load_origin(origin: ModelOrigin) -> ModelSource:
     """Return the model of an origin, with the loss that it names."""
     source = load_source(origin.text, origin.options)

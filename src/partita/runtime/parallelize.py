@@ -204,7 +204,7 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
         return LocalTrainer(model, loss_fn, recipe, callbacks, microbatches=microbatches)
     rank = _current[-1]
     if plan is not None:
-        given = plan if isinstance(plan, Solution) else _read(Path(plan))
+        given = solution_in(plan)
         if given.plan != rank.solution.plan:
             raise InvalidInputError(
                 "the script names another plan than the one that it was started with; leave it out"
@@ -225,7 +225,16 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
     return trainer
 
 
-def _read(path: Path) -> Solution:
+def solution_in(plan: Any) -> Solution:  # noqa: ANN401  # a solution, a result that has one, a path
+    """Return a plan with its problem: as it is, of a result of ``partita.plan``, or of a file.
+
+    Raises:
+        InvalidInputError: There is none.
+    """
+    found = getattr(plan, "solution", plan)
+    if isinstance(found, Solution):
+        return found
+    path = Path(plan)
     try:
         found = read_json(path.read_text(encoding="utf-8"))
     except OSError as exc:

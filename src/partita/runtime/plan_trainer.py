@@ -24,11 +24,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from partita.capture.captured import CapturedModel
-from partita.capture.origin import ANNOTATION, Captures, ModelOrigin, origin_of
+from partita.capture.origin import Captures, origin_in
 from partita.capture.setting import Example, LossFunction, example_inputs
 from partita.capture.sources import ModelSource
 from partita.capture.tree import Value, leaves_of
-from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.ranks.device import has_ordered_groups
@@ -413,7 +412,9 @@ class PlanTrainer(Trainer):
             )
             device = self._place.member.device.type
             numerics = ready_numerics(self.recipe.precision, device)
-            self._captures = Captures(source, _origin(problem), lambda: numerics.autocast(device))
+            self._captures = Captures(
+                source, origin_in(problem.graph), lambda: numerics.autocast(device)
+            )
         return self._captures
 
     def _open(self, task: Task, workload: Workload) -> RankPlayer | OtherSteps:
@@ -605,12 +606,6 @@ def metrics_of(captured: CapturedModel) -> dict[str, int]:
             if not info.shape and info.dtype.is_floating_point:
                 found[place.lstrip(".")] = leaf.index
     return found
-
-
-def _origin(problem: Problem) -> ModelOrigin:
-    """Return how the plan's graph was captured."""
-    graph = problem.graph
-    return origin_of(graph) if ANNOTATION in graph.annotations else ModelOrigin(text=graph.name)
 
 
 _GRAD: Any = torch.Tensor.grad

@@ -45,7 +45,7 @@ def write_schedule_csv(plan: PlanToWrite) -> Written:
     return Written(
         files={file: text, module: _loader(plan, grid, file)},
         command=f"python -c 'import {module.removesuffix('.py')}'",
-        left_to_you=("the stages: partita.split(model, plan), or your own",),
+        left_to_you=("the stages: partita.split(model, plan, batch), or your own",),
         remarks=(
             f"torchtitan: pipeline_parallel_schedule = {titan!r}, "
             f"pipeline_parallel_schedule_csv = {file!r}",
