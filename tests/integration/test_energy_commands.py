@@ -404,6 +404,51 @@ def test_a_profile_from_modelled_counters_says_so(run: Run) -> None:
     assert "energy counters of modelled devices" in run("energy", "replay", *source)[1]
 
 
+STAGES = ("--stages", "65.7,58.2,56.1,58.1ms", "--device", "a100")
+
+
+def test_four_times_of_stages_are_enough_for_a_frontier(run: Run) -> None:
+    asked = ("energy", "frontier", *STAGES, "--microbatches", "8", "--points", "3", "--json")
+    figures = said(run(*asked, "--backward", "2x"))
+    # At most as if all but one microbatch waited for the slowest stage; at least its own work and
+    # the first backward pass that it waits for.
+    assert 1.8969 <= figures["all_max_s"] <= 3 * (7 * 0.0657 + 0.2381)
+    assert figures["origin"] == "modelled"
+    assert figures["savings"][0]["saving"] > 0.05
+    assert figures == said(run(*asked, "--backward", "131.4,116.4,112.2,116.2ms"))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), "name a plan or an energy profile, or say --stages"),
+        (("--stages", "4", "--device", "a100"), "the time of each stage is wanted"),
+        ((*STAGES, "--backward", "2,3ms"), "--backward has 2 times and --stages 4"),
+        ((*STAGES, "--backward", "-1x"), "expected a multiple such as 2x"),
+        (("profile.csv", "--device", "a100"), "--device does not apply"),
+        (("profile.csv", *STAGES[:2]), "expected a number of stages"),
+    ],
+)
+def test_times_of_stages_that_say_too_little_or_too_much(
+    run: Run, profile: str, words: tuple[str, ...], expected: str
+) -> None:
+    code, _, err = run("energy", "frontier", *words)
+    assert code == 2
+    assert expected in err
+    assert profile
+
+
+def test_a_profile_with_one_clock_leaves_nothing_to_choose(run: Run, profile: str) -> None:
+    lines = Path(profile).read_text().splitlines()
+    column = lines[0].split(",").index("frequency")
+    top = max(int(line.split(",")[column]) for line in lines[1:])
+    kept = [line for line in lines[1:] if int(line.split(",")[column]) == top]
+    Path("one.csv").write_text("\n".join([lines[0], *kept, ""]))
+    words = "one clock for each instruction: there is nothing to choose"
+    assert words in run("energy", "frontier", "one.csv", "--points", "3")[1]
+    assert words not in run("energy", "frontier", profile, "--points", "3")[1]
+
+
 @pytest.mark.parametrize("source", ["plan", "profile", "frontier"])
 def test_every_source_may_be_standard_input(
     run: Run, profile: str, give_stdin: Callable[[str], None], source: str

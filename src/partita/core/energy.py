@@ -116,6 +116,12 @@ class EnergyProfile(Columns):
         """Number of stages that it speaks of."""
         return int(self.stage.max()) + 1
 
+    @property
+    def has_choice(self) -> bool:
+        """Whether some instruction can run at more than one clock."""
+        key = np.stack([self.stage, self.kind, self.device_type])
+        return bool(np.unique(key, axis=1).shape[1] < len(self))
+
     def blocking_power_w(self, device_type: str) -> float:
         """Return the power of a waiting device of a type.
 

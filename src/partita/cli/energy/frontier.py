@@ -36,7 +36,9 @@ MOST_ROWS = 12
 @click.command(
     epilog="Example: partita energy frontier profile.csv --microbatches 96 --blocking-power 83.64 "
     "--picture frontier.svg -o frontier.json\n\n"
-    "partita energy frontier gpt-small.plan.json --plans clocks"
+    "partita energy frontier gpt-small.plan.json --plans clocks\n\n"
+    "partita energy frontier --stages 65.7,58.2,56.1,58.1ms --backward 2x --device a100 "
+    "--microbatches 32"
 )
 @takes(FrontierRequest)
 @click.option("--picture", help="Write the curve as a picture, .svg, .png or .pdf.")
@@ -59,7 +61,8 @@ def command(
 
     SOURCE is a plan (what 'partita plan' wrote; its devices are modelled unless --profile names
     their energy), or an energy profile: Perseus's profile.csv or what 'partita energy profile'
-    wrote, whose stages run as one pipeline. Every point has a real clock for every instruction, and
+    wrote, whose stages run as one pipeline. Without SOURCE the stages are those whose times
+    --stages says, on a modelled --device. Every point has a real clock for every instruction, and
     its time and energy are simulated.
     """
     del debug  # read by main

@@ -22,6 +22,7 @@ throttles at 1291 MHz, which is an extrapolation. Other types use the A100's con
 throttle, which nobody has checked: where a profile can be had, take that.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -235,14 +236,49 @@ def modelled_profile(
         )
         for device in devices
     }
+    return _profile(longest, curves, name)
+
+
+def stages_profile(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    device: ClockedType,
+    *,
+    device_type: str,
+    name: str = "stages",
+) -> EnergyProfile:
+    """Return the modelled energy profile of stages of which only the times are known.
+
+    Args:
+        forward_s: Seconds of the forward pass of a microbatch at the highest clock, by stage.
+        backward_s: Seconds of the backward pass, likewise.
+        device: The type of device that all of them run on.
+        device_type: Its name.
+        name: What to call the profile.
+
+    Raises:
+        InvalidInputError: The clocks or the power of the type are not known.
+    """
+    longest = {
+        (stage, kind, device_type): each_s
+        for kind, times_s in ((Kind.FORWARD, forward_s), (Kind.BACKWARD, backward_s))
+        for stage, each_s in enumerate(times_s)
+    }
+    return _profile(longest, {device_type: curve_of(device, what=f"type {device_type!r}")}, name)
+
+
+def _profile(
+    top_s: Mapping[tuple[int, Kind, str], float], curves: Mapping[str, DvfsCurve], name: str
+) -> EnergyProfile:
+    """Return the profile of stages whose times at the highest clock are known, by kind and type."""
     types = tuple(sorted(curves))
     rows = [
         (stage, int(kind), types.index(type_), clock, took, took * curve.power_w(kind, clock))
-        for (stage, kind, type_), top_s in sorted(longest.items())
-        if top_s > 0
+        for (stage, kind, type_), longest_s in sorted(top_s.items())
+        if longest_s > 0
         for curve in (curves[type_],)
         for clock in curve.clocks_mhz
-        for took in (top_s * curve.stretch(kind, clock),)
+        for took in (longest_s * curve.stretch(kind, clock),)
     ]
     if not rows:
         raise InvalidInputError("the program computes nothing that depends on a clock")

@@ -1,11 +1,14 @@
 """The time-energy frontier of a plan or a profile, and what it saves."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from partita.core.energy import Frontier
+from partita.energy.frontier.modelled import stages_profile
 from partita.energy.frontier.savings import Savings, frontier_figures, frontier_of, savings
+from partita.errors import InvalidInputError
 from partita.flows.energy.source import (
     ORIGIN_WORDS,
     EnergySource,
@@ -17,17 +20,40 @@ from partita.flows.energy.source import (
     share,
     source_words,
 )
+from partita.flows.problem import catalogue_of
 from partita.flows.results import Result
 from partita.flows.summary import describe_plan
 from partita.requests import OnProgress, declare, make, part, silent
-from partita.units import format_joules
+from partita.units import format_joules, parse_seconds
+
+NO_CHOICE = "the profile has one clock for each instruction: there is nothing to choose"
+"""What is said of a profile whose frontier is one point."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierRequest(EnergySourceFields, SearchFields, StragglerFields):
     """A plan or a profile whose time-energy frontier is wanted."""
 
-    source: Source = declare("", is_argument=True, help="A plan, or an energy profile.")
+    source: Source | None = declare(
+        None, is_argument=True, help="A plan, or an energy profile; or --stages says the times."
+    )
+    stages: str | int | None = declare(
+        None,
+        metavar="TIMES|N",
+        help="Without SOURCE: forward time of each stage, as in 65.7,58.2ms. With a profile: "
+        "stages that it must have.",
+    )
+    backward: str | None = declare(
+        None,
+        metavar="Nx|TIMES",
+        usual="2x",
+        help="With times of --stages: backward over forward, or a time for each stage.",
+    )
+    device: str | None = declare(
+        None,
+        metavar="TYPE",
+        help="With times of --stages: type of device, whose energy is modelled.",
+    )
     at: tuple[float, ...] = declare(
         (),
         above=0,
@@ -66,7 +92,10 @@ class FrontierResult(Result):
             f"{describe_plan(self.source.solution.plan)} on {len(self.frontier.devices)} devices"
         )
         origin = ORIGIN_WORDS[self.frontier.origin]
-        return [f"{self.source.name} · {words} · {origin}", *headlines(self.frontier)]
+        first = f"{self.source.name} · {words} · {origin}"
+        if not self.source.profile.has_choice:
+            first += "\n" + NO_CHOICE
+        return [first, *headlines(self.frontier)]
 
     def rows(self) -> list[Mapping[str, object]]:
         """Return a row for each point."""
@@ -80,7 +109,7 @@ class FrontierResult(Result):
 
 
 def frontier(
-    source: Source,
+    source: Source | None = None,
     /,
     *,
     on_progress: OnProgress = silent,
@@ -89,7 +118,8 @@ def frontier(
     """Find the least energy for every time of a step of a plan, or of a profile's stages.
 
     Args:
-        source: A plan, an energy profile or a frontier, or the path of a file that holds one.
+        source: A plan, an energy profile or a frontier, or the path of a file that holds one; None
+            = stages whose times ``stages`` says.
         on_progress: Called with each step.
         **options: The fields of :class:`FrontierRequest`: options of ``partita energy frontier``.
 
@@ -101,8 +131,7 @@ def frontier(
 
 def frontier_request(request: FrontierRequest, on_progress: OnProgress = silent) -> FrontierResult:
     """Find the frontier that a request asks for; see :func:`frontier`."""
-    on_progress(f"reading {source_words(request.source)}")
-    found = read_source(request.source, part(EnergySourceFields, request))
+    found = _source(request, on_progress)
     on_progress(f"{found.name}: {describe_plan(found.solution.plan)}")
     solved = frontier_of(
         found.solution,
@@ -118,6 +147,73 @@ def frontier_request(request: FrontierRequest, on_progress: OnProgress = silent)
         savings(solved, straggler=request.straggler, pipelines=request.pipelines),
     )
     return FrontierResult(source=found, frontier=solved, savings=gains)
+
+
+def _source(request: FrontierRequest, on_progress: OnProgress) -> EnergySource:
+    """Return the plan and the profile that a request is about."""
+    fields = part(EnergySourceFields, request)
+    if request.source is not None:
+        for name in ("backward", "device"):
+            if getattr(request, name) is not None:
+                raise InvalidInputError(f"--{name} does not apply: SOURCE says this itself")
+        on_progress(f"reading {source_words(request.source)}")
+        return read_source(request.source, fields)
+    if request.stages is None or request.device is None:
+        raise InvalidInputError(
+            "what is the frontier of? name a plan or an energy profile, or say --stages "
+            "65.7,58.2,56.1,58.1ms --device a100"
+        )
+    if str(request.stages).isdecimal():
+        raise InvalidInputError(
+            f"--stages is {request.stages}; without SOURCE the time of each stage is wanted, as in "
+            "65.7,58.2ms"
+        )
+    forward_s = _times(str(request.stages), "--stages")
+    profile = stages_profile(
+        forward_s,
+        _backward_times(request.backward or "2x", forward_s),
+        catalogue_of(request).device_type(request.device),
+        device_type=request.device,
+    )
+    return read_source(profile, replace(fields, stages=None, catalogue=None))
+
+
+def _times(text: str, what: str) -> list[float]:
+    """Return seconds of times with commas between them; the last unit holds for those without.
+
+    >>> _times("65.7,58.2ms", "--stages")
+    [0.0657, 0.0582]
+    """
+    words = [word.strip() for word in text.split(",")]
+    unit = words[-1].lstrip("+-.0123456789e ")
+    times_s = [
+        parse_seconds(f"{word}{unit}" if word[-1:].isdigit() else word, what) for word in words
+    ]
+    if min(times_s) <= 0:
+        raise InvalidInputError(f"{what} is {text!r}; expected times above 0")
+    return times_s
+
+
+def _backward_times(text: str, forward_s: Sequence[float]) -> list[float]:
+    """Return seconds of the backward passes: times, or a multiple of the forward passes.
+
+    >>> _backward_times("2x", [0.1, 0.2])
+    [0.2, 0.4]
+    """
+    if text.endswith("x"):
+        try:
+            ratio = float(text[:-1])
+        except ValueError:
+            ratio = math.nan
+        if not (ratio > 0 and math.isfinite(ratio)):
+            raise InvalidInputError(f"--backward is {text!r}; expected a multiple such as 2x")
+        return [ratio * each_s for each_s in forward_s]
+    times_s = _times(text, "--backward")
+    if len(times_s) != len(forward_s):
+        raise InvalidInputError(
+            f"--backward has {len(times_s)} times and --stages {len(forward_s)}; expected as many"
+        )
+    return times_s
 
 
 def headlines(frontier: Frontier) -> list[str]:

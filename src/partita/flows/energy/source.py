@@ -85,7 +85,7 @@ class PipelineFields(Request):
         usual="1f1b",
         help="Pipeline schedule of a profile's stages.",
     )
-    stages: int | None = declare(None, minimum=1, help="Stages that the profile must have.")
+    stages: str | int | None = declare(None, help="Stages that the profile must have.")
     microbatches: int | None = declare(None, minimum=1, usual="8", help="Microbatches in a step.")
     replicas: int = declare(1, minimum=1, help="Replicas of each stage.")
     tensor_parallel: int = declare(1, minimum=1, help="Devices that share a stage.")
@@ -301,7 +301,7 @@ def _fitted(
 
 
 def _pipeline(profile: EnergyProfile, request: PipelineFields) -> Pipeline:
-    if request.stages is not None and request.stages != profile.num_stages:
+    if request.stages is not None and _count(request.stages) != profile.num_stages:
         raise InvalidInputError(
             f"--stages is {request.stages}; profile {profile.name!r} has {profile.num_stages} "
             "stages"
@@ -312,6 +312,19 @@ def _pipeline(profile: EnergyProfile, request: PipelineFields) -> Pipeline:
         replicas=request.replicas,
         tensor_parallel=request.tensor_parallel,
         chunks=request.chunks,
+    )
+
+
+def _count(stages: str | int) -> int:
+    """Return a number of stages.
+
+    Raises:
+        InvalidInputError: It is none, such as times of stages beside a profile that has them.
+    """
+    if str(stages).isdecimal() and int(stages) > 0:
+        return int(stages)
+    raise InvalidInputError(
+        f"--stages is {stages!r}; expected a number of stages, as the profile says their times"
     )
 
 
