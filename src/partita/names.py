@@ -1,7 +1,9 @@
 """Names: near ones for the messages about unknown ones, and texts of others on a terminal."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import pairwise
 
 from partita.errors import InvalidInputError
 
@@ -47,6 +49,37 @@ def suggest(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name[:_LONGEST].lower(), choices[:_COMPARED], n=3, cutoff=0.6)
     asked = f"; did you mean {' or '.join(map(short, near))}?" if near else ";"
     return f"{asked} known are {_listing(choices)}"
+
+
+def product_words(title: str) -> set[str]:
+    """Return the words of a product's title, and each two that follow one another as one word.
+
+    >>> sorted(product_words("NVIDIA_RTX-3090"))
+    ['3090', 'nvidia', 'nvidiartx', 'rtx', 'rtx3090']
+    """
+    words = re.findall(r"[a-z0-9]+", title.lower())
+    return {*words, *(a + b for a, b in pairwise(words))}
+
+
+def same_product(name: str, titles: Iterable[str]) -> str | None:
+    """Return the title among others' that means a type of GPU; ``None`` = none or several do.
+
+    >>> same_product("a100", ["nvidia_a100_80gb", "v100"])
+    'nvidia_a100_80gb'
+    >>> same_product("a100-sxm-40gb", ["a100_40gb", "a100_80gb"])
+    'a100_40gb'
+    """
+    known = list(dict.fromkeys(titles))
+    if name in known:
+        return name
+    first, *others = re.findall(r"[a-z0-9]+", name.lower()) or [""]
+    scores = {
+        title: sum(word in words for word in others)
+        for title in known
+        if first in (words := product_words(title))
+    }
+    best = [title for title, score in scores.items() if score == max(scores.values())]
+    return best[0] if len(best) == 1 else None
 
 
 def _listing(choices: list[str]) -> str:

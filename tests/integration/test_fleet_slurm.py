@@ -158,6 +158,14 @@ def test_mixed_hosts_are_one_heterogeneous_job_whose_ranks_are_the_places(
     assert "asked 0" in lines
 
 
+def test_equal_hosts_are_ranked_as_planned_and_not_as_slurm_orders_them(
+    engine: SlurmEngine, start: Start, tmp_path: Path
+) -> None:
+    started = start('echo "rank $NODE_RANK on $SLURMD_NODENAME"', [place("n4"), place("n1")])
+    assert until(engine, started, ended).exit_code == 0
+    assert set(printed(tmp_path, 1, "rank 1")) == {"rank 0 on n4", "rank 1 on n1"}
+
+
 def test_a_job_that_is_asked_to_stop_may_take_its_time(
     engine: SlurmEngine, start: Start, tmp_path: Path
 ) -> None:

@@ -1,9 +1,9 @@
 """The type of the catalogue that a GPU's name means, as drivers, schedulers and people write it."""
 
 import re
-from itertools import pairwise
 
 from partita.catalogue.catalogue import Catalogue
+from partita.names import product_words
 
 _OTHER_PRODUCT = frozenset({"ti", "super", "laptop", "mobile"})
 """Words that make a product of its own of one that the catalogue may have."""
@@ -39,7 +39,7 @@ def gpu_type(title: str, catalogue: Catalogue, *, memory_bytes: float = 0.0) -> 
     words = re.findall(r"[a-z0-9]+", title.lower())
     if is_slice(title) or _OTHER_PRODUCT & set(words):
         return ""
-    joined = {*words, *(a + b for a, b in pairwise(words))}
+    joined = product_words(title)
 
     def fits(name: str) -> bool:
         first, *others = name.split("-")

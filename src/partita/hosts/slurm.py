@@ -2,8 +2,9 @@
 
 The hosts of a plan become an allocation by ``salloc --no-shell``: runs of equal hosts are one
 component, different ones a heterogeneous job. Nodes are asked for by name where Slurm knows the
-names of the plan's hosts. Each agent is started by ``srun``, whose standard input and output are
-the way to it. Inside an allocation (``SLURM_JOB_ID``) that one is used, and not given back.
+names of the plan's hosts, and GPUs by the names that Slurm has for them. Each agent is started by
+``srun``, whose standard input and output are the way to it. Inside an allocation
+(``SLURM_JOB_ID``) that one is used, and not given back.
 """
 
 import os
@@ -15,8 +16,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import groupby, zip_longest
 
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.hosts.places import (
@@ -30,6 +31,7 @@ from partita.hosts.table import PlaceFields
 from partita.processes import job_environment
 from partita.slurm.commands import SlurmCommands, SlurmError
 from partita.slurm.hostlist import expand_hosts
+from partita.slurm.nodes import SlurmNode, gres_type, read_nodes
 
 _JOB = re.compile(r"(?:Granted|Pending) job allocation (\d+)")
 _LIMIT_S = 60.0
@@ -77,6 +79,28 @@ def resources(host: PlanHost) -> list[str]:
     kind = f"{host.gpu_type}:" if host.gpu_type else ""
     gpus = [f"--gpus-per-node={kind}{host.gpus}"] if host.gpus else []
     return [f"--cpus-per-task={host.cpus}", *gpus]
+
+
+def typed_hosts(
+    hosts: Sequence[PlanHost], nodes: Sequence[SlurmNode], names: Sequence[str]
+) -> tuple[PlanHost, ...]:
+    """Return the hosts of a plan with their GPUs as Slurm's administrator has named them.
+
+    Args:
+        hosts: The hosts.
+        nodes: Slurm's nodes.
+        names: The node of each host; empty = any.
+
+    Raises:
+        InvalidInputError: Slurm has several types that may be meant, or none.
+    """
+    by_name = {node.name: node for node in nodes}
+    return tuple(
+        replace(
+            host, gpu_type=gres_type(host.gpu_type, [by_name[name]] if name in by_name else nodes)
+        )
+        for host, name in zip_longest(hosts, names)
+    )
 
 
 def components_of(hosts: Sequence[PlanHost], names: Sequence[str]) -> list[_Component]:
@@ -147,27 +171,28 @@ class SlurmPlace:
         return self
 
     def _get(self) -> None:
+        nodes = read_nodes(self._slurm.call("scontrol", "show", "node", "--oneliner"))
         inside = os.environ.get("SLURM_JOB_ID", "")
         if inside:
             self._job = inside
             there = [RealHost(name=name) for name in self._granted()]
             found = match_hosts(self._hosts, there, f"job {inside}")
             self.names = [host.name for host in found]
+            self._hosts = typed_hosts(self._hosts, nodes, self.names)
             self._components = [_Component(hosts=self._hosts)]
         else:
-            self._allocate()
+            self._allocate(nodes)
         self.addresses = self.names
 
-    def _allocate(self) -> None:
+    def _allocate(self, nodes: Sequence[SlurmNode]) -> None:
         """Get the nodes, waiting in Slurm's queue."""
-        known = [
-            RealHost(name=name)
-            for name in self._slurm.call("sinfo", "-h", "-N", "-o", "%N").split()
-        ]
+        known = [RealHost(name=node.name) for node in nodes]
         wanted = {host.name for host in self._hosts}
         named = bool(wanted & {host.name for host in known})
         found = match_hosts(self._hosts, known, "Slurm") if named else []
-        self._components = components_of(self._hosts, [host.name for host in found])
+        names = [host.name for host in found]
+        self._hosts = typed_hosts(self._hosts, nodes, names)
+        self._components = components_of(self._hosts, names)
         command = ["salloc", "--no-shell", "--job-name=partita"]
         for turn, component in enumerate(self._components):
             command += [":"] * bool(turn) + component.options() + self._options
@@ -178,7 +203,7 @@ class SlurmPlace:
         except BaseException:
             self.__exit__()
             raise
-        self.names = [host.name for host in found] if named else granted
+        self.names = names if named else granted
         if len(set(self.names)) < len(self._hosts):
             self.__exit__()
             raise UnsupportedError(

@@ -2,9 +2,11 @@
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from partita.errors import InvalidInputError
+from partita.names import same_product
 from partita.slurm.hostlist import expand_hosts
 
 _MIB = 2**20
@@ -110,6 +112,33 @@ def read_nodes(text: str) -> tuple[SlurmNode, ...]:
         shown = text.strip().splitlines()[:1] or ["nothing"]
         raise InvalidInputError(f"scontrol show node printed no nodes: {shown[0][:100]}")
     return tuple(nodes)
+
+
+def gres_type(wanted: str, nodes: Iterable[SlurmNode]) -> str:
+    """Return the type that Slurm has for GPUs of some nodes, as it must be asked for.
+
+    Args:
+        wanted: The type as plans and clusters name it (``a100``); empty = any.
+        nodes: The nodes that may be taken.
+
+    Returns:
+        Such as ``nvidia_a100_80gb``; empty where Slurm knows GPUs without types.
+
+    Raises:
+        InvalidInputError: Slurm has several types that may be meant, or none.
+    """
+    there = list(nodes)
+    types = sorted({kind for node in there for kind, _ in node.gpus})
+    if not wanted or not any(types):
+        return ""
+    found = same_product(wanted, types)
+    if found is None:
+        shown = ", ".join(kind or "GPUs without a type" for kind in types)
+        where = f"node {there[0].name}" if len(there) == 1 else "Slurm"
+        raise InvalidInputError(
+            f"{where} has no one type of GPUs that {wanted!r} means; it has {shown}"
+        )
+    return found
 
 
 def _nodes(fields: dict[str, str]) -> list[SlurmNode]:

@@ -1,6 +1,8 @@
 """Hosts of a plan as a job of Slurm, and what is said of Slurm's answers; no Slurm is called."""
 
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,12 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     for name in ("salloc", "sinfo", "squeue", "scancel", "srun"):
         answer(tmp_path, name, "exit 0")
+    lines = [
+        f"NodeName={name} CPUTot=64 RealMemory=500000 Gres=gpu:{gres}:4 State=IDLE"
+        for name, gres in (("n1", "nvidia_a100_80gb"), ("n2", "tesla_v100"))
+    ]
+    (tmp_path / "nodes").write_text("\n".join(lines))
+    answer(tmp_path, "scontrol", f"cat {tmp_path}/nodes")
     return tmp_path
 
 
@@ -46,6 +54,30 @@ def test_nodes_are_asked_for_by_name_in_the_order_of_the_plan() -> None:
     first, second = components_of(PLAN, ["n10", "n2", "n1"])
     assert "--nodelist=n10,n2" in first.options()
     assert "--nodelist=n1" in second.options()
+
+
+def test_gpus_are_asked_for_by_the_names_that_slurm_has(commands: Path) -> None:
+    answer(commands, "salloc", f"echo $* > {commands}/asked; exit 1")
+    with pytest.raises(UnsupportedError):
+        SlurmPlace(PLAN).__enter__()
+    asked = (commands / "asked").read_text()
+    assert "--gpus-per-node=nvidia_a100_80gb:2" in asked
+    assert "--gpus-per-node=tesla_v100:1" in asked
+
+
+def test_gpus_without_types_are_asked_for_without(commands: Path) -> None:
+    answer(commands, "salloc", f"echo $* > {commands}/asked; exit 1")
+    text = (commands / "nodes").read_text()
+    (commands / "nodes").write_text(re.sub(r"gpu:\w+:4", "gpu:4", text))
+    with pytest.raises(UnsupportedError):
+        SlurmPlace(PLAN).__enter__()
+    assert "--gpus-per-node=2 " in (commands / "asked").read_text()
+
+
+def test_gpus_that_slurm_does_not_have_are_refused(commands: Path) -> None:
+    plan = (replace(PLAN[0], gpu_type="h100"),)
+    with pytest.raises(InvalidInputError, match=r"'h100'.*nvidia_a100_80gb, tesla_v100"):
+        SlurmPlace(plan).__enter__()
 
 
 def test_what_slurm_says_against_a_job_is_told(commands: Path) -> None:

@@ -43,7 +43,7 @@ from partita.fleet.policies.resources import GB, Servers
 from partita.processes import job_environment
 from partita.slurm.commands import SlurmCommands, SlurmError
 from partita.slurm.jobs import SACCT_FORMAT, Phase, SlurmJob, read_jobs, read_sacct, read_squeue
-from partita.slurm.nodes import SlurmNode, read_nodes
+from partita.slurm.nodes import SlurmNode, gres_type, read_nodes
 
 _MIB = 2**20
 _LONGEST_PAUSE_S = 60.0
@@ -221,7 +221,8 @@ class SlurmEngine:
         self._away = _Away(clock=clock)
         self._seen = _Seen()
         self._has_json = True
-        self._has_accounting = True
+        self._accounting_s = -1e9
+        self._nodes: dict[str, SlurmNode] = {}
 
     def check_nodes(self) -> None:
         """Refuse servers that are no nodes of Slurm.
@@ -236,13 +237,26 @@ class SlurmEngine:
             if exc.is_away:
                 return  # the fleet waits for it
             raise UnsupportedError(f"Slurm cannot be asked: {exc}") from exc
-        known = {node.name for node in nodes}
-        strange = [name for name in self.servers.names if name not in known]
+        self._nodes = {node.name: node for node in nodes}
+        strange = [name for name in self.servers.names if name not in self._nodes]
         if strange:
             raise InvalidInputError(
                 f"server {strange[0]!r} is no node of Slurm; give --cluster slurm, or a cluster "
                 "whose hosts have the names of its nodes"
             )
+        for name in self.servers.names:
+            self._gres_type(name)
+
+    def _gres_type(self, server: str) -> str:
+        """Return the type by which Slurm knows the GPUs of a server.
+
+        Raises:
+            InvalidInputError: They are of another type there.
+        """
+        row = self.servers.names.index(server)
+        kind = self.servers.gpu_types[int(self.servers.gpu_type[row])]
+        node = self._nodes.get(server)  # unknown until the controller has answered
+        return kind if node is None else gres_type(kind, [node])
 
     def notes(self) -> tuple[str, ...]:
         """Return lines for people on how jobs run here."""
@@ -316,7 +330,7 @@ class SlurmEngine:
     def _ask(self, place: Place) -> tuple[str, int, int]:
         """Return what to ask for on a host: GPUs, CPUs and memory in MiB."""
         row = self.servers.names.index(place.server)
-        kind = self.servers.gpu_types[int(self.servers.gpu_type[row])]
+        kind = self._gres_type(place.server)
         gpus = f"gpu:{kind}:{len(place.gpus)}" if kind else f"gpu:{len(place.gpus)}"
         # Without a limit Slurm would give all memory of the host: the GPUs' share is taken.
         share = len(place.gpus) / int(self.servers.gpus[row])
@@ -390,6 +404,7 @@ class SlurmEngine:
 
     def _ask_slurm(self, handles: Mapping[Attempt, Handle]) -> None:
         nodes = read_nodes(self.commands.call("scontrol", "show", "node", "--oneliner"))
+        self._nodes = {node.name: node for node in nodes}
         jobs = _by_name(self._list_jobs())
         missing = [handle for handle in handles.values() if handle["name"] not in jobs]
         forgotten = [one for one in missing if time.time() - one["at_s"] > _UNSEEN_S]
@@ -418,7 +433,7 @@ class SlurmEngine:
     def _remembered(self, handles: Sequence[Handle]) -> dict[str, list[SlurmJob]]:
         """Return jobs that only the accounting still knows; none where there is no accounting."""
         numbers = [str(handle["id"]) for handle in handles if handle["id"] is not None]
-        if not numbers or not self._has_accounting:
+        if not numbers or self._clock() - self._accounting_s < _LONGEST_PAUSE_S:
             return {}
         try:
             text = self.commands.call(
@@ -426,7 +441,7 @@ class SlurmEngine:
                 f"--format={SACCT_FORMAT}", f"--jobs={','.join(numbers)}",
             )  # fmt: skip
         except PartitaError:
-            self._has_accounting = False
+            self._accounting_s = self._clock()  # away, or there is none
             return {}
         return _by_name(read_sacct(text))
 
@@ -582,10 +597,10 @@ def _variables(order: Order, *, shared: bool) -> dict[str, str]:
 def _ranked(order: Order) -> list[str]:
     """Return the lines that tell the hosts of a job where the first one is."""
     port = _PORT + (order.attempt.job * 7 + order.attempt.number) % 20000
+    first = shlex.quote(order.places[0].server)
     return [
-        f"export NNODES={len(order.places)} MASTER_PORT={port}",
-        'export MASTER_ADDR="${SLURMD_NODENAME}"',
-        'address=$(scontrol show node "$SLURMD_NODENAME" 2>/dev/null '
+        f"export NNODES={len(order.places)} MASTER_PORT={port} MASTER_ADDR={first}",
+        f"address=$(scontrol show node {first} 2>/dev/null "
         "| sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p') && [ -n \"$address\" ] "
         '&& export MASTER_ADDR="$address"',
     ]
@@ -594,7 +609,14 @@ def _ranked(order: Order) -> list[str]:
 def _on_every_host(command: str, components: int) -> str:
     """Return the command that runs another once on every host of a job, ranked as planned."""
     groups = f" --het-group={','.join(map(str, range(components)))}" if components > 1 else ""
-    inner = shlex.quote(f'export NODE_RANK="$SLURM_PROCID"; exec {command}')
+    # Slurm orders the hosts of a component by their names, and numbers its tasks so.
+    ranked = (
+        "NODE_RANK=0; "
+        f'for host in $(echo "${SERVERS_VARIABLE}" | tr , " "); do '
+        '[ "$host" = "$SLURMD_NODENAME" ] && break; NODE_RANK=$((NODE_RANK + 1)); done; '
+        "export NODE_RANK; "
+    )
+    inner = shlex.quote(f"{ranked}exec {command}")
     return f"srun{groups} --kill-on-bad-exit=1 sh -c {inner}"
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from partita.core.codec import decode_as, encode
 from partita.core.fleet import MAX_JOB_GPUS, Job, Sensitivity, SensitivityOrigin
 from partita.errors import InvalidInputError
-from partita.names import check_plain
+from partita.names import check_plain, same_product
 
 DEFAULT_RETRIES = 3
 DEFAULT_GRACE_S = 30.0
@@ -176,7 +176,12 @@ def core_job(spec: JobSpec, number: int, arrival_s: float, gpus: Mapping[str, in
         InvalidInputError: The cluster has none of the types.
     """
     known = [kind for kind in gpus if kind]
-    there = [each for each in spec.gpus if not each.type or not known or each.type in known]
+    there = []
+    for each in spec.gpus:
+        # An engine's own name of a type may be longer: a100 is nvidia_a100_80gb there.
+        meant = same_product(each.type, known) if each.type and known else each.type
+        if meant is not None:
+            there.append(replace(each, type=meant))
     if not there:
         wanted = " or ".join(str(each) for each in spec.gpus)
         raise InvalidInputError(
