@@ -45,8 +45,8 @@ class CalibrateRequest(Request):
     trace: tuple[str, ...] = declare(
         (),
         metavar="FILE",
-        help="Trace of torch's profiler to read collectives from, of any rank, or a directory of "
-        "them; then nothing is measured.",
+        help="Trace of torch's profiler to read collectives and messages from, of any rank, or a "
+        "directory of them; then nothing is measured.",
     )
     cluster: str | None = declare(
         None,

@@ -1,7 +1,7 @@
-"""Traces of torch's profiler: the timeline of a plan as it was measured; collectives as records."""
+"""Traces of torch's profiler: the timeline of a plan as it was measured; links as records."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,17 +18,20 @@ from partita.documents import OpenedFile, open_file
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.torch_trace import (
     TorchTrace,
-    TracedCollective,
+    TracedMessage,
     TracedPass,
     is_torch_trace,
     read_torch_trace,
 )
 from partita.formats.traced_ops import TracedOps, read_traced_ops
+from partita.profiler.calibrate.calibrate import TRANSFER
+from partita.profiler.calibrate.fit import SMALL_BYTES
 from partita.profiler.calibrate.records import ReduceRecord
 from partita.program.lower import lower
 
 _Read = TypeVar("_Read")
 _ENDINGS = (".json", ".json.gz")
+_LEAST_LATENCY_S = 1e-7
 
 
 def read_traces(names: Sequence[str]) -> tuple[TorchTrace, ...]:
@@ -179,31 +182,61 @@ def _rank_order(plan: Plan) -> list[int]:
 
 
 def reduce_records(traces: Iterable[TorchTrace], cluster: Cluster) -> tuple[ReduceRecord, ...]:
-    """Return the collectives of traces by kind and group, with all their times.
+    """Return the collectives of traces by kind and group, and their messages, with all their times.
 
     Ranks are devices of the cluster, in its order. A kernel waits for the rank that comes last, so
-    of several ranks that saw the same the fastest counts when they are fitted.
+    of several ranks that saw the same the fastest counts when they are fitted; of a message that
+    both of its ends saw the shorter time.
 
     Raises:
-        InvalidInputError: There are none of two sizes or more, or more ranks than devices.
+        InvalidInputError: There are none that a line can be fitted to, or more ranks than devices.
     """
     times: dict[tuple[str, int, int], dict[int, list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for trace in traces:
-        for one in trace.collectives:
-            key = (one.kind, one.num_ranks, _ranks_per_host(one, cluster))
-            times[key][one.bytes].append(one.seconds)
-    records = [_record(key, by_size) for key, by_size in sorted(times.items()) if len(by_size) > 1]
+    known = list(traces)
+    for one in (one for trace in known for one in trace.collectives):
+        ranks = one.ranks or tuple(range(one.num_ranks))
+        key = (one.kind, one.num_ranks, _ranks_per_host(ranks, cluster))
+        times[key][one.bytes].append(one.seconds)
+    for ranks, size, seconds in _transfers(known):
+        times[TRANSFER, 2, _ranks_per_host(ranks, cluster)][size].append(seconds)
+    for (kind, _, per_host), by_size in times.items():
+        if kind == TRANSFER and len(by_size) == 1 and cluster.levels:
+            # A pipeline sends one size: how long an empty message takes is as the cluster has it.
+            level = cluster.levels[0 if per_host == 2 else -1]
+            by_size[1].append(max(float(level.latency_s.max()), _LEAST_LATENCY_S))
+    records = [
+        _record(key, by_size)
+        for key, by_size in sorted(times.items())
+        if len(by_size) > 1 and max(by_size) > SMALL_BYTES
+    ]
     if not records:
         raise InvalidInputError(
-            "the traces have no collective of two sizes or more; a line cannot be fitted"
+            "the traces have no collective of two sizes or more, and no messages above "
+            f"{SMALL_BYTES} bytes whose both ends are known; a line cannot be fitted"
         )
     return tuple(records)
 
 
-def _ranks_per_host(one: TracedCollective, cluster: Cluster) -> int:
-    ranks = one.ranks or tuple(range(one.num_ranks))
+def _transfers(traces: Sequence[TorchTrace]) -> Iterator[tuple[tuple[int, int], int, float]]:
+    """Yield ends, bytes and seconds of messages; of one that both ends saw the shorter time."""
+    sides: dict[tuple[int, int], dict[bool, list[TracedMessage]]] = defaultdict(
+        lambda: {True: [], False: []}
+    )
+    for one in (one for trace in traces for one in trace.messages):
+        sides[one.source, one.target][one.is_send].append(one)
+    for ends, side in sides.items():
+        sent, got = side[True], side[False]
+        if [one.bytes for one in sent] == [one.bytes for one in got]:
+            for a, b in zip(sent, got, strict=True):
+                yield ends, a.bytes, min(a.seconds, b.seconds)
+        else:  # one end was not traced, or not as long
+            for one in (*sent, *got):
+                yield ends, one.bytes, one.seconds
+
+
+def _ranks_per_host(ranks: Sequence[int], cluster: Cluster) -> int:
     if max(ranks) >= len(cluster):
         raise InvalidInputError(
             f"a collective has rank {max(ranks)}, the cluster {len(cluster)} devices"

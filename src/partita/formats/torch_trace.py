@@ -1,9 +1,11 @@
-"""Traces of torch's profiler (Kineto's Chrome JSON): passes of pipelines, and collectives.
+"""Traces of torch's profiler (Kineto's Chrome JSON): passes of pipelines, collectives, messages.
 
 torch's runtime schedules (interleaved, zero-bubble, those from a CSV; torchtitan's, too) mark each
 action ``PP:<stage><F|B|I|W><microbatch>``, which is an instruction of ours; GPipe marks ``Forward
 i`` and ``Backward i``, plain 1F1B marks nothing. Where marks on the GPU's own clock are there,
-those count. Collectives are NCCL's kernels with their size and group, or gloo's marks.
+those count. Collectives are NCCL's kernels with their size and group, or gloo's marks; messages
+likewise, where both ends are known: newer versions of torch name them, and in a group of two the
+other one is meant.
 
 A file is of one rank: which, ``distributedInfo`` says, else the name of the file.
 """
@@ -90,6 +92,25 @@ class TracedCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedMessage:
+    """A message between two ranks as one of them saw it.
+
+    Attributes:
+        source: Rank that sends.
+        target: Rank that receives.
+        is_send: Whether the sender saw it.
+        bytes: Bytes of the message.
+        seconds: Seconds of its kernel, which waits for the other rank, too.
+    """
+
+    source: int
+    target: int
+    is_send: bool
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TorchTrace:
     """What a trace says of one rank.
 
@@ -97,11 +118,13 @@ class TorchTrace:
         rank: The rank; -1 = neither the file nor its name says it.
         steps: The passes of each step, in their order.
         collectives: The collectives.
+        messages: The messages, in their order.
     """
 
     rank: int
     steps: tuple[tuple[TracedPass, ...], ...]
     collectives: tuple[TracedCollective, ...]
+    messages: tuple[TracedMessage, ...] = ()
 
 
 def is_torch_trace(value: object) -> bool:
@@ -110,7 +133,7 @@ def is_torch_trace(value: object) -> bool:
 
 
 def read_torch_trace(value: Any, *, name: str = "") -> TorchTrace:  # noqa: ANN401 (JSON is any value)
-    """Return the passes and the collectives of a trace.
+    """Return the passes, the collectives and the messages of a trace.
 
     Args:
         value: The trace.
@@ -124,10 +147,16 @@ def read_torch_trace(value: Any, *, name: str = "") -> TorchTrace:  # noqa: ANN4
     base_s = float(base) * 1e-9 if isinstance(base, int) and 0 <= base < 2**63 else 0.0
     info = value.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
+    rank, calls = _rank(info, name), list(_calls(whole, whole_number(info.get("world_size"))))
     return TorchTrace(
-        rank=_rank(info, name),
+        rank=rank,
         steps=_steps(whole, base_s),
-        collectives=tuple(_collectives(whole, whole_number(info.get("world_size")))),
+        collectives=tuple(filter(None, map(_collective, calls))),
+        messages=tuple(
+            one
+            for call in sorted(calls, key=lambda call: call.start_s)
+            if (one := _message(call, rank)) is not None
+        ),
     )
 
 
@@ -215,12 +244,26 @@ def _pass(event: Mapping[str, Any], base_s: float) -> TracedPass | None:
     )
 
 
-def _collectives(events: list[dict[str, Any]], world: int) -> Iterator[TracedCollective]:
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of a process group, collective or message, by its own name."""
+
+    name: str
+    bytes: int
+    ranks: tuple[int, ...]
+    num_ranks: int
+    ends: tuple[int, int]
+    start_s: float
+    end_s: float
+
+
+def _calls(events: list[dict[str, Any]], world: int) -> Iterator[_Call]:
+    """Yield the calls of process groups that say their size, and took time."""
     for event in events:
         found = event.get("args")
         args = found if isinstance(found, dict) else {}
         if event.get("cat") == "kernel" and "Collective name" in args:
-            kind = _COLLECTIVES.get(str(args["Collective name"]).lower())
+            name = str(args["Collective name"])
             count = max(
                 whole_number(args.get("In msg nelems")), whole_number(args.get("Out msg nelems"))
             )
@@ -228,20 +271,50 @@ def _collectives(events: list[dict[str, Any]], world: int) -> Iterator[TracedCol
             ranks = _numbers(str(args.get("Process Group Ranks", "")))
             number = whole_number(args.get("Group size")) or len(ranks)
         elif event.get("cat") == "user_annotation" and str(event.get("name")).startswith("gloo:"):
-            kind = _COLLECTIVES.get(str(event["name"]).removeprefix("gloo:"))
+            name = str(event["name"]).removeprefix("gloo:")
             count, width = _elements(args)
             ranks, number = (), world
         else:
             continue
         start_s, end_s = event_times(event)
-        if kind is not None and count and width and number > 1 and end_s > start_s:
-            yield TracedCollective(
-                kind=kind,
-                ranks=ranks,
-                num_ranks=number,
-                bytes=count * width,
-                seconds=end_s - start_s,
+        if count and width and number > 1 and end_s > start_s:
+            ends = (
+                whole_number(args.get("Src Rank"), -1),
+                whole_number(args.get("Dst Rank"), -1),
             )
+            yield _Call(name.lower(), count * width, ranks, number, ends, start_s, end_s)
+
+
+def _collective(call: _Call) -> TracedCollective | None:
+    kind = _COLLECTIVES.get(call.name)
+    if kind is None:
+        return None
+    return TracedCollective(
+        kind=kind,
+        ranks=call.ranks,
+        num_ranks=call.num_ranks,
+        bytes=call.bytes,
+        seconds=call.end_s - call.start_s,
+    )
+
+
+def _message(call: _Call, rank: int) -> TracedMessage | None:
+    """Return a call as a message; None where it is none, or its other end is not known."""
+    if call.name not in ("send", "recv"):
+        return None
+    is_send = call.name == "send"
+    other = call.ends[1] if is_send else call.ends[0]
+    if other < 0 and call.num_ranks == 2:
+        other = next((one for one in call.ranks or (0, 1) if one != rank), -1)
+    if rank < 0 or other < 0 or other == rank:
+        return None
+    return TracedMessage(
+        source=rank if is_send else other,
+        target=other if is_send else rank,
+        is_send=is_send,
+        bytes=call.bytes,
+        seconds=call.end_s - call.start_s,
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Traces of torch's profiler, dumps of the Flight Recorder, outputs of nccl-tests."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,58 @@ def test_collectives_of_a_trace_calibrate_a_cluster() -> None:
         calibrate(trace=(both("gpipe")[0],), cluster="2xa100")
 
 
+def messages(path: Path, rank: int, *calls: tuple[str, int, float, dict]) -> str:
+    """Write a trace with NCCL's messages: name, elements of two bytes, microseconds, more."""
+    events = [
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "ncclDevKernel_SendRecv",
+            "ts": 1000 * index,
+            "dur": spent,
+            "args": {
+                "Collective name": name,
+                "In msg nelems": count,
+                "dtype": "BFloat16",
+                "Group size": 4,
+                **more,
+            },
+        }
+        for index, (name, count, spent, more) in enumerate(calls)
+    ]
+    value = {"schemaVersion": 1, "distributedInfo": {"rank": rank}, "traceEvents": events}
+    file = path / f"rank{rank}.json"
+    file.write_text(json.dumps(value))
+    return str(file)
+
+
+def test_messages_of_a_pipeline_set_the_bandwidth_of_their_level(tmp_path: Path) -> None:
+    known = read_shorthand("2x2xa100", load_catalogue())
+    within, between = known.levels
+    count = 5_000_000
+    inner_us, outer_us = 1e6 * float(within.latency_s[0]), 1e6 * float(between.latency_s[0])
+    to_1, to_2 = {"Src Rank": 0, "Dst Rank": 1}, {"Src Rank": 1, "Dst Rank": 2}
+    pair = {"Group size": 2, "Process Group Ranks": "[1, 2]"}
+    names = (
+        # the sender waits for rank 1 the first time, rank 1 for the sender the second
+        messages(tmp_path, 0, ("send", count, 900, to_1), ("send", count, inner_us + 100, to_1)),
+        messages(
+            tmp_path,
+            1,
+            ("recv", count, inner_us + 100, to_1),
+            ("recv", count, 800, to_1),
+            ("send", count, outer_us + 1000, to_2),
+            ("send", count, 4000, pair),
+            ("send", count, 1, {}),  # to whom, it does not say
+        ),
+    )
+    found = calibrate(trace=names, cluster="2x2xa100")
+    assert found is not None
+    rates = [float(level.bandwidth_bytes_per_s[0]) for level in found.cluster.levels]
+    assert rates == pytest.approx([1e7 / 100e-6, 1e7 / 1000e-6], rel=0.02)
+    assert {row.kind for row in found.calibration.reductions} == {"send_recv"}
+
+
 def dumps(*names: str):
     found = [read_flight_dump((DUMPS / name).read_bytes(), name=name) for name in names]
     return {dump.rank: dump for dump in found}
@@ -148,9 +201,9 @@ def test_the_last_call_that_all_agree_on_is_named_and_who_went_another_way() -> 
 
 
 def test_dumps_as_json_and_of_gloo_are_read() -> None:
-    (json,) = dumps("json_rank_3").values()
+    (text,) = dumps("json_rank_3").values()
     (gloo,) = dumps("gloo_4").values()
-    assert (json.rank, len(json.calls)) == (3, 2)
+    assert (text.rank, len(text.calls)) == (3, 2)
     assert gloo.calls[0].state == "completed"  # retired, though its state stays scheduled
 
 
