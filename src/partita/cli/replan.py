@@ -23,10 +23,10 @@ def command(
 ) -> None:
     """Recalibrate the costs of PLAN from a measured run, plan again, and say if it is worth it.
 
-    RUN is a directory that 'partita run' or 'partita train' left, its name under --runs, or the
-    timeline of a step. Compute of each device and stage and the links take as long as they were
-    measured. One line says whether another plan is at least --least-gain faster; it exits with 0
-    either way.
+    RUN is a directory that 'partita run' or 'partita train' left, its name under --runs, the
+    timeline of a step, or a directory of traces of torch's profiler. Compute of each device and
+    stage and the links take as long as they were measured. One line says whether another plan is at
+    least --least-gain faster; it exits with 0 either way.
     """
     del debug  # read by main
     with progress("planning again", quiet=quiet or as_json) as on_progress:

@@ -11,7 +11,8 @@
 * **Links.** That a message has come is only seen when somebody waits for it, so the quickest of the
   large messages counts; of a collective, the member that came last. Messages that should take less
   than ``CLOCK_ERROR_S`` say nothing. The factor of a level's group goes into its bandwidth and
-  latency; groups of the level that nothing crossed take the usual one.
+  latency; groups of the level that nothing crossed take the usual one. Traces of other trainers
+  have passes alone, and say nothing of links.
 """
 
 from collections.abc import Mapping, Sequence
@@ -108,10 +109,15 @@ def calibrate(problem: Problem, plan: Plan, measured: Timeline) -> Calibration:
     """
     program, row_of = measured_program(problem, plan, measured)
     expected = instruction_seconds(problem, plan, program)
-    start, end = measured.start_s[row_of], measured.end_s[row_of]
+    is_seen = row_of >= 0
+    start = np.where(is_seen, measured.start_s[row_of], np.nan)
+    end = np.where(is_seen, measured.end_s[row_of], np.nan)
     cells = _compute(program, expected, end - start)
     seen = _device_factors(program, cells)
-    levels, pairs = _link_factors(problem, program, expected, start, end)
+    levels: dict[str, tuple[float, ...]] = {}
+    pairs: tuple[float, ...] = ()
+    if bool(is_seen.all()):
+        levels, pairs = _link_factors(problem, program, expected, start, end)
     devices = _all_devices(problem.cluster, seen)
     return Calibration(
         devices=devices,
@@ -125,6 +131,9 @@ def calibrate(problem: Problem, plan: Plan, measured: Timeline) -> Calibration:
 def measured_program(problem: Problem, plan: Plan, measured: Timeline) -> tuple[Program, Array]:
     """Return the Program that a timeline is of, and the row of the timeline of each instruction.
 
+    The row is -1 of an instruction that is not in the timeline, which has all of them or all
+    passes.
+
     Raises:
         InvalidInputError: It is of none of the plan's Programs.
     """
@@ -135,16 +144,20 @@ def measured_program(problem: Problem, plan: Plan, measured: Timeline) -> tuple[
             if order is ListOrder.DEVICE:
                 raise
             continue  # weight stashing has no program order
-        if len(program) != len(measured) or program.devices != measured.devices:
-            continue
-        row_of = np.argsort(measured.instruction, kind="stable")
-        same = np.array_equal(measured.instruction[row_of], np.arange(len(program)))
-        columns = ("kind", "device", "stage", "microbatch")
-        if same and all(
-            np.array_equal(getattr(measured, name)[row_of], getattr(program, name))
-            for name in columns
-        ):
-            return program, row_of
+        is_pass = np.isin(program.kind, [kind for part in COMPUTE_PASSES.values() for kind in part])
+        for wanted in (np.arange(len(program)), np.flatnonzero(is_pass)):
+            if len(wanted) != len(measured) or program.devices != measured.devices:
+                continue
+            rows = np.argsort(measured.instruction, kind="stable")
+            same = np.array_equal(measured.instruction[rows], wanted)
+            columns = ("kind", "device", "stage", "microbatch")
+            if same and all(
+                np.array_equal(getattr(measured, name)[rows], getattr(program, name)[wanted])
+                for name in columns
+            ):
+                row_of = np.full(len(program), -1)
+                row_of[wanted] = rows
+                return program, row_of
     raise InvalidInputError(
         f"the timeline has {len(measured)} instructions on {len(measured.devices)} devices, which "
         "are not those of the plan; expected one of a run of this plan"

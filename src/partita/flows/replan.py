@@ -23,6 +23,7 @@ from partita.flows.results import Result
 from partita.flows.run_requests import RUNS
 from partita.flows.solutions import SolutionRequest, evaluated, is_large, read_solution
 from partita.flows.summary import describe_plan
+from partita.flows.traces import has_traces, read_traces, trace_timeline
 from partita.planners.table import STARTS, takes
 from partita.requests import OnProgress, declare, make, silent
 from partita.runtime.directory import RESULTS, read_run
@@ -42,7 +43,8 @@ class HasDirectory(Protocol):
 
 
 Measured: TypeAlias = str | Timeline | HasDirectory
-"""A measured step: a run directory or its name, a file with a Timeline, or one of the objects."""
+"""A measured step: a run directory or its name, a directory of traces of torch's profiler, a file
+with a Timeline, or one of the objects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,8 @@ class ReplanRequest(PlannerFields):
         None,
         is_required=True,
         metavar="RUN",
-        help="Run that was measured: its directory, its name under --runs, or a Timeline.",
+        help="Run that was measured: its directory, its name under --runs, a Timeline, or a "
+        "directory of traces of torch's profiler, one of each rank.",
     )
     runs: str = declare(RUNS, help="Folder in which run directories are.")
     least_gain: float = declare(
@@ -181,8 +184,8 @@ def replan(
 
     Args:
         plan: What ``partita plan`` wrote: the path of the file, or the solution itself.
-        measured: A run directory or its name, a file with a Timeline, a Timeline, or what
-            ``partita.run`` returned.
+        measured: A run directory or its name, a directory of traces of torch's profiler, a file
+            with a Timeline, a Timeline, or what ``partita.run`` returned.
         on_progress: Called with each step.
         **options: The fields of :class:`ReplanRequest`: the options of ``partita replan``.
 
@@ -198,7 +201,7 @@ def replan_request(request: ReplanRequest, on_progress: OnProgress = silent) -> 
     choice = chosen_planner(request)
     planner = choice.function()
     found = read_solution(SolutionRequest(plan=request.plan))
-    step = read_measured(request)
+    step = read_measured(request, found)
     ran = found.plan if step.solution is None else step.solution.plan
     ran.check_fits(found.problem)
     on_progress("recalibrating")
@@ -226,8 +229,12 @@ def replan_request(request: ReplanRequest, on_progress: OnProgress = silent) -> 
     )
 
 
-def read_measured(request: ReplanRequest) -> MeasuredStep:
+def read_measured(request: ReplanRequest, solution: Solution) -> MeasuredStep:
     """Return the measured step that a request names.
+
+    Args:
+        request: The request.
+        solution: The plan that traces are of; a run has its own.
 
     Raises:
         InvalidInputError: There is none, or nothing was measured in it.
@@ -241,6 +248,9 @@ def read_measured(request: ReplanRequest) -> MeasuredStep:
     if not path.exists() and (Path(request.runs) / name).is_dir():
         path = Path(request.runs) / name
     if path.is_dir():
+        if not (path / "plan.json").exists() and has_traces(path):
+            timeline = trace_timeline(solution.problem, solution.plan, read_traces([str(path)]))
+            return MeasuredStep(timeline=timeline, step_s=timeline.makespan_s)
         return _checked(_of_run(path), str(path))
     if not path.exists() and name != "-":
         raise InvalidInputError(

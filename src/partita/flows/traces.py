@@ -98,11 +98,21 @@ def trace_paths(names: Sequence[str]) -> list[str]:
         if not place.is_dir():
             paths.append(name)
             continue
-        inside = sorted(str(path) for path in place.iterdir() if path.name.endswith(_ENDINGS))
+        inside = _inside(place)
         if not inside:
             raise InvalidInputError(f"{name} has no traces (*.json, *.json.gz)")
         paths += inside
     return paths
+
+
+def has_traces(place: Path) -> bool:
+    """Return whether a directory's first file that may be a trace is one."""
+    inside = _inside(place)
+    return bool(inside) and is_trace(open_file(inside[0]))
+
+
+def _inside(place: Path) -> list[str]:
+    return sorted(str(path) for path in place.iterdir() if path.name.endswith(_ENDINGS))
 
 
 def trace_timeline(problem: Problem, plan: Plan, traces: Sequence[TorchTrace]) -> Timeline:

@@ -1,6 +1,7 @@
 """Traces of torch's profiler, dumps of the Flight Recorder, outputs of nccl-tests."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,14 @@ from partita.errors import FormatError, InvalidInputError
 from partita.flows.calibrate import calibrate
 from partita.flows.explain import explain
 from partita.flows.flight import compare_dumps, read_flight
+from partita.flows.replan import replan
 from partita.flows.traces import read_trace_file, read_traces, trace_timeline
 from partita.formats.flight_recorder import read_flight_dump
 from partita.profiler.calibrate.nccl_tests import read_nccl_tests
 from partita.testing.builders import chain
 
 FILES = Path(__file__).parents[2] / "golden" / "readers"
+PASSES = ("forward", "backward")
 TRACES, DUMPS = FILES / "torch-trace", FILES / "flight-recorder"
 
 
@@ -85,6 +88,22 @@ def test_explain_holds_a_plan_against_traces() -> None:
     assert found.to_json()["measured"]["passes_s"] == found.measured_s
     assert found.predicted_s == pytest.approx(found.summary.evaluation.timeline.makespan_s, rel=0.5)
     assert explain(solution, what_if=("speed=2x",)).measured == ()
+
+
+def test_a_plan_is_made_again_from_traces(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        shutil.copy(TRACES / f"gpipe-rank{rank}.json", tmp_path)
+    solution = solved(Schedule.GPIPE, 2)
+    found = replan(solution, measured=str(tmp_path), planner="uniform")
+    timeline = trace_timeline(solution.problem, solution.plan, read_traces([str(tmp_path)]))
+    assert found.measured_s == timeline.makespan_s
+    assert found.calibration.levels == {}  # passes say nothing of links
+    predicted = explain(solution, measured=(str(tmp_path),)).measured
+    for row, device in zip(predicted, solution.plan.devices, strict=True):
+        factors = [row[f"{part}_measured_s"] / row[f"{part}_predicted_s"] for part in PASSES]
+        assert min(factors) <= found.calibration.seen[device] <= max(factors)
+    with pytest.raises(InvalidInputError, match="another plan"):
+        replan(solved(Schedule.GPIPE, 2, 8), measured=str(tmp_path), planner="uniform")
 
 
 @pytest.mark.parametrize(
