@@ -43,6 +43,8 @@ from partita.trainers.target import PlanToWrite
 from partita.trainers.torchtitan import parallelism_of
 
 ORACLES = Path(__file__).with_name("_interop_oracles.py")
+THIS = "torch"
+"""The oracle that is torch alone: this environment."""
 PLANS = 30
 LIMIT_S = 600
 BASE = "torchtitan.models.llama3.config_registry:llama3_debugmodel"
@@ -50,54 +52,63 @@ BASE = "torchtitan.models.llama3.config_registry:llama3_debugmodel"
 
 @dataclass(frozen=True)
 class Environment:
-    """Packages of an oracle; ``sees_ours`` = torch and the rest come from this environment."""
+    """How the packages of an oracle are installed; ``oracles/NAME.txt`` says which.
 
-    packages: tuple[str, ...]
+    ``sees_ours`` = torch and the rest come from this environment.
+    """
+
     sees_ours: bool = True
     first: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
+# Apart, as they want different releases of the same packages.
 ENVIRONMENTS: Mapping[str, Environment] = {
-    "main": Environment(
-        (
-            *("accelerate==1.15.0", "megatron-core==0.16.1", "kubeflow-trainer-api==2.3.0"),
-            *("kubernetes-validate==1.37.0", "torchtitan==0.3.0", "triton", "torch==2.13.0"),
-        )
-    ),
-    "titan-0.2": Environment(("torchtitan==0.2.2", "triton", "torch==2.13.0")),
+    "main": Environment(),
+    "titan-0.2": Environment(),
     "deepspeed": Environment(
-        ("deepspeed==0.19.8", "torch==2.13.0"),
         first=("wheel", "setuptools", "ninja"),
         options=("--no-build-isolation",),
         variables={"DS_BUILD_OPS": "0"},
     ),
-    "sky": Environment(("skypilot==0.14.1",), sees_ours=False),
+    "sky": Environment(sees_ours=False),
 }
 
 
-def oracle_python(name: str, cache: Path) -> Path:
+def installed_oracle(name: str, cache: Path) -> Path | None:
+    """Return the interpreter that an oracle runs in; None where it is not there as it should be."""
+    if name == THIS:
+        return Path(sys.executable)
+    done = cache / name / "installed"
+    is_there = done.exists() and done.read_text().split() == _packages(name)
+    return cache / name / "bin" / "python" if is_there else None
+
+
+def install_oracle(name: str, cache: Path) -> Path:
     """Return the interpreter of an environment, which is made where it is not there."""
-    folder = cache / name
+    found = installed_oracle(name, cache)
+    if found is not None:
+        return found
+    folder, row = cache / name, ENVIRONMENTS[name]
     python = folder / "bin" / "python"
-    done = folder / "installed"
-    row = ENVIRONMENTS[name]
-    wanted = "\n".join(row.packages)
-    if done.exists() and done.read_text() == wanted:
-        return python
     if not python.exists():
         venv.create(folder, symlinks=True, with_pip=True)
     if row.sees_ours:
         site = next((folder / "lib").glob("python*/site-packages"))
         (site / "torch_of_caller.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     environment = {**os.environ, **row.variables}
-    for packages in (row.first, row.packages):
-        if packages:
-            words = [str(python), "-m", "pip", "install", "-q", *row.options, *packages]
-            subprocess.run(words, env=environment, check=True, timeout=1800)
-    done.write_text(wanted)
+    packages = _packages(name)
+    for words in (row.first, packages):
+        if words:
+            command = [str(python), "-m", "pip", "install", "-q", *row.options, *words]
+            subprocess.run(command, env=environment, check=True, timeout=1800)
+    (folder / "installed").write_text("\n".join(packages))
     return python
+
+
+def _packages(name: str) -> list[str]:
+    return (ORACLES.parent / "oracles" / f"{name}.txt").read_text().split()
 
 
 def ask(target: str, python: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -124,6 +135,7 @@ class Row:
 
     target: str
     oracle: str
+    wanted: int = PLANS
     plans: int = 0
     accepted: int = 0
     equal: int = 0
@@ -137,7 +149,7 @@ class Row:
     @property
     def passes(self) -> bool:
         """Whether nothing is missed."""
-        whole = self.plans >= PLANS and self.accepted == self.equal == self.plans
+        whole = self.plans == self.wanted and self.accepted == self.equal == self.plans
         read = not self.reads or self.read_back == self.plans
         return whole and read and self.broken == self.refused and self.broken > 0
 
@@ -148,7 +160,7 @@ def to_write(solution: Solution, **values: Any) -> PlanToWrite:
     return PlanToWrite(solution=solution, step_s=solution.value, made_by=made, **values)
 
 
-def solutions_for(target: str, rng: random.Random) -> list[Solution]:
+def solutions_for(target: str, rng: random.Random, plans: int) -> list[Solution]:
     """Return random plans that a target can hold, all different."""
     found: list[Solution] = []
     seen: set[str] = set()
@@ -156,7 +168,7 @@ def solutions_for(target: str, rng: random.Random) -> list[Solution]:
     for count in (16, 8, 32, 64):
         problem = problem_for(target, count)
         grids = random_grids(rng, problem, TRAINERS.get(target))
-        for _ in range(20 * PLANS):
+        for _ in range(20 * plans):
             grid = next(grids)
             if target == "device-map" and grid.dp * grid.tp > 1:
                 continue
@@ -170,7 +182,7 @@ def solutions_for(target: str, rng: random.Random) -> list[Solution]:
             except InfeasibleError:
                 continue
             found.append(solution)
-            if len(found) == PLANS:
+            if len(found) == plans:
                 return found
     return found
 
@@ -331,35 +343,47 @@ def start_by_ray(plan: PlanToWrite, folder: Path) -> dict[str, Any]:
     return {"values": {}} if each == wanted else {"refused": f"{each} is not {wanted}"}
 
 
+ALL_TARGETS = (*TARGETS, "torchtitan-toml")
 STARTS = ("torchrun", "sbatch", "ray", "jobset", "trainjob", "skypilot")
 HOMES = {"torchtitan-toml": "titan-0.2", "deepspeed": "deepspeed", "skypilot": "sky"}
-HOMES |= {"torchrun": "bash", "ray": "python", "sbatch": "slurmctld"}
+HOMES |= {"torchrun": "bash", "ray": "python", "sbatch": "slurmctld", "schedule-csv": THIS}
+NODES = (
+    FakeNode(name="host0", gpus=4, gpu_type="a100", cpus=4),
+    FakeNode(name="host1", gpus=2, gpu_type="v100", cpus=4),
+    FakeNode(name="host2", gpus=2, gpu_type="a100", cpus=4),
+)
+"""Nodes of the cluster that ``sbatch`` is asked about."""
 
 
-def measure_target(target: str, cache: Path, slurm: Any) -> Row:
-    """Return what a target comes to."""
+def home_of(target: str) -> str:
+    """Return the name of a target's oracle."""
+    return HOMES.get(target, "main")
+
+
+def measure_target(target: str, cache: Path, slurm: Any = None, plans: int = PLANS) -> Row:
+    """Return what a target comes to on some plans."""
     rng = random.Random(11)
     name, release = target.removesuffix("-toml"), "0.2" if target.endswith("-toml") else ""
-    row = Row(target, HOMES.get(target, "main"))
+    row = Row(target, home_of(target), plans)
     begin = time.monotonic()
-    solutions = solutions_for(name, rng)
+    solutions = solutions_for(name, rng, plans)
     row.plans = len(solutions)
     row.reads = name in ("megatron", "deepspeed", "accelerate") or release == "0.2"
     with tempfile.TemporaryDirectory() as scratch:
-        plans, cases = write_all(row, solutions, Path(scratch))
+        written, cases = write_all(row, solutions, Path(scratch))
         if name == "torchrun":
             answers = [
-                start_by_bash(p, Path(c["folder"])) for p, c in zip(plans, cases, strict=True)
+                start_by_bash(p, Path(c["folder"])) for p, c in zip(written, cases, strict=True)
             ]
         elif name == "ray":
             answers = [
-                start_by_ray(p, Path(c["folder"])) for p, c in zip(plans, cases, strict=True)
+                start_by_ray(p, Path(c["folder"])) for p, c in zip(written, cases, strict=True)
             ]
         elif name == "sbatch":
             answers = [slurm(Path(case["folder"])) for case in cases]
         else:
-            answers = ask(target, oracle_python(row.oracle, cache), cases)
-    for plan, answer in zip(plans, answers, strict=True):
+            answers = ask(target, install_oracle(row.oracle, cache), cases)
+    for plan, answer in zip(written, answers, strict=True):
         weigh(row, plan, answer)
     refuse_broken(row, solutions, rng)
     row.seconds = time.monotonic() - begin
@@ -464,20 +488,22 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="a target")
     usual = Path.home() / ".cache" / "partita" / "oracles"
     parser.add_argument("--cache", type=Path, default=usual, help="where oracles are installed")
+    parser.add_argument("--install", action="store_true", help="install all oracles, ask none")
     chosen = parser.parse_args()
-    targets = chosen.only or [*TARGETS, "torchtitan-toml"]
+    if chosen.install:
+        for name in ENVIRONMENTS:
+            print(install_oracle(name, chosen.cache))
+        return 0
+    targets = chosen.only or ALL_TARGETS
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        nodes = [FakeNode(name="host0", gpus=4, gpu_type="a100", cpus=4)]
-        nodes += [FakeNode(name="host1", gpus=2, gpu_type="v100", cpus=4)]
-        nodes += [FakeNode(name="host2", gpus=2, gpu_type="a100", cpus=4)]
         if "sbatch" in targets:
-            with private_slurm(Path(folder), nodes) as slurm:
+            with private_slurm(Path(folder), NODES) as slurm:
                 rows.append(measure_target("sbatch", chosen.cache, sbatch_of(slurm)))
                 show(rows[-1])
         for target in targets:
             if target != "sbatch":
-                rows.append(measure_target(target, chosen.cache, None))
+                rows.append(measure_target(target, chosen.cache))
                 show(rows[-1])
     print(f"{'target':16} {'oracle':10} plans accepted equal read-back broken refused  seconds")
     for row in rows:
