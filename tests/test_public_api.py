@@ -7,6 +7,7 @@ from partita.cli.main import partita as cli
 
 NAMES = [
     "Cluster",
+    "Example",
     "Graph",
     "Objective",
     "Plan",

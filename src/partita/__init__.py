@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "Cluster": "partita.core.cluster",
+    "Example": "partita.capture.setting",
     "Graph": "partita.core.graph",
     "Objective": "partita.core.problem",
     "Plan": "partita.core.plan",

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from partita.catalogue.examples import EXAMPLES, example
 from partita.cli.main import COMMANDS, main
 from partita.core.codec import encode
 from partita.core.solution import Solution
-from partita.core.timeline import Timeline
+from partita.core.timeline import Timeline, TimelineOrigin
+from partita.cost.predict import simulate
 from partita.documents import load, save
 
 Run = Callable[..., tuple[int, str, str]]
@@ -193,6 +195,57 @@ def test_simulate_draws_and_writes_trace_picture_and_timeline(run: Run, plan_fil
     assert isinstance(load("time.json"), Timeline)
     assert json.loads(Path("t.json").read_text())["traceEvents"]
     assert max(map(len, out.splitlines())) <= 120
+
+
+def test_simulate_shows_the_measured_step_of_a_run(run: Run, plan_file: Path) -> None:
+    folder = Path("runs/one")
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_bytes(plan_file.read_bytes())
+    assert "· simulated" in run("simulate", str(folder), "-q")[1]  # no step was measured
+    step = simulate(load(plan_file).problem, load(plan_file).plan)
+    nothing: dict[str, Any] = {name: [] for name in ("memory_device", "memory_s", "memory_bytes")}
+    slow = {"start_s": 2 * step.start_s, "end_s": 2 * step.end_s}
+    measured = replace(step, origin=TimelineOrigin.MEASURED, **slow, **nothing)
+    save(measured, folder / "timeline.json")
+    for name in (folder, folder / "timeline.json"):
+        code, out, err = run("simulate", str(name), "--picture", "p.svg", "--json")
+        assert code == 0, err
+        found = json.loads(out)
+        assert found["origin"] == "measured"
+        assert found["makespan_s"] == pytest.approx(2 * step.makespan_s)
+        assert found["devices"][0]["peak_bytes"] is None
+        assert found["devices"][0]["memory"]
+        assert Path("p.svg").read_text().startswith("<svg")
+    assert "· measured" in run("simulate", str(folder), "-q")[1]
+    again = run("simulate", str(folder), "--slow", f"{step.devices[0]}=2", "--json")
+    assert json.loads(again[1])["origin"] == "simulated"
+
+
+def test_pictures_keep_to_the_signs_of_the_locale(
+    run: Run, plan_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LC_ALL", "LC_CTYPE"):
+        monkeypatch.delenv(name, raising=False)
+    seen = {}
+    for locale in ("C", "C.UTF-8"):
+        monkeypatch.setenv("LANG", locale)
+        seen[locale] = "|" in run("simulate", str(plan_file), "-q")[1]
+    assert seen == {"C": True, "C.UTF-8": False}
+
+
+def test_robustness_says_step_time(run: Run, plan_file: Path) -> None:
+    out = run("robustness", str(plan_file), "--samples", "2", "--replans", "0", "-q")[1]
+    assert "step time relative to the nominal one" in out
+
+
+def test_an_interrupt_ends_as_shells_expect_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("partita.cli.devices.devices_request", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        main(["devices"])
+    assert stopped.value.code == 130
 
 
 def test_simulate_straggler_and_noise(run: Run, plan_file: Path) -> None:

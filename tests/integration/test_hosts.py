@@ -195,7 +195,7 @@ def test_a_script_runs_where_the_plan_says_and_ctrl_c_ends_all_of_it(place: Plac
     assert len(started) == 2 + 2 + 4
     driver.send_signal(signal.SIGINT)
     _, told = driver.communicate(LIMIT_S)
-    assert driver.returncode == 1, told
+    assert driver.returncode == 130, told
     assert not any(map(is_running, started))
     (directory,) = (place.folder / "stopped").iterdir()
     assert json.loads((directory / "state.json").read_text())["progress"] == "cancelled"

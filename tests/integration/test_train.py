@@ -149,6 +149,7 @@ def test_a_run_is_checked_reported_and_kept(place: Place) -> None:
     assert found["origin"] == "measured"
     assert len(found["losses"]) == found["steps"] == 3
     assert [row["stage"] for row in found["report"]["stages"]] == [0, 1]
+    assert all(row["peak_bytes"]["predicted"] > 0 for row in found["report"]["devices"])
     directory = place.folder / found["directory"]
     for name in ("plan.json", "results.json", "timeline.json", "trace.json"):
         assert json.loads((directory / name).read_text())

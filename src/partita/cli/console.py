@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,21 @@ def stdout_console() -> Console:
         markup=False,
         emoji=False,
     )
+
+
+def picture_signs(console: Console) -> tuple[bool, str]:
+    """Return whether a picture on a console has colours, and the encoding of its signs.
+
+    ``NO_COLOR`` takes the colours away. Under ``LANG=C`` Python writes UTF-8 all the same, which a
+    terminal that was told so does not show: there the signs are ASCII.
+    """
+    locale = os.environ.get("LC_ALL") or os.environ.get("LANG", "")
+    if not os.environ.get("LC_ALL"):
+        named = os.environ.get("LC_CTYPE", "C")
+        # Python itself sets C.UTF-8 where the locale is C.
+        locale = locale if named in ("C", "POSIX", "C.UTF-8") else named
+    encoding = "ascii" if locale in ("C", "POSIX") else console.encoding
+    return console.is_terminal and not console.no_color, encoding
 
 
 def print_json(value: object) -> None:

@@ -7,6 +7,7 @@ from partita.cli.console import (
     bound_line,
     check_line,
     model_line,
+    picture_signs,
     print_json,
     progress,
     stdout_console,
@@ -79,7 +80,8 @@ def _show_mixed(found: Demo) -> None:
     _show_ranked(found.mixed)
     console.print(f"\n5. the best of them, simulated ({best.title})", style="bold")
     width = terminal_width()
-    picture = pipeline_picture(found.simulation.timeline, width, colour=console.is_terminal)
+    colour, encoding = picture_signs(console)
+    picture = pipeline_picture(found.simulation.timeline, width, colour=colour, encoding=encoding)
     click.echo(picture, nl=False)
     console.print(f"{found.simulation.step_words} · {check_line(found.simulation.report)}")
     console.print(f"bound by: {best.evaluation.bottleneck}")

@@ -51,6 +51,8 @@ def _module_of(name: str) -> str:
     return f"partita.cli.{name}.group" if name in _GROUPS else f"partita.cli.{name}"
 
 
+_INTERRUPTED = 130
+"""What shells report of a program that Ctrl-C ended: 128 + SIGINT."""
 _FORKING = ("demo", "run", "selftest", "train")
 _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says, without the name of a file, to whoever writes to one that is open."""
@@ -83,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code.
 
     0 = done, 1 = an error of ours, 2 = usage or bad input, 3 = infeasible, 4 = the environment
-    cannot, 5 = a run failed.
+    cannot, 5 = a run failed, 130 = stopped by Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
@@ -123,8 +125,8 @@ def _run(arguments: Sequence[str]) -> None:
         _fail(f"{exc.format_message()}{where}", 2)
     except click.exceptions.Exit as exc:
         sys.exit(exc.exit_code)
-    except click.Abort:
-        _fail("stopped", 1)
+    except click.Abort as exc:
+        _fail("stopped", _INTERRUPTED if isinstance(exc.__cause__, KeyboardInterrupt) else 1)
     except PartitaError as exc:
         if "--debug" in arguments:
             raise

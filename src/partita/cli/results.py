@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from partita.cli.console import percent, print_json, stdout_console, table
+from partita.cli.console import percent, picture_signs, print_json, stdout_console, table
 from partita.cli.from_request import takes
 from partita.cli.options import output_options
 from partita.flows.follow import Follower
@@ -88,7 +88,7 @@ def _print_curves(curves: Curves) -> None:
         rows.append(["held out", *ends])
     console.print(table(titles, rows))
     shown = [(name, points) for name, points in curves.points.items() if points]
-    text = curve_picture(shown, width=min(console.width, 100), encoding=console.encoding)
+    text = curve_picture(shown, width=min(console.width, 100), encoding=picture_signs(console)[1])
     console.print(text, markup=False, highlight=False)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from partita.cli.console import percent, print_json, stdout_console, table
+from partita.cli.console import percent, picture_signs, print_json, stdout_console, table
 from partita.flows.options_file import read_options_file
 from partita.flows.run_requests import RunRequest, TrainRequest
 from partita.requests import Request
@@ -189,7 +189,7 @@ def _draw_losses(outcome: "Outcome") -> None:
     text = curve_picture(
         [("loss", losses), ("held out", held_out)],
         width=min(console.width, 100),
-        encoding=console.encoding,
+        encoding=picture_signs(console)[1],
     )
     console.print(text, markup=False, highlight=False)
 

@@ -10,6 +10,7 @@ from partita.cli.console import (
     breakdown_table,
     check_line,
     percent,
+    picture_signs,
     print_json,
     print_remarks,
     progress,
@@ -59,7 +60,8 @@ def command(
 ) -> None:
     """Play PLAN on its cluster and show pipeline, utilisation and memory.
 
-    PLAN is what 'partita plan' wrote, or a bare plan with --graph and --cluster; - is stdin.
+    PLAN is what 'partita plan' wrote, or a bare plan with --graph and --cluster; - is stdin. Of a
+    run directory, or the timeline.json in it, the step that was measured is shown.
     """
     del debug  # read by main
     with progress("simulating", quiet=quiet or as_json) as on_progress:
@@ -78,9 +80,10 @@ def _show(found: Simulation, width: int) -> None:
     console, timeline, solution = stdout_console(), found.timeline, found.solution
     blocking = "" if found.transfers is TransferMode.OVERLAPPED else ", blocking transfers"
     title = f"{solution.problem.graph.name} · {describe_plan(solution.plan)}"
-    console.print(f"{title} · simulated{blocking}")
+    console.print(f"{title} · {timeline.origin.value}{blocking}")
     console.print(step_line(solution.problem, solution.plan))
-    click.echo(pipeline_picture(timeline, width, colour=console.is_terminal), nl=False)
+    colour, encoding = picture_signs(console)
+    click.echo(pipeline_picture(timeline, width, colour=colour, encoding=encoding), nl=False)
     console.print(table(_DEVICE_COLUMNS, _device_rows(timeline)))
     console.print(breakdown_table(timeline.devices, found.memory))
     console.print(f"{found.step_words} · {check_line(found.report)}")
@@ -105,9 +108,9 @@ def _device_rows(timeline: Timeline) -> list[list[str]]:
                 name,
                 percent(float(timeline.utilisation[index])),
                 percent(float(timeline.bubble[index])),
-                format_bytes(peak),
+                format_bytes(peak) if timeline.has_memory else "-",
                 format_bytes(limit) if np.isfinite(limit) else "-",
-                format_bytes(limit - peak) if np.isfinite(limit) else "-",
+                format_bytes(limit - peak) if timeline.has_memory and np.isfinite(limit) else "-",
             ]
         )
     return rows

@@ -186,6 +186,11 @@ class Timeline(Displayed):
             row = int(self.cause[row])
         return frozen_array(path[::-1], np.int32)
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether the use of memory is known, which runs do not measure by the instruction."""
+        return len(self.memory_device) > 0
+
     @cached_property
     def peak_bytes(self) -> Floats:
         """Largest use of memory on each device."""

@@ -20,7 +20,6 @@ from partita.core.problem import Mode
 from partita.core.program import Program
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
-from partita.cost.durations import instruction_seconds
 from partita.cost.predict import simulate
 from partita.documents import save, write_text
 from partita.errors import FormatError, InvalidInputError, UnsupportedError, WorkerError
@@ -33,7 +32,6 @@ from partita.hosts.driver import OnLine, Watch, run_on
 from partita.hosts.places import Place
 from partita.program.lower import lower
 from partita.program.order import ListOrder
-from partita.program.simulate import play
 from partita.ranks.setup import why_not_fork
 from partita.report.trace import chrome_trace
 from partita.requests import OnProgress, silent
@@ -431,8 +429,7 @@ def _run_fresh(solution: Solution, execution: Execution) -> Outcome | None:
 def _outcome(solution: Solution, run: Run, program: Program, job: Job) -> Outcome:
     """Put a run beside its prediction."""
     problem, plan = solution.problem, solution.plan
-    seconds = instruction_seconds(problem, plan, program)
-    prediction = play(program, problem.cluster, seconds, job.transfers)
+    prediction = simulate(problem, plan, program=program, transfers=job.transfers)
     peaks = [run.memory[name].peak_bytes if name in run.memory else np.nan for name in plan.devices]
     return Outcome(
         solution=solution,

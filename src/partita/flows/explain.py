@@ -26,7 +26,7 @@ from partita.flows.answer_first import what_bounds, what_to_do
 from partita.flows.fields import PlanSource
 from partita.flows.problem import catalogue_of
 from partita.flows.results import Result
-from partita.flows.solutions import SolutionRequest, read_solution
+from partita.flows.solutions import SolutionRequest, read_solution, run_files
 from partita.flows.summary import Summary, summarise
 from partita.flows.traces import is_trace, read_traces, trace_timeline
 from partita.names import short, suggest
@@ -257,13 +257,12 @@ def _compared(
 
 def _of_run(request: ExplainRequest) -> ExplainRequest:
     """Return a request for a run directory as one for its plan, held against its timeline."""
-    if not isinstance(request.plan, str) or not (Path(request.plan) / "plan.json").is_file():
+    found = run_files(request.plan)
+    if found is None:
         return request
-    folder = Path(request.plan)
-    measured = request.measured
-    if not measured and (folder / "timeline.json").is_file():
-        measured = (str(folder / "timeline.json"),)
-    return replace(request, plan=str(folder / "plan.json"), measured=measured)
+    plan, timeline = found
+    measured = request.measured or (() if timeline is None else (timeline,))
+    return replace(request, plan=plan, measured=measured)
 
 
 def _changed(problem: Problem, plan: Plan, change: str, catalogue: Catalogue) -> Problem:

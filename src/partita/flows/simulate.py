@@ -1,7 +1,7 @@
 """A plan played on its cluster, from idle or disturbed: what ``partita.simulate`` does."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import numpy as np
@@ -17,10 +17,11 @@ from partita.cost import predict
 from partita.cost.memory import MemoryBreakdown, memory_breakdown
 from partita.cost.predict import Disturbance
 from partita.cost.proof import CheckReport, check
-from partita.errors import InvalidInputError
+from partita.documents import load
+from partita.errors import FormatError, InvalidInputError
 from partita.flows.fields import PlanSource
 from partita.flows.results import Result
-from partita.flows.solutions import SolutionRequest, read_solution
+from partita.flows.solutions import SolutionRequest, read_solution, run_files
 from partita.flows.summary import describe_plan
 from partita.program.lower import lower
 from partita.requests import OnProgress, declare, make, silent
@@ -87,7 +88,7 @@ class Simulation(Result):
                 "busy_s": float(timeline.busy_s[index]),
                 "utilisation": float(timeline.utilisation[index]),
                 "bubble": float(timeline.bubble[index]),
-                "peak_bytes": float(timeline.peak_bytes[index]),
+                "peak_bytes": float(timeline.peak_bytes[index]) if timeline.has_memory else None,
                 "limit_bytes": number_or_none(float(timeline.limit_bytes[index])),
                 "memory": self.memory.to_json(index),
             }
@@ -103,7 +104,8 @@ class Simulation(Result):
     def lines(self) -> list[str]:
         """Return the time of a step in two lines."""
         return [
-            f"{self.solution.problem.graph.name}: {describe_plan(self.solution.plan)}, simulated",
+            f"{self.solution.problem.graph.name}: {describe_plan(self.solution.plan)}, "
+            f"{self.timeline.origin.value}",
             self.step_words,
         ]
 
@@ -166,7 +168,11 @@ def simulate(
 
 def simulate_request(request: SimulateRequest, on_progress: OnProgress = silent) -> Simulation:
     """Simulate what a request asks for; see :func:`simulate`."""
+    found = run_files(request.plan)
+    if found is not None:
+        request = replace(request, plan=found[0])
     solution = read_solution(request)
+    measured = None if found is None else _measured(found[1], solution, request)
     disturbance = Disturbance(
         slow=_factors(request.slow), perturb=request.perturb, seed=request.seed
     )
@@ -177,7 +183,8 @@ def simulate_request(request: SimulateRequest, on_progress: OnProgress = silent)
         solution=solution,
         report=check(solution.problem, solution.plan, program),
         memory=memory_breakdown(solution.problem, solution.plan, program),
-        timeline=predict.simulate(
+        timeline=measured
+        or predict.simulate(
             solution.problem,
             solution.plan,
             program=program,
@@ -187,6 +194,20 @@ def simulate_request(request: SimulateRequest, on_progress: OnProgress = silent)
         ),
         transfers=transfers,
     )
+
+
+def _measured(path: str | None, solution: Solution, request: SimulateRequest) -> Timeline | None:
+    """Return the step that a run has measured; None where it left none, or another is asked for.
+
+    Raises:
+        FormatError: The file holds no timeline of the plan's devices.
+    """
+    if path is None or request.given().keys() - {"plan", "graph"}:
+        return None
+    timeline = load(path)
+    if not isinstance(timeline, Timeline) or timeline.devices != solution.plan.devices:
+        raise FormatError("expected a timeline of the devices of the run's plan", path=path)
+    return timeline
 
 
 def _factors(pairs: tuple[str, ...]) -> dict[str, float]:

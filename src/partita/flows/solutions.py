@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from partita.bounds import lower_bound
@@ -71,6 +72,21 @@ def read_solution(request: SolutionRequest) -> Solution:
     if problem is None:
         raise InvalidInputError(f"{file.name} is a bare plan: name its --graph and --cluster")
     return evaluated(problem, _adapted(found, problem, request), None)
+
+
+def run_files(source: PlanSource) -> tuple[str, str | None] | None:
+    """Return the plan and the timeline in a run directory; None where the source names no run.
+
+    A run is named by its directory, or by the ``timeline.json`` in it; one that has not come to its
+    first step has none.
+    """
+    if not isinstance(source, str):
+        return None
+    folder = Path(source).parent if Path(source).name == "timeline.json" else Path(source)
+    if not (folder / "plan.json").is_file():
+        return None
+    timeline = folder / "timeline.json"
+    return str(folder / "plan.json"), str(timeline) if timeline.is_file() else None
 
 
 def bare_problem(graph: Model, request: Request) -> Problem:

@@ -201,7 +201,7 @@ def comparison_figures(report: Mapping[str, Any], peak_bytes: Mapping[str, float
 
     Args:
         report: The comparison as ``results.json`` tells it.
-        peak_bytes: Predicted peaks by device: the step that a run is compared with has no memory.
+        peak_bytes: Predicted peaks by device; results of older runs say 0.
     """
     result = []
     for what, key in (("stages", "stage"), ("devices", "device")):

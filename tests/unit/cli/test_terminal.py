@@ -6,8 +6,10 @@ import sys
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from partita.cli import main as cli
+from partita.cli.console import picture_signs
 from partita.cli.fleet import logs, queue, status, top
 from partita.errors import UnsupportedError
 from partita.flows.fleet.live import FleetJobs, JobStatus
@@ -143,3 +145,13 @@ def test_texts_are_escaped() -> None:
     assert escaped(EVIL).startswith(SHOWN)
     assert escaped(EVIL).isprintable()
     assert escaped_lines("a\r\nb\tc\rd\x1b") == "a\nb\tc\nd\\x1b"
+
+
+def test_a_picture_has_no_colours_where_the_user_wants_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert picture_signs(Console(force_terminal=True))[0]
+    assert not picture_signs(Console(force_terminal=False))[0]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not picture_signs(Console(force_terminal=True))[0]

@@ -1,13 +1,13 @@
 """``partita energy frontier``: time against energy of a plan, or of a profile's stages."""
 
 import shlex
-import sys
 from pathlib import Path
 
 import click
 import numpy as np
 
 from partita.cli.console import (
+    picture_signs,
     print_json,
     progress,
     stdout_console,
@@ -126,7 +126,7 @@ def _show(result: FrontierResult, written: list[str]) -> None:
     console, frontier = stdout_console(), result.frontier
     for line in result.lines():
         console.print(line)
-    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    _, encoding = picture_signs(console)
     click.echo(frontier_picture(frontier, terminal_width(), encoding=encoding), nl=False)
     console.print(table(_COLUMNS, _rows(frontier)))
     better = frontier.better_than_all_max

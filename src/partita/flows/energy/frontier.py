@@ -26,7 +26,7 @@ from partita.flows.summary import describe_plan
 from partita.requests import OnProgress, declare, make, part, silent
 from partita.units import format_joules, parse_seconds
 
-NO_CHOICE = "the profile has one clock for each instruction: there is nothing to choose"
+NO_CHOICE = "one clock for each instruction: there is nothing to choose"
 """What is said of a profile whose frontier is one point."""
 
 
@@ -94,7 +94,7 @@ class FrontierResult(Result):
         origin = ORIGIN_WORDS[self.frontier.origin]
         first = f"{self.source.name} · {words} · {origin}"
         if not self.source.profile.has_choice:
-            first += "\n" + NO_CHOICE
+            first += f" · {NO_CHOICE}"
         return [first, *headlines(self.frontier)]
 
     def rows(self) -> list[Mapping[str, object]]:
