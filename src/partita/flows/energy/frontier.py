@@ -26,7 +26,7 @@ from partita.flows.summary import describe_plan
 from partita.requests import OnProgress, declare, make, part, silent
 from partita.units import format_joules, parse_seconds
 
-NO_CHOICE = "one clock for each instruction: there is nothing to choose"
+NO_CHOICE = "one clock: nothing to choose"
 """What is said of a profile whose frontier is one point."""
 
 
