@@ -16,6 +16,7 @@ NAMES = [
     "Solution",
     "Stage",
     "Timeline",
+    "advise",
     "calibrate",
     "cancel_jobs",
     "check",

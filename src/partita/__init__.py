@@ -20,6 +20,7 @@ _HOME_OF = {
     "Solution": "partita.core.solution",
     "Stage": "partita.core.plan",
     "Timeline": "partita.core.timeline",
+    "advise": "partita.flows.advise",
     "calibrate": "partita.flows.calibrate",
     "cancel_jobs": "partita.flows.fleet.live",
     "check": "partita.cost.proof",

@@ -17,7 +17,7 @@ from partita.capture.captured import CapturedModel, CaptureMode, Granularity
 from partita.capture.partial import build_partly
 from partita.capture.setting import LossFunction
 from partita.capture.sources import ModelSource, SourceOptions, find_callable, load_source
-from partita.core.graph import Graph
+from partita.core.graph import MODEL_ANNOTATION, Graph
 from partita.errors import InvalidInputError
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def _tensor(output: object) -> Tensor:
     )
 
 
-ANNOTATION = "model"
+ANNOTATION = MODEL_ANNOTATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

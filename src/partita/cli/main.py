@@ -16,6 +16,7 @@ from partita.names import escaped, escaped_lines
 
 COMMANDS: Mapping[str, str] = {
     "demo": "Measure a small GPT here, plan it here and over a mixed cluster.",
+    "advise": "Say in one page what to do: does it fit, which plan, how long, for how much.",
     "profile": "Measure a model op by op and write it as a graph.",
     "estimate": "Say whether a model fits on a cluster, and what would make it fit.",
     "plan": "Plan a model over a cluster and write the plan.",

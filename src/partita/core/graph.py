@@ -59,6 +59,8 @@ DTYPE_BYTES: Mapping[str, float] = {
 
 MAX_COUNT = 2**31
 """Samples and tokens stay below, so that they fit the columns of a plan."""
+MODEL_ANNOTATION = "model"
+"""Annotation that says how the model is built: plans of a graph that has it can be run."""
 
 
 class Phase(IntEnum):

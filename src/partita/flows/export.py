@@ -209,7 +209,7 @@ def _write_for(request: ExportRequest) -> Export:
     """Write the files of a trainer or a launcher."""
     plan = _to_write(request)
     found = writer(request.to)(plan)
-    place = _folder(request.output or f"{plan.name}-{request.to}")
+    place = made_folder(request.output or f"{plan.name}-{request.to}")
     for name, text in found.files.items():
         write_text(place / name, text)
     return Export(
@@ -339,14 +339,14 @@ def _write_pipedream(graph: Graph, plan: Plan, counts: list[int], output: str | 
 
 
 def _write_configurations(graph: Graph, counts: list[int], output: str | None) -> list[str]:
-    folder = _folder(output or f"{graph.name}-conf")
+    folder = made_folder(output or f"{graph.name}-conf")
     found = runtime_configurations(counts)
     for name, values in found.items():
         write_text(folder / name, json.dumps(values, indent=4) + "\n")
     return [str(folder / name) for name in found]
 
 
-def _folder(path: str) -> Path:
+def made_folder(path: str) -> Path:
     """Return a directory, made if it is not there."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -375,7 +375,7 @@ def _write_package(
     else:
         files, notes = _model_files(graph, plan, package, request)
     _check_free(Path(folder))
-    place = _folder(folder)
+    place = made_folder(folder)
     for name, data in files.items():
         write_bytes(place / name, data)
     return [str(place / name) for name in sorted(files)], notes
