@@ -61,7 +61,7 @@ def show_large(result: LargePlanResult, written: str | None = None) -> None:
     )
     console.print(Text.assemble("layout: ", (best.title, "bold")))
     console.print(_rate_line(result))
-    for line in (_money_line(result), _free_line(result)):
+    for line in (_money_line(result), _free_line(result), _rival_line(result)):
         if line:
             console.print(line)
     console.print(_parts_table([best, *result.others]))
@@ -139,6 +139,19 @@ def _free_line(result: LargePlanResult) -> str:
     if gain < 0.005:
         return "the degrees that are fixed cost nothing: no free choice is faster"
     return f"free degrees would be {gain:.1%} faster: {free.title}"
+
+
+def _rival_line(result: LargePlanResult) -> str:
+    rival = result.rival
+    if rival is None:
+        return ""
+    mine, other = result.task.framework, rival.layout.framework
+    paid = result.best.step_s / rival.step_s - 1
+    if paid < 0.0005:
+        return f"a plan that {mine} can run: no other framework is faster"
+    return (
+        f"a plan that {mine} can run: {paid:.1%} slower than the best for {other} ({rival.title})"
+    )
 
 
 def _parts_table(choices: list[Choice]) -> object:

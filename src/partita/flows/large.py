@@ -8,6 +8,7 @@ takes its time and its memory, the next best of other structure, and what the fi
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -76,6 +77,8 @@ OFFLOAD_SHARES = (0.0, 0.5, 1.0)
 SPARE = 0.05
 """Share of the memory that must be left where a change is said to be enough: forecasts of memory
 are off by about as much in the mean (docs/large-models.md)."""
+RIVALS = ("megatron", "torchtitan", "deepspeed", "partita")
+"""Frameworks that a plan for one of them is held against."""
 MOST_TIMES = 64
 """How many times as many devices are tried where nothing fits."""
 
@@ -90,6 +93,7 @@ class LargePlanResult(Result):
         best: The plan that was chosen.
         others: The next best of different structure.
         free: The best where no degree is fixed; None where none is.
+        rival: The best that other frameworks could run; None where no framework was asked for.
         solution: The plan as a document.
         tokens: Tokens of the whole training; NaN = not given.
         replacement: State that moves, where the plan takes the place of another.
@@ -101,6 +105,7 @@ class LargePlanResult(Result):
     best: Choice
     others: tuple[Choice, ...]
     free: Choice | None
+    rival: Choice | None
     solution: Solution
     tokens: float = math.nan
     replacement: Replacement | None = None
@@ -201,6 +206,7 @@ class LargePlanResult(Result):
             "gap": number_or_none(self.solution.gap),
             "alternatives": [other.to_json() for other in self.others],
             "free": None if self.free is None else self.free.to_json(),
+            "rival": None if self.rival is None else self.rival.to_json(),
             "accuracy": None if self.accuracy is None else self.accuracy._asdict(),
             "remarks": list(self.remarks),
             **({} if self.replacement is None else {"moves": self.replacement.to_json()}),
@@ -261,11 +267,23 @@ def plan_large(
         best=best,
         others=others,
         free=free[0] if free else None,
+        rival=None if request.framework is None or by_price else _rival(task, cluster),
         solution=solution,
         tokens=math.nan if request.tokens is None else parse_count(request.tokens, "tokens"),
         replacement=replacement,
         remarks=(*remarks, *_idle(cluster, best)),
     )
+
+
+def _rival(task: Task, cluster: Cluster) -> Choice | None:
+    """Return the quickest plan of the frameworks that were not asked for; None = none has one."""
+    found: list[Choice] = []
+    for name in RIVALS:
+        if name != task.framework:
+            # A degree that is fixed may be none of another framework.
+            with suppress(InvalidInputError, InfeasibleError):
+                found += find_choices(replace(task, framework=name), cluster)[:1]
+    return min(found, key=lambda choice: choice.step_s, default=None)
 
 
 def _idle(cluster: Cluster, best: Choice) -> list[str]:

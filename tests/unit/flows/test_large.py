@@ -5,6 +5,7 @@ import json
 import pytest
 
 import partita
+from partita.cli.large import show_large
 from partita.cost.tables import GPU_RESERVE
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.flows.large import LargePlanResult
@@ -181,3 +182,18 @@ def test_simulate_counts_logits_by_themselves():
     parts = memory.activations + memory.logits + memory.buffers + memory.workspace
     held = memory.weights + memory.gradients + memory.master + memory.state
     assert (held + parts).tolist() == pytest.approx(memory.peak.tolist())
+
+
+def test_a_plan_for_a_framework_is_held_against_the_best_of_the_others(capsys):
+    job = {"cluster": "4xh100", "batch_size": 16}
+    plan = partita.plan("llama3-8b", framework="torchtitan", **job)
+    other = partita.plan("llama3-8b", framework=plan.rival.layout.framework, **job)
+    assert plan.rival == other.best
+    assert plan.rival.step_s < plan.best.step_s
+    assert other.rival.step_s <= plan.best.step_s
+    paid = plan.best.step_s / other.best.step_s - 1
+    for each in (plan, other):
+        show_large(each)
+    lines = capsys.readouterr().out
+    assert f"a plan that torchtitan can run: {paid:.1%} slower than the best for" in lines
+    assert f"a plan that {other.task.framework} can run: no other framework is faster" in lines
