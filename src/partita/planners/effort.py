@@ -31,7 +31,7 @@ class SearchTrace:
 
     on_record: Callable[[float, float], None] | None = None
     points: list[tuple[float, float]] = field(default_factory=list)
-    _begin: float = field(default_factory=search_clock)
+    _begin: float = field(default_factory=lambda: search_clock())  # noqa: PLW0108 (as it is then)
 
     def record(self, value: float) -> None:
         """Note a value; one that is no better than the last is left out."""
@@ -67,7 +67,7 @@ class Effort:
     trace: SearchTrace | None = None
     spent: int = 0
     timed_out: bool = False
-    _begin: float = field(default_factory=search_clock)
+    _begin: float = field(default_factory=lambda: search_clock())  # noqa: PLW0108 (as it is then)
 
     def __post_init__(self) -> None:
         for name, value in (("iterations", self.iterations), ("time_limit", self.time_limit)):

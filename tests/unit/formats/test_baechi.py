@@ -147,7 +147,7 @@ def test_a_problem_from_elsewhere_is_written_whole():
     written = write_baechi(problem)
     document = json.loads(written)
     assert document["nodes"][0]["name"] == "embedding.word"
-    assert document["devices"][0] == {"id": 0, "memory_limit": 80_000_000_000}
+    assert document["devices"][0] == {"id": 0, "memory_limit": 80 * 2**30}
     rate = problem.cluster.levels[0].bandwidth_bytes_per_s[0]
     first = document["edges"][0]
     assert first["comm_ms"] == pytest.approx(1000 * first["bytes"] / rate)
