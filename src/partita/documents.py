@@ -71,13 +71,19 @@ class OpenedFile:
     data: bytes
 
     def load(
-        self, *, problem: Problem | None = None, completion: "Completion | None" = None
+        self,
+        *,
+        problem: Problem | None = None,
+        completion: "Completion | None" = None,
+        wanted: tuple[str, ...] = (),
     ) -> Any:  # noqa: ANN401 (any type)
         """Return the core object in it; see `load`.
 
         Args:
             problem: The problem that a foreign plan is for.
             completion: The catalogue, and what lists of hosts leave out.
+            wanted: Contents that the caller can use, such as ``"a plan"``: messages name the
+                formats of these alone; empty = any.
 
         Raises:
             FormatError: It holds nothing that is known.
@@ -93,6 +99,7 @@ class OpenedFile:
                 problem=problem,
                 completion=completion,
                 formats=formats(),
+                wanted=wanted,
             )
         except FormatError as exc:
             raise self._placed(exc) from exc

@@ -233,6 +233,25 @@ def test_pictures_keep_to_the_signs_of_the_locale(
     assert seen == {"C": True, "C.UTF-8": False}
 
 
+@pytest.mark.parametrize(
+    ("command", "taken", "not_taken"),
+    [
+        (("plan",), "a cost graph of Baechi", "a placement of Baechi"),
+        (("simulate",), "PipeDream's plan gpus=N.txt", "Perseus's profile.csv"),
+        (("energy", "frontier"), "Perseus's profile.csv", "a job log of Philly"),
+    ],
+)
+def test_a_file_of_no_format_is_told_the_formats_of_that_command(
+    run: Run, command: tuple[str, ...], taken: str, not_taken: str
+) -> None:
+    Path("text.txt").write_text("hello\n")
+    code, _, err = run(*command, "text.txt", "-q")
+    assert code == 2
+    assert "the file is in no known format; known are: a document of Partita (JSON); " in err
+    assert taken in err
+    assert not_taken not in err
+
+
 def test_robustness_says_step_time(run: Run, plan_file: Path) -> None:
     out = run("robustness", str(plan_file), "--samples", "2", "--replans", "0", "-q")[1]
     assert "step time relative to the nominal one" in out

@@ -21,7 +21,6 @@ from partita.cost.tables import GPU_RESERVE
 from partita.documents import (
     CLUSTER_YAML,
     OpenedFile,
-    load,
     open_catalogue,
     open_file,
     read_text,
@@ -278,7 +277,8 @@ def _stored_graph(model: str) -> Graph | Problem:
             f"{model!r} is neither a file (no such file) nor a built-in example; built in are "
             f"{', '.join(EXAMPLES)}; a model of 'partita models' is planned by 'partita plan'"
         )
-    found = EXAMPLES[model]() if model in EXAMPLES else load(model)
+    holds = ("a graph", "a graph and a cluster")
+    found = EXAMPLES[model]() if model in EXAMPLES else open_file(model).load(wanted=holds)
     if isinstance(found, Solution):
         return found.problem
     if isinstance(found, Graph | Problem):

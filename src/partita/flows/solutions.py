@@ -61,7 +61,7 @@ def read_solution(request: SolutionRequest) -> Solution:
         own = request.plan if isinstance(request.plan, Solution) else request.plan.solution
         return changed_solution(own, request, problem)
     file = open_file(request.plan) if isinstance(request.plan, str) else request.plan
-    found = file.load(problem=problem)
+    found = file.load(problem=problem, wanted=("a plan",))
     if isinstance(found, Solution):
         return changed_solution(found, request, problem)
     if not isinstance(found, Plan):

@@ -10,7 +10,7 @@ import io
 import logging
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -45,8 +45,15 @@ def detect_format(data: bytes) -> str:
     return detect(Source(data=data))[0]
 
 
-def detect(source: Source, formats: Mapping[str, Format] = FORMATS) -> tuple[str, Format]:
+def detect(
+    source: Source, formats: Mapping[str, Format] = FORMATS, wanted: Collection[str] = ()
+) -> tuple[str, Format]:
     """Return the name and the row of the format that a file is in.
+
+    Args:
+        source: The file.
+        formats: The rows.
+        wanted: Contents whose formats a message names, by ``Holds``; empty = any.
 
     Raises:
         FormatError: It is in none, is not text, or is broken JSON.
@@ -61,7 +68,9 @@ def detect(source: Source, formats: Mapping[str, Format] = FORMATS) -> tuple[str
             continue
         if found:
             return name, form
-    raise _no_format(source, formats)
+    usable = (*wanted, Holds.ANYTHING)
+    named = {name: form for name, form in formats.items() if not wanted or form.holds in usable}
+    raise _no_format(source, named)
 
 
 def _asked(formats: Mapping[str, Format]) -> Iterator[tuple[str, Format]]:
@@ -129,6 +138,7 @@ def read_any(
     problem: Problem | None = None,
     completion: Completion | None = None,
     formats: Mapping[str, Format] = FORMATS,
+    wanted: Collection[str] = (),
 ) -> Document:
     """Return what a file of any known format holds.
 
@@ -139,6 +149,8 @@ def read_any(
         problem: The problem that a foreign plan is for.
         completion: The catalogue, and what lists of hosts leave out.
         formats: The rows.
+        wanted: Contents that the caller can use, by ``Holds``: messages name no other formats;
+            empty = any.
 
     Raises:
         FormatError: The file is in no known format, or breaks the rules of its own.
@@ -151,7 +163,7 @@ def read_any(
         completion=completion,
     )
     try:
-        return detect(source, formats)[1].read(source)
+        return detect(source, formats, wanted)[1].read(source)
     except RecursionError as exc:
         raise FormatError("the file is nested too deeply") from exc
 

@@ -56,6 +56,7 @@ Source: TypeAlias = (
 """A plan, an energy profile or a frontier: the path of its file, or the object itself, or a result
 that has one."""
 
+_WANTED = ("a plan", "an energy profile", "a frontier")
 ASSUMED_BLOCKING_W = 70.0
 """Power of a waiting device where nobody says: the default of Zeus's own example."""
 ORIGIN_WORDS: Mapping[EnergyOrigin, str] = {
@@ -201,7 +202,7 @@ def _opened(
         return (profile.name if profile is not None else "frontier"), OpenedFile("-", b""), own
     file = open_file(own) if isinstance(own, str) else own
     name = Path(file.name).name.split(".")[0].strip("-") or "stdin"
-    return name, file, None if request.graph is not None else file.load()
+    return name, file, None if request.graph is not None else file.load(wanted=_WANTED)
 
 
 def held(source: Source) -> str | OpenedFile | Solution | EnergyProfile | Frontier:
