@@ -48,6 +48,12 @@ def test_a_large_transformer_by_name_gets_plan_money_changes_and_files(
     starts = {start["what"]: start for start in found["starts"]}
     assert set(starts) == {"the plan", "megatron"}
     assert isinstance(partita.load(tmp_path / "start" / "plan.json"), partita.Solution)
+    told = partita.explain(
+        str(tmp_path / "start" / "plan.json"), what_if=("bandwidth=2x", "microbatches=2x")
+    )
+    faster, other_batch = told.what_if  # by the search of large transformers, as the plan was
+    assert -0.5 < faster.relative <= 0
+    assert "--batch-size" in other_batch.note
     for start in starts.values():
         assert all((tmp_path / name).is_file() for name in start["written"])
     assert "What pays most" in (tmp_path / "advice.html").read_text(encoding="utf-8")

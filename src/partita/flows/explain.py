@@ -26,7 +26,7 @@ from partita.flows.answer_first import what_bounds, what_to_do
 from partita.flows.fields import PlanSource
 from partita.flows.problem import catalogue_of
 from partita.flows.results import Result
-from partita.flows.solutions import SolutionRequest, read_solution, run_files
+from partita.flows.solutions import TASK, SolutionRequest, read_solution, run_files
 from partita.flows.summary import Summary, summarise
 from partita.flows.traces import is_trace, read_traces, trace_timeline
 from partita.names import short, suggest
@@ -301,8 +301,14 @@ def _answer(solution: Solution, change: str, catalogue: Catalogue) -> WhatIf:
         problem = _changed(problem, solution.plan, change, catalogue)
     if planner in FIXED:
         return _same_plan(solution, change, problem)
+    by_shape = TASK in solution.stats
+    if by_shape and problem.objective != solution.problem.objective:
+        note = "a plan by shape: 'partita plan' with another --batch-size searches it"
+        return WhatIf(change=change, value=float("nan"), relative=float("nan"), note=note)
     try:
-        found = get_planner(planner, **options)(problem)
+        found = (
+            _by_shape(solution, problem) if by_shape else get_planner(planner, **options)(problem)
+        )
     except (InfeasibleError, InvalidInputError) as exc:
         return WhatIf(change=change, value=float("nan"), relative=float("nan"), note=str(exc))
     note, more = summarise(found).title, found.plan.samples / solution.plan.samples
@@ -316,6 +322,19 @@ def _answer(solution: Solution, change: str, catalogue: Catalogue) -> WhatIf:
     return WhatIf(
         change=change, value=found.value, relative=_relative(solution, found.value), note=note
     )
+
+
+def _by_shape(solution: Solution, problem: Problem) -> Solution:
+    """Return the best plan of a large transformer on a changed cluster.
+
+    Raises:
+        InfeasibleError: Nothing fits.
+    """
+    from partita.flows.large import plan_again  # noqa: PLC0415 (plans by shape alone)
+
+    for found in plan_again(solution, problem.cluster):
+        return found
+    raise InfeasibleError(f"{problem.graph.name} does not fit on {problem.cluster.name}")
 
 
 def _same_plan(solution: Solution, change: str, problem: Problem) -> WhatIf:
