@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     epilog="Example: partita compare resnet50 --cluster 4xa100 -p single -p uniform -p random:1"
 )
 @takes(CompareRequest)
-@click.option("-o", "--output", help="Where to write the best plan.")
+@click.option("-o", "--output", help="Write the best plan to this file.")
 @report_option
 @output_options
 def command(

@@ -59,7 +59,7 @@ _COLUMNS = (
     "partita plan gpt-small --cluster 3xa100 --from gpt-small.plan.json --minimise-moves"
 )
 @takes(PlanRequest)
-@click.option("-o", "--output", help="Where to write the plan; - is stdout. [NAME.plan.json]")
+@click.option("-o", "--output", help="Write the plan to this file; - is stdout. [NAME.plan.json]")
 @report_option
 @output_options
 def command(

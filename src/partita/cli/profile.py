@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 )
 @takes(ProfileRequest)
 @click.argument("files", nargs=-1)
-@click.option("-o", "--output", help="Where to write the graph; - is stdout. [NAME.graph.json]")
+@click.option("-o", "--output", help="Write the graph to this file; - is stdout. [NAME.graph.json]")
 @output_options
 def command(
     request: ProfileRequest,

@@ -16,7 +16,9 @@ _COLUMNS = (("compute and links", "left"), ("measured / thought", "right"))
     "runs/2026-11-16_gpt3-small_2xcpu_1f1b_001 -o faster.plan.json"
 )
 @takes(ReplanRequest)
-@click.option("-o", "--output", help="Where to write the best plan that was found; - is stdout.")
+@click.option(
+    "-o", "--output", help="Write the best plan that was found to this file; - is stdout."
+)
 @output_options
 def command(
     request: ReplanRequest, *, output: str | None, as_json: bool, quiet: bool, debug: bool

@@ -388,7 +388,7 @@ class LinkMatrix(Columns):
 
 
 class Links(NamedTuple):
-    """The way between pairs of devices, a row a pair.
+    """The way between pairs of devices; each pair is a row.
 
     Attributes:
         bandwidth_bytes_per_s: Bandwidth.

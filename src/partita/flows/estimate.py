@@ -81,7 +81,7 @@ class EstimateRequest(
     shard: str = declare(
         Shard.NONE.value,
         choices=[level.value for level in Shard],
-        help="What the replicas of every plan divide.",
+        help="Let the replicas of every plan divide this.",
     )
     seed: int = declare(0, help="Seed of weights and data.")
 

@@ -108,7 +108,7 @@ class ExportRequest(ClusterFields):
         None, usual=_PLANS, help="Factor on the widths of a built-in model."
     )
     granularity: str | None = declare(
-        None, choices=GRANULARITIES, usual=_PLANS, help="What a node of the graph is."
+        None, choices=GRANULARITIES, usual=_PLANS, help="Make each node of the graph one of these."
     )
     seed: int | None = declare(None, usual=_PLANS, help="Seed of weights and data.")
     graph: str | None = declare(None, help="The graph that a bare plan is for.")

@@ -128,7 +128,9 @@ class ShapeFields(LengthFields):
         None, choices=DTYPES, usual="as built", help="Type of weights and inputs."
     )
     scale: float = declare(1.0, help="Factor on the widths of a built-in model.")
-    granularity: str = declare("op", choices=GRANULARITIES, help="What a node of the graph is.")
+    granularity: str = declare(
+        "op", choices=GRANULARITIES, help="Make each node of the graph one of these."
+    )
 
 
 def joined_sets() -> list[str]:
@@ -213,7 +215,7 @@ class DegreeFields(TrainingFields):
     zero: str | None = declare(
         None,
         metavar="N|auto",
-        help="What replicas divide: 1 optimizer state, 2 gradients too, 3 weights too.",
+        help="Let replicas divide: 1 optimizer state, 2 gradients too, 3 weights too.",
     )
     shard_group: str | None = declare(
         None, metavar="N|auto", help="Devices that divide one copy of the weights (HSDP)."
@@ -225,7 +227,7 @@ class DegreeFields(TrainingFields):
         None,
         choices=("yes", "no", "auto"),
         usual="with tp, where the framework has it",
-        help="Whether tensor parallelism splits norms along the sequence.",
+        help="Split norms along the sequence in tensor parallelism, or do not.",
     )
     cp_kind: str | None = declare(
         None,

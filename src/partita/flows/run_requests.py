@@ -144,7 +144,7 @@ class RunFields(SurvivalFields, PlaceFields):
     transfers: str = declare(
         TransferMode.OVERLAPPED.value,
         choices=[mode.value for mode in TransferMode],
-        help="Whether messages travel beside compute, or hold both devices.",
+        help="Let messages travel beside compute, or hold both devices.",
     )
     repeatable: bool = declare(
         False, help="Give every step the same data, by deterministic algorithms."

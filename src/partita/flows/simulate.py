@@ -40,7 +40,7 @@ class SimulateRequest(SolutionRequest):
     transfers: str = declare(
         TransferMode.OVERLAPPED.value,
         choices=[mode.value for mode in TransferMode],
-        help="Whether messages travel beside compute, or hold both devices.",
+        help="Let messages travel beside compute, or hold both devices.",
     )
     period: bool = declare(False, help="Find the steady period of steps, too.")
 

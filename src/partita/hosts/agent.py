@@ -31,9 +31,9 @@ from partita.hosts.messages import (
     Failed,
     Hello,
     Message,
+    Remark,
     Start,
     Stop,
-    Told,
     read_message,
     write_message,
 )
@@ -221,7 +221,7 @@ def _run(start: Start, root: Path, ear: _Ear, voice: _Voice) -> Message:
 
     def tell(text: str) -> None:
         if start.index == 0:
-            voice.send(Told(text=text))
+            voice.send(Remark(text=text))
 
     try:
         job = JobDirectory(root).read_job()

@@ -26,9 +26,9 @@ from partita.hosts.messages import (
     Failed,
     Hello,
     Message,
+    Remark,
     Start,
     Stop,
-    Told,
     read_message,
     write_message,
 )
@@ -293,7 +293,7 @@ class _Driver:
             agent.hello = message
         elif isinstance(message, Chunk):
             self._keep(message)
-        elif isinstance(message, Told):
+        elif isinstance(message, Remark):
             self._watch.say(message.text)
         elif isinstance(message, Done | Failed):
             # What comes behind an answer is about its own end.

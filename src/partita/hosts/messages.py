@@ -113,7 +113,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Remark:
     """A sentence for people.
 
     Attributes:
@@ -147,9 +147,9 @@ class Failed:
     rank: int = -1
 
 
-Message: TypeAlias = Hello | Start | Stop | End | Beat | Chunk | Told | Done | Failed
+Message: TypeAlias = Hello | Start | Stop | End | Beat | Chunk | Remark | Done | Failed
 _KINDS: Mapping[str, type[Message]] = {
-    kind.__name__: kind for kind in (Hello, Start, Stop, End, Beat, Chunk, Told, Done, Failed)
+    kind.__name__: kind for kind in (Hello, Start, Stop, End, Beat, Chunk, Remark, Done, Failed)
 }
 
 

@@ -21,9 +21,9 @@ from partita.hosts.messages import (
     Failed,
     Hello,
     Message,
+    Remark,
     Start,
     Stop,
-    Told,
     read_message,
     write_message,
 )
@@ -143,7 +143,7 @@ def test_what_agents_send_is_in_the_directory_and_told(directory: Path) -> None:
     def first(agent: Agent) -> None:
         agent.say(HELLO)
         starts.append(agent.await_told(Start))
-        agent.say(Chunk.of("ranks/rank1.news", b"[0, 0.5, null, 0"), Told(text="halfway"))
+        agent.say(Chunk.of("ranks/rank1.news", b"[0, 0.5, null, 0"), Remark(text="halfway"))
         agent.say(Chunk.of("ranks/rank1.news", b".0]\n"), Beat())
         agent.say(Chunk.of("logs/rank1.log", b"one\ntw"), Chunk.of("logs/rank1.log", b"o\n"))
         agent.say(DONE)

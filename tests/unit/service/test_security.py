@@ -148,9 +148,15 @@ def test_users_of_a_tenant_know_its_jobs_alone(tmp_path: Path, run: Any) -> None
     run(work())
 
 
-def test_users_of_a_tenant_know_its_energy_jobs_alone(tmp_path: Path, run: Any) -> None:
+def test_users_of_a_tenant_know_its_energy_jobs_alone(
+    tmp_path: Path, run: Any, bodies: Any
+) -> None:
     token = "token-of-ana-0123456789"
     body = {"pp_degree": 2, "dp_degree": 1, "tp_degree": 1, "world_size": 2}
+
+    def artifact_rank(name: str) -> dict[str, Any]:
+        where = {"rank": 0, "dp_rank": 0, "pp_rank": 0, "tp_rank": 0}
+        return {"job_id": name, "pipe_schedule": [], "power_state_range": [1200], **where}
 
     async def work() -> None:
         async with opened(tmp_path) as whole:
@@ -171,10 +177,20 @@ def test_users_of_a_tenant_know_its_energy_jobs_alone(tmp_path: Path, run: Any) 
                     ("GET", f"/schedule/{name}?rank=0", None),
                     ("DELETE", f"/straggler/{name}", None),
                     ("POST", f"/straggler/{name}", {"rank": 0, "slowdown": 2.0}),
+                    ("POST", f"/register_rank/{name}", bodies.rank(0)),
+                    ("POST", "/register_rank", artifact_rank(name)),
+                    ("POST", f"/result/{name}", bodies.result(0)),
                 ):
                     answer = await whole.ask(method, path, token, json=sent)
                     assert answer.status_code == 404, path
                     assert answer.json() == {"detail": f"no job {name!r}"}
+            for rank in range(2):  # the same bodies are taken where the job is one's own
+                answer = await whole.ask(
+                    "POST", f"/register_rank/{own}", token, json=bodies.rank(rank)
+                )
+                assert answer.status_code == 200, answer.text
+            seen = (await whole.ask("GET", f"/jobs/{theirs}")).json()
+            assert seen["tenant"] == "text", seen
 
     run(work())
 

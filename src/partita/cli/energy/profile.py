@@ -23,7 +23,7 @@ _COLUMNS = (
     "partita energy profile logs --ranks-per-stage 2 --blocking-power 83.64 -o profile.json"
 )
 @takes(EnergyProfileRequest)
-@click.option("-o", "--output", help="Where to write it: FILE.json, or FILE.csv as Perseus's.")
+@click.option("-o", "--output", help="Write it to FILE.json, or to FILE.csv as Perseus's.")
 @output_options
 def command(
     request: EnergyProfileRequest, *, output: str | None, as_json: bool, quiet: bool, debug: bool

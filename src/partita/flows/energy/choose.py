@@ -31,7 +31,7 @@ class ChooseRequest(Request):
     """A frontier, and the limits that the chosen point has to keep."""
 
     frontier: FrontierSource = declare(
-        "", is_argument=True, help="What 'partita energy frontier -o' wrote."
+        "", is_argument=True, help="Read the file that 'partita energy frontier -o' wrote."
     )
     slowdown: float | None = declare(None, help="Slower than all-max by at most: 0.02 = 2 %.")
     deadline: float | None = declare(None, help="Seconds that a step may take.")
@@ -43,7 +43,7 @@ class ChooseRequest(Request):
         TRIES,
         minimum=0,
         maximum=100_000_000,
-        help="How long to search for better clocks where the gap to the bound is large.",
+        help="Search this long for better clocks where the gap to the bound is large.",
     )
 
     def limits(self) -> PointLimits:

@@ -112,7 +112,7 @@ class SearchFields(Request):
         TRIES,
         minimum=0,
         maximum=100_000_000,
-        help="How long to search for better clocks where the gap to the bound is large.",
+        help="Search this long for better clocks where the gap to the bound is large.",
     )
 
 
