@@ -29,8 +29,10 @@ class Cluster:
         environment: Variables that its commands need.
         held: What it has given to the jobs that run now, by its own word.
         left: Names of jobs that it still runs or queues.
-        faults: What happens to it meanwhile, in turn, with the words for it.
+        faults: What happens to it meanwhile, in turn, with the words for it; each returns whether
+            the cluster felt it.
         cancel: Ends a job as somebody outside of the fleet does.
+        hold: Puts so many jobs of others into its queue, held, and returns how many it knows.
     """
 
     engine: str
@@ -39,8 +41,9 @@ class Cluster:
     environment: Mapping[str, str]
     held: Callable[[], Held]
     left: Callable[[], list[str]]
-    faults: tuple[tuple[str, Callable[[], None]], ...]
+    faults: tuple[tuple[str, Callable[[], bool]], ...]
     cancel: Callable[[str], None]
+    hold: Callable[[int], int] = lambda count: 0 * count
 
 
 @contextmanager
@@ -61,6 +64,7 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
                 ("slurmctld restarted", lambda: _restart(slurm)),
             ),
             cancel=lambda name: _cancel(slurm, name),
+            hold=lambda count: _hold(slurm, count),
         )
 
 
@@ -80,18 +84,36 @@ def _slurm_names(slurm: PrivateSlurm) -> list[str]:
     return [job.name for job in _jobs(slurm) if job.phase is not Phase.ENDED]
 
 
-def _lose_node(slurm: PrivateSlurm, name: str) -> None:
+def _lose_node(slurm: PrivateSlurm, name: str) -> bool:
     slurm.kill_node(name)
-    last_s = time.monotonic() + 60
-    while slurm.node_states()[name] not in ("down", "down*") and time.monotonic() < last_s:
-        time.sleep(0.2)
+    is_lost = _becomes(lambda: slurm.node_states()[name] in ("down", "down*"))
     slurm.start_node(name)
+    return is_lost
 
 
-def _restart(slurm: PrivateSlurm) -> None:
+def _restart(slurm: PrivateSlurm) -> bool:
     slurm.stop_controller()
     time.sleep(1)
     slurm.start_controller()
+    return True  # it waits until the controller answers
+
+
+def _becomes(happens: Callable[[], bool]) -> bool:
+    """Return whether something is seen within a minute."""
+    last_s = time.monotonic() + 60
+    while time.monotonic() < last_s:
+        if happens():
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def _hold(slurm: PrivateSlurm, count: int) -> int:
+    for number in range(count):
+        slurm.call(
+            "sbatch", "--hold", f"--job-name=other-{number}", "--wrap=true", "--output=/dev/null"
+        )
+    return len(_slurm_names(slurm))
 
 
 def _cancel(slurm: PrivateSlurm, name: str) -> None:
@@ -152,10 +174,9 @@ def _ray_names(link: ServerLink) -> list[str]:
     return [name for name in names if name.startswith("partita-")]
 
 
-def _lose_raylet(ray: PrivateRay, name: str) -> None:
+def _lose_raylet(ray: PrivateRay, name: str) -> bool:
     ray.kill_node(name)
-    last_s = time.monotonic() + 60
-    while ray.living_nodes() == len(ray.nodes) and time.monotonic() < last_s:
-        time.sleep(0.2)
+    is_lost = _becomes(lambda: ray.living_nodes() < len(ray.nodes))
     ray.start_node(name)
     ray.wait_for_nodes()
+    return is_lost
