@@ -213,7 +213,6 @@ def overfull_line(summary: Summary) -> str:
 def summary_row(rank: int, summary: Summary, label: str) -> list[str]:
     """Return the row of a solution in a ranked table."""
     solution, evaluation = summary.solution, summary.evaluation
-    figures = summary.to_json()
     own = solution.metric.value != "throughput"
     value = format_value(solution.value, solution.unit) if own else ""
     gap = solution.gap
@@ -225,7 +224,7 @@ def summary_row(rank: int, summary: Summary, label: str) -> list[str]:
         format_seconds(evaluation.step_s),
         format_rate(evaluation.samples_per_s),
         format_count(evaluation.tokens_per_s) if evaluation.tokens_per_s > 0 else "-",
-        percent(figures["utilisation"]),
+        percent(summary.utilisation),
         percent(evaluation.flop_utilisation),
         memory_cell(summary),
         f"{evaluation.price_per_step:.3g}" if evaluation.price_per_step > 0 else "-",

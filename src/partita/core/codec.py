@@ -21,32 +21,25 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from partita.core.cluster import Cluster
-from partita.core.energy import EnergyProfile, Frontier
-from partita.core.fleet import FleetHistory, Sensitivity, Trace
-from partita.core.graph import Graph
-from partita.core.plan import Plan
-from partita.core.problem import Objective, Problem
-from partita.core.program import Program
-from partita.core.solution import Solution
-from partita.core.timeline import Timeline
 from partita.errors import FormatError, InvalidInputError
+from partita.plugins import load_target
 
-FORMATS: Mapping[str, type] = {
-    "partita.graph": Graph,
-    "partita.cluster": Cluster,
-    "partita.objective": Objective,
-    "partita.problem": Problem,
-    "partita.plan": Plan,
-    "partita.solution": Solution,
-    "partita.program": Program,
-    "partita.timeline": Timeline,
-    "partita.energy-profile": EnergyProfile,
-    "partita.frontier": Frontier,
-    "partita.sensitivity": Sensitivity,
-    "partita.trace": Trace,
-    "partita.fleet-history": FleetHistory,
+FORMATS: Mapping[str, str] = {
+    "partita.graph": "partita.core.graph:Graph",
+    "partita.cluster": "partita.core.cluster:Cluster",
+    "partita.objective": "partita.core.problem:Objective",
+    "partita.problem": "partita.core.problem:Problem",
+    "partita.plan": "partita.core.plan:Plan",
+    "partita.solution": "partita.core.solution:Solution",
+    "partita.program": "partita.core.program:Program",
+    "partita.timeline": "partita.core.timeline:Timeline",
+    "partita.energy-profile": "partita.core.energy:EnergyProfile",
+    "partita.frontier": "partita.core.energy:Frontier",
+    "partita.sensitivity": "partita.core.fleet:Sensitivity",
+    "partita.trace": "partita.core.fleet:Trace",
+    "partita.fleet-history": "partita.core.fleet:FleetHistory",
 }
+"""Where the type of each document is; a type is imported when a document of it is read."""
 VERSIONS: Mapping[str, int] = {
     **dict.fromkeys(FORMATS, 1),
     **dict.fromkeys(("partita.sensitivity", "partita.trace", "partita.fleet-history"), 2),
@@ -75,12 +68,19 @@ def format_of(kind: type) -> str:
     Raises:
         InvalidInputError: It has none.
     """
+    target = f"{kind.__module__}:{kind.__qualname__}"
     for name, known in FORMATS.items():
-        if known is kind:
+        if known == target:
             return name
     raise InvalidInputError(
         f"{kind.__name__} has no document of its own; there are {', '.join(FORMATS)}"
     )
+
+
+def type_of(name: str) -> type:
+    """Return the core type of a format."""
+    kind: type = load_target(FORMATS[name])
+    return kind
 
 
 def encode(value: object) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def decode(document: object) -> Any:  # noqa: ANN401 (any core type)
     body = {key: value for key, value in document.items() if key not in ("format", "version")}
     if version < newest:
         body = _in_bytes(body)
-    return _decode(body, FORMATS[name], name.removeprefix("partita."), _Budget())
+    return _decode(body, type_of(name), name.removeprefix("partita."), _Budget())
 
 
 def _in_bytes(value: Any) -> Any:  # noqa: ANN401 (JSON is any value)
@@ -174,7 +174,7 @@ def decode_part(values: object, kind: type[_T], name: str) -> _T:
 
 
 def write_json(value: object) -> str:
-    """Return the document of a core object as text, a line a field."""
+    """Return the document of a core object as text, with one line for each field."""
     lines = [
         f"{json.dumps(key)}: {json.dumps(part, separators=(',', ':'), allow_nan=False)}"
         for key, part in encode(value).items()

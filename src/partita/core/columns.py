@@ -267,3 +267,8 @@ def group_rows(keys: NDArray[Any], num_keys: int) -> tuple[Longs, Longs]:
     pointers = np.zeros(num_keys + 1, dtype=np.int64)
     np.cumsum(np.bincount(keys, minlength=num_keys), out=pointers[1:])
     return pointers, order
+
+
+def sum_by(keys: NDArray[Any], values: NDArray[Any], num_keys: int) -> Floats:
+    """Return the sum of the values of each key, 0 to ``num_keys - 1``."""
+    return np.asarray(np.bincount(keys, weights=values, minlength=num_keys), dtype=np.float64)

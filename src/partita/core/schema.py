@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from partita.core.codec import FORMATS, VERSIONS, _dtype_of, _fields, _optional
+from partita.core.codec import VERSIONS, _dtype_of, _fields, _optional, type_of
 
 _SCALAR_SCHEMAS: Mapping[Any, dict[str, Any]] = {
     int: {"type": "integer"},
@@ -19,7 +19,7 @@ _SCALAR_SCHEMAS: Mapping[Any, dict[str, Any]] = {
 def json_schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a format, such as ``"partita.plan"``."""
     definitions: dict[str, Any] = {}
-    body = _object_schema(FORMATS[name], definitions)
+    body = _object_schema(type_of(name), definitions)
     body["properties"] = {
         "format": {"const": name},
         "version": {"type": "integer", "minimum": VERSIONS[name], "maximum": VERSIONS[name]},

@@ -43,11 +43,13 @@ class Evaluation:
     """Figures of a plan, and what bounds it.
 
     Attributes:
+        problem: The problem.
+        plan: The plan.
+        step: The value of the plan by our own model of a step.
         step_s: Seconds of a step: from idle to the last update; with weight stashing the steady
             period.
         timeline: The simulated step.
         memory: Where the memory of each device goes at its peak.
-        values: Value of the plan by every objective that applies.
         samples_per_s: NaN where the graph does not know its samples.
         tokens_per_s: NaN where it is not a token model.
         flop_utilisation: Share of the devices' peak rate that the model's arithmetic reaches;
@@ -57,16 +59,23 @@ class Evaluation:
         assumptions: What was assumed because nothing was known, a sentence each.
     """
 
+    problem: Problem
+    plan: Plan
+    step: Value
     step_s: float
     timeline: Timeline
     memory: MemoryBreakdown
-    values: Mapping[Metric, Value]
     samples_per_s: float
     tokens_per_s: float
     flop_utilisation: float
     price_per_step: float
     bottleneck: str
     assumptions: tuple[str, ...]
+
+    @property
+    def values(self) -> Mapping[Metric, Value]:
+        """Value of the plan by every objective that applies, found when it is asked for."""
+        return {Metric.THROUGHPUT: self.step, **evaluate_published(self.problem, self.plan)}
 
     @property
     def headroom_bytes(self) -> Array:
@@ -80,18 +89,19 @@ def evaluate(problem: Problem, plan: Plan) -> Evaluation:
     Raises:
         InvalidInputError: The plan is not one for the problem, or cannot run.
     """
+    plan.check_fits(problem)
     program = lower(problem, plan)
     timeline = simulate(problem, plan, program=program, period=plan.stashes_weights)
     step_s, bottleneck = _seconds(plan, timeline), _bottleneck(timeline)
-    own = _step_time(problem, plan, timeline, bottleneck)
-    values = {Metric.THROUGHPUT: own, **evaluate_published(problem, plan)}
     known = problem.graph.sample_unit is SampleUnit.SAMPLE and step_s > 0
     rate = plan.samples / step_s if known else float("nan")
     return Evaluation(
+        problem=problem,
+        plan=plan,
+        step=_step_time(problem, plan, timeline, bottleneck),
         step_s=step_s,
         timeline=timeline,
         memory=memory_breakdown(problem, plan, program),
-        values=values,
         samples_per_s=rate,
         tokens_per_s=rate * problem.graph.tokens_per_sample or float("nan"),
         flop_utilisation=_flop_utilisation(problem, plan, step_s),

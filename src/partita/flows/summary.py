@@ -76,6 +76,13 @@ class Summary:
         return "proven by the planner" if is_own else known.term
 
     @property
+    def utilisation(self) -> float:
+        """Share of the step in which the devices that work at all are busy, on average."""
+        timeline = self.evaluation.timeline
+        working = timeline.utilisation[timeline.busy_s > 0]
+        return float(working.mean()) if len(working) else 0.0
+
+    @property
     def title(self) -> str:
         """The plan in a few words, such as ``"4 stages x 2, 1f1b"``."""
         return describe_plan(self.solution.plan)
@@ -93,8 +100,6 @@ class Summary:
         """Return the figures as JSON values under stable keys; unknown ones are null."""
         solution, evaluation = self.solution, self.evaluation
         timeline = evaluation.timeline
-        working = timeline.utilisation[timeline.busy_s > 0]
-        busy = float(working.mean()) if len(working) else 0.0
         devices = [
             {
                 "device": name,
@@ -122,8 +127,8 @@ class Summary:
             "samples_per_s": number_or_none(evaluation.samples_per_s),
             "tokens_per_s": number_or_none(evaluation.tokens_per_s),
             "flop_utilisation": number_or_none(evaluation.flop_utilisation),
-            "utilisation": busy,
-            "bubble": 1.0 - busy,
+            "utilisation": self.utilisation,
+            "bubble": 1.0 - self.utilisation,
             "price_per_step": number_or_none(evaluation.price_per_step),
             "bottleneck": evaluation.bottleneck,
             "assumptions": list(evaluation.assumptions),

@@ -11,9 +11,8 @@ The cut after stage s separates the ops of stages 0..s (a down-set I of the grap
 
 import numpy as np
 
-from partita.core.columns import Flags, Floats, Ints, frozen_array, group_rows
+from partita.core.columns import Flags, Floats, Ints, frozen_array, group_rows, sum_by
 from partita.core.graph import Graph
-from partita.objectives.sums import sum_by
 
 UNUSED_PREFIX = "__getitem__"
 

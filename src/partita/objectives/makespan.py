@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.core.columns import Floats, Ints, Longs, group_rows
+from partita.core.columns import Floats, Ints, Longs, group_rows, sum_by
 from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Mode, Problem
@@ -47,7 +47,6 @@ from partita.objectives.placed import (
     seconds_on,
     why_not_placed,
 )
-from partita.objectives.sums import sum_by
 from partita.objectives.value import Value, check_applies
 
 

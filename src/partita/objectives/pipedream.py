@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.core.columns import Floats, Ints
+from partita.core.columns import Floats, Ints, sum_by
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
 from partita.cost.memory import memory_limits
@@ -45,7 +45,6 @@ from partita.objectives.placed import (
     why_not_implicit_training,
     why_not_one_stage_each,
 )
-from partita.objectives.sums import sum_by
 from partita.objectives.value import Value, check_applies
 
 

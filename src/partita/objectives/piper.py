@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.core.columns import Floats, Ints, Longs
+from partita.core.columns import Floats, Ints, Longs, sum_by
 from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
@@ -30,7 +30,6 @@ from partita.objectives.placed import (
     why_not_implicit_training,
     why_not_one_stage_each,
 )
-from partita.objectives.sums import sum_by
 from partita.objectives.value import Value, check_applies
 
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.core.columns import Floats
+from partita.core.columns import Floats, sum_by
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
 from partita.cost.tables import at_first_user, held_bytes
@@ -32,7 +32,6 @@ from partita.errors import InvalidInputError
 from partita.objectives.cuts import counted_ops, live_cut_bytes
 from partita.objectives.pipedream import Servers, servers, stage_seconds, why_not_pipeline
 from partita.objectives.placed import memory_errors, placement_errors
-from partita.objectives.sums import sum_by
 from partita.objectives.value import Value, check_applies
 
 

@@ -12,11 +12,11 @@ import math
 
 import numpy as np
 
+from partita.core.columns import sum_by
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Mode, Problem
 from partita.cost.durations import cluster_devices
 from partita.objectives.placed import placement_errors, why_not_placed
-from partita.objectives.sums import sum_by
 from partita.objectives.value import Value, check_applies
 
 

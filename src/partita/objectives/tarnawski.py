@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partita.core.columns import Flags, Floats, Ints, Longs, frozen_array, group_rows
+from partita.core.columns import Flags, Floats, Ints, Longs, frozen_array, group_rows, sum_by
 from partita.core.graph import DeviceKind, Graph
 from partita.core.order import is_acyclic, topological_order
 from partita.core.plan import Plan
@@ -37,7 +37,6 @@ from partita.objectives.placed import (
     seconds_on,
     why_not_placed,
 )
-from partita.objectives.sums import sum_by
 from partita.objectives.value import Value, check_applies
 
 

@@ -15,8 +15,13 @@ from partita.core.graph import Graph
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
-from partita.planners.custom import layered_plan
-from partita.planners.pipeline import layer_of_ops, legal_boundaries, main_devices, solution_of
+from partita.planners.pipeline import (
+    layer_of_ops,
+    layered_plan,
+    legal_boundaries,
+    main_devices,
+    solution_of,
+)
 
 
 def plan_uniform_floor(problem: Problem, *, stages: int = 0, replicas: int = 1) -> Solution:

@@ -209,3 +209,27 @@ def solution_of(  # noqa: PLR0913 (what a planner knows of its plan)
         stats=stats or {},
         alternatives=tuple(alternatives),
     )
+
+
+def layered_plan(
+    problem: Problem, boundaries: Sequence[int], replicas: int, *, tp: int = 1
+) -> Plan:
+    """Return the pipeline whose stages are layers between boundaries, on consecutive devices.
+
+    Raises:
+        InvalidInputError: Wrong boundaries, or too few devices.
+    """
+    devices = main_devices(problem)
+    count = len(boundaries) - 1
+    stage_of = cut_layers(problem.graph, list(boundaries))
+    for what, value in (("replicas", replicas), ("tp", tp)):
+        if value < 1:
+            raise InvalidInputError(f"{what} is {value}; expected 1 or more")
+    each = replicas * tp
+    if count * each > len(devices):
+        raise InvalidInputError(
+            f"{count} stages of {replicas} replicas need {count * each} devices; "
+            f"there are {len(devices)}"
+        )
+    groups = [devices[stage * each : (stage + 1) * each] for stage in range(count)]
+    return pipeline_plan(problem, stage_of, groups, tp=tp)

@@ -10,7 +10,6 @@ from partita.core.plan import equal_microbatches
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.errors import InfeasibleError
-from partita.planners.obstacle import no_device
 from partita.planners.pipeline import solution_of
 
 _TRIES = 20
@@ -62,6 +61,8 @@ def _draw(problem: Problem, rng: random.Random) -> list[int]:
     for op, (color, kind) in enumerate(zip(colors, kinds, strict=True)):
         choices = able[allowed_of[color] if color >= 0 else kind]
         if not choices:
+            from partita.planners.obstacle import no_device  # noqa: PLC0415 (says why)
+
             together = (
                 np.flatnonzero(graph.ops.colocation == color) if color >= 0 else np.array([op])
             )

@@ -8,9 +8,8 @@ among them. Ops with other rights (rules, kinds of devices) are not joined.
 
 import numpy as np
 
-from partita.core.columns import Array
+from partita.core.columns import Array, sum_by
 from partita.core.problem import Problem
-from partita.objectives.sums import sum_by
 from partita.planners.lattice.orders import linear_orders
 from partita.planners.lattice.quotient import Quotient, collapse, node_sums, quotient
 from partita.planners.pipeline import has_layers, layer_of_ops

@@ -17,15 +17,19 @@ from partita.planners.baechi.favourites import (
     lp_favourites,
     overwriting_favourites,
 )
-from partita.planners.baechi.fill import fill_devices
-from partita.planners.baechi.fit import balanced_fill, fitted
+from partita.planners.baechi.fill import (
+    balanced_fill,
+    depth_first,
+    fastest_first,
+    fill_devices,
+)
+from partita.planners.baechi.fit import fitted
 from partita.planners.baechi.improve import anneal_placements
 from partita.planners.baechi.instance import Instance, MemoryRule, default_channels, instance_of
 from partita.planners.baechi.list_schedule import Schedule, event_schedule
 from partita.planners.baechi.m_etf import complete, etf_schedules, frugal_schedules
 from partita.planners.baechi.placement import Placed, best_solution
 from partita.planners.baechi.replay import upward_rank
-from partita.planners.baechi.sequences import depth_first, fastest_first
 from partita.planners.effort import Effort, SearchTrace
 
 PLANNER = "placement"

@@ -19,44 +19,19 @@ from partita.core.problem import Problem
 from partita.errors import InfeasibleError
 from partita.kernels import Column, Number, kernel, run
 from partita.planners.baechi.annealing import Annealer
-from partita.planners.baechi.fill import fill_devices
+from partita.planners.baechi.fill import HALVINGS, depth_first, fastest_first, fill_devices
 from partita.planners.baechi.instance import LONG, Instance, forward_ops, op_name
 from partita.planners.baechi.list_schedule import Schedule
 from partita.planners.baechi.placement import Placed, placed
-from partita.planners.baechi.sequences import depth_first, fastest_first
 from partita.planners.obstacle import Needs, obstacle
 from partita.units import format_bytes
 
-_HALVINGS = 12
 _MOST_INFLATED = 1e12
 _REPAIR_MOVES, _REPAIR_MOVES_PER_OP = 30_000, 1_000
 _REPAIR_HEATS = (10.0, 1.0, 0.1, 0.01, 0.0)
 _SLACK = 1e-9
 _MOST_SEARCHED, _FEW_STEPS, _MANY_STEPS = 200, 50_000, 10_000_000
 _GAVE_UP, _NONE, _FOUND = 0, 1, 2
-
-
-def balanced_fill(g: Instance, sequence: Array) -> Schedule:
-    """Return the fill with the least cap, the same share of every device, that places all."""
-    visit = fastest_first(g)
-    room = np.minimum(g.limit, g.kept.sum())
-    low, high = 0.0, 1.0
-    best = fill_devices(g, sequence, room, visit=visit)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        found = fill_devices(g, sequence, room * middle, visit=visit)
-        returns = found.complete and _goes_back(found, visit)
-        if found.complete and not returns:
-            best, high = found, middle
-        else:
-            low = middle
-    return best
-
-
-def _goes_back(schedule: Schedule, visit: Array) -> bool:
-    """Return whether a fill returned to a device that it had left."""
-    turn = np.argsort(visit)[schedule.device_of[schedule.order]]
-    return bool((np.diff(turn) < 0).any())
 
 
 def fitted(problem: Problem, g: Instance, planner: str) -> list[Placed]:
@@ -116,7 +91,7 @@ def _inflated_fill(g: Instance, sequence: Array) -> tuple[Schedule | None, float
     while best is None and high < _MOST_INFLATED:
         low, high = high, high * 2
         best = fill(high)
-    for _ in range(_HALVINGS):
+    for _ in range(HALVINGS):
         # Four digits, as the factor is written.
         middle = float(f"{(low + high) / 2:.4g}")
         found = fill(middle)

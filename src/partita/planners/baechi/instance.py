@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.core.columns import Array, derived, group_rows
+from partita.core.columns import Array, derived, group_rows, sum_by
 from partita.core.graph import Graph
 from partita.core.problem import Metric, Mode, Problem
 from partita.cost.tables import at_each_user, held_bytes, joined_ops
@@ -17,8 +17,6 @@ from partita.errors import InfeasibleError
 from partita.kernels import Threshold
 from partita.objectives.makespan import baechi_needs
 from partita.objectives.placed import seconds_on
-from partita.objectives.sums import sum_by
-from partita.planners.obstacle import no_device
 
 LONG = Threshold(size=500_000)
 """Steps of a kernel from which compiled code is worth the import of Numba."""
@@ -232,6 +230,8 @@ def _may(problem: Problem, ops: Array) -> Array:
         may[tied] = common[color[tied]]
         stuck = np.flatnonzero(~may.any(axis=1))
         if len(stuck):
+            from partita.planners.obstacle import no_device  # noqa: PLC0415 (says why)
+
             raise InfeasibleError(no_device(problem, np.flatnonzero(color == color[stuck[0]])))
     return np.ascontiguousarray(may[ops], dtype=np.int8).ravel()
 

@@ -18,12 +18,11 @@ from collections.abc import Iterable, Iterator
 
 from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.planners.baechi.fit import fitted
+from partita.planners.baechi.fill import by_rank, fastest_first
 from partita.planners.baechi.instance import Instance
 from partita.planners.baechi.list_schedule import Schedule, event_schedule, plain_schedule
 from partita.planners.baechi.placement import Placed, best_solution, placed, read_instance
 from partita.planners.baechi.replay import least_seconds, upward_rank
-from partita.planners.baechi.sequences import by_rank, fastest_first
 
 PLANNER = "m-etf"
 _COPY_PRICES = (1.0, 4.0, 16.0, 64.0, 1e6)
@@ -49,7 +48,10 @@ def plan_m_etf(
     g = read_instance(problem, channels, memory)
     options = {"channels": channels, "memory": memory}
     candidates = complete(etf_schedules(g)) or complete(frugal_schedules(g))
-    candidates = candidates or fitted(problem, g, PLANNER)
+    if not candidates:
+        from partita.planners.baechi.fit import fitted  # noqa: PLC0415 (where ops are left over)
+
+        candidates = fitted(problem, g, PLANNER)
     return best_solution(problem, candidates, PLANNER, options)
 
 

@@ -17,12 +17,12 @@ those of other solvers are other optima of the same program.
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.planners.baechi.favourites import check_threshold, lp_favourites
+from partita.planners.baechi.fill import fastest_first
 from partita.planners.baechi.fit import fitted
 from partita.planners.baechi.list_schedule import event_schedule
 from partita.planners.baechi.m_etf import complete, frugal_schedules
 from partita.planners.baechi.placement import best_solution, read_instance
 from partita.planners.baechi.replay import upward_rank
-from partita.planners.baechi.sequences import fastest_first
 
 PLANNER = "m-sct"
 

@@ -16,10 +16,8 @@ where the numbers of the ops do not. Ops that fit nowhere are repaired (see ``fi
 
 from partita.core.problem import Problem
 from partita.core.solution import Solution
-from partita.planners.baechi.fill import fill_devices
-from partita.planners.baechi.fit import balanced_fill, fitted
+from partita.planners.baechi.fill import balanced_fill, fastest_first, fill_devices
 from partita.planners.baechi.placement import best_solution, placed, read_instance
-from partita.planners.baechi.sequences import fastest_first
 
 PLANNER = "m-topo"
 
@@ -48,5 +46,10 @@ def plan_m_topo(
         found = balanced_fill(g, g.topological)
     else:
         found = fill_devices(g, g.topological, g.limit, visit=fastest_first(g))
-    candidates = [placed(found)] if found.complete else fitted(problem, g, PLANNER)
+    if found.complete:
+        candidates = [placed(found)]
+    else:
+        from partita.planners.baechi.fit import fitted  # noqa: PLC0415 (where ops are left over)
+
+        candidates = fitted(problem, g, PLANNER)
     return best_solution(problem, candidates, PLANNER, options)

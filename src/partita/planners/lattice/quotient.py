@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.core.columns import Array, Longs, frozen_array, group_rows
+from partita.core.columns import Array, Longs, frozen_array, group_rows, sum_by
 from partita.core.graph import Graph
 from partita.core.order import is_acyclic, topological_order
 from partita.cost.tables import joined_ops
-from partita.objectives.sums import sum_by
 from partita.planners.lattice.nets import Nets, joined_nets, nets_of
 
 

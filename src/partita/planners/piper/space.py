@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.core.columns import Array, group_rows
+from partita.core.columns import Array, group_rows, sum_by
 from partita.core.graph import Graph
 from partita.kernels import compiled
-from partita.objectives.sums import sum_by
 from partita.planners.lattice.ideals import Ideals, enumerate_ideals, window
 from partita.planners.lattice.quotient import Quotient, collapse, node_sums, quotient
 from partita.planners.piper.choices import Choices

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.core.columns import Array, Flags, Floats
+from partita.core.columns import Array, Flags, Floats, sum_by
 from partita.core.graph import DeviceKind
 from partita.core.problem import Mode, Problem
 from partita.cost.durations import op_seconds
 from partita.cost.tables import device_classes, held_bytes
 from partita.objectives.placed import seconds_on
-from partita.objectives.sums import sum_by
 from partita.objectives.tarnawski import transfer_seconds
 from partita.planners.lattice.nets import Nets, nets_by_node, nets_of
 from partita.planners.lattice.quotient import Quotient, collapse, node_sums

@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.core.columns import Array, Flags, Floats, Longs
+from partita.core.columns import Array, Flags, Floats, Longs, sum_by
 from partita.kernels import Threshold, run
-from partita.objectives.sums import sum_by
 from partita.planners.annealing import anneal_rounds
 from partita.planners.effort import Effort
 from partita.planners.lattice.nets import Nets, nets_by_node
