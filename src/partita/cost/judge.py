@@ -89,10 +89,10 @@ def evaluate(problem: Problem, plan: Plan) -> Evaluation:
     Raises:
         InvalidInputError: The plan is not one for the problem, or cannot run.
     """
-    plan.check_fits(problem)
     program = lower(problem, plan)
     timeline = simulate(problem, plan, program=program, period=plan.stashes_weights)
     step_s, bottleneck = _seconds(plan, timeline), _bottleneck(timeline)
+    plan.check_fits(problem)
     known = problem.graph.sample_unit is SampleUnit.SAMPLE and step_s > 0
     rate = plan.samples / step_s if known else float("nan")
     return Evaluation(
