@@ -1,16 +1,18 @@
 """Hostfiles: ``host slots=4`` (DeepSpeed, Open MPI) or ``host:4`` (MPICH), a line per host.
 
-A host without a number has as many as the caller gives with the type (``4xa100``), else one.
+A host without a number has as many as the caller gives with the type (``4xa100``), else one. A
+user before the name (``root@host``) is left out; a list in brackets (``n[1-4]``) is its hosts.
 """
 
 import re
 
 from partita.catalogue.inventory import Completion, FoundHost, equal_gpus, inventory_cluster
 from partita.core.cluster import Cluster
-from partita.errors import FormatError
+from partita.errors import FormatError, InvalidInputError
 from partita.names import short
+from partita.slurm.hostlist import expand_hosts
 
-_NAME = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?"
+_NAME = r"(?:[\w.-]+@)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9]|[\w.-]*(?:\[[0-9,-]+\][\w.-]*)+)?"
 _SLOTS = re.compile(
     rf"({_NAME})(?:\s+(?:slots|cpu|count)\s*=\s*(\d{{1,5}})|:(\d{{1,5}}))?"
     r"(?:\s+max[_-]slots\s*=\s*\d+)?(?:\s+ifhn=\S+)?"
@@ -44,8 +46,9 @@ def read_hostfile(text: str, known: Completion, *, name: str = "hostfile") -> Cl
         if match is None:
             raise FormatError(f"{short(line)}; expected such as host slots=4", line=number)
         count = match[2] or match[3]
-        before = slots.get(match[1])
-        slots[match[1]] = (before or 0) + int(count) if count else before
+        for host in _hosts(match[1].rpartition("@")[2], number):
+            before = slots.get(host)
+            slots[host] = (before or 0) + int(count) if count else before
         if len(slots) > _MOST_HOSTS:
             raise FormatError(f"more than {_MOST_HOSTS} hosts", line=number)
     return inventory_cluster(
@@ -56,6 +59,13 @@ def read_hostfile(text: str, known: Completion, *, name: str = "hostfile") -> Cl
         ],
         known,
     )
+
+
+def _hosts(names: str, line: int) -> tuple[str, ...]:
+    try:
+        return expand_hosts(names)
+    except InvalidInputError as exc:
+        raise FormatError(str(exc), line=line) from exc
 
 
 def _lines(text: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""What ``nvidia-smi`` prints of one machine: ``topo -m``, ``--query-gpu ... --format=csv``, ``-L``.
+"""What ``nvidia-smi`` prints of one machine: its table, ``topo -m``, ``--query-gpu``, ``-L``.
 
 A file may hold one of them or several, one after the other. ``topo -m`` says how GPUs are joined
-and not what they are: names and memory come from the other two, else the caller gives the type. A
+and not what they are: names and memory come from the others, else the caller gives the type. A
 cell is ``NVk`` (k links of NVLink), ``PIX``, ``PXB``, ``PHB``, ``NODE`` (PCI Express, ever longer
 ways) or ``SYS`` (between sockets; ``SOC`` in old versions). Columns of network cards and of
 affinities are left out. Nothing here is a bandwidth: those of links are the catalogue's, of single
@@ -11,7 +11,7 @@ NVLinks as NCCL counts them, and a way between sockets is taken to have half the
 import csv
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,13 @@ _GPU = re.compile(r"GPU(\d{1,4})")
 _CELL = re.compile(r"X|NV(\d{1,3})|PIX|PXB|PHB|NODE|SYS|SOC|PSB|N/A")
 _LISTED = re.compile(r"GPU\s+(\d{1,4}):\s*(.+?)\s*\(UUID:.*", re.IGNORECASE)
 _LISTED_SLICE = re.compile(r"\s+MIG\s+(\S+)\s+Device\s+\d+:.*", re.IGNORECASE)
+_TABLED = re.compile(  # | 0  NVIDIA A100-SXM4-80GB  On | 00000000:07:00.0 Off | ...
+    r"\|\s+(\d{1,4})\s+(\S.*?)(?:\s+(?:On|Off|N/A|TCC|WDDM))?\s*\|"
+    r"\s+[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+\s.*"
+)
+_TABLED_MEMORY = re.compile(r"\|.*\|\s*\d+MiB\s*/\s*(\d{1,9})MiB\s*\|.*")
+_TABLED_MIG = re.compile(r"\|.*\|.*\|\s+Enabled\*?\s*\|")
+_DIVIDED = "MIG"
 _MEMORY = re.compile(r"\[?(\d{1,12})(?:\s*MiB)?\]?")
 _QUERY_COLUMNS = frozenset({"index", "uuid", "pci.bus_id", "memory.total", "gpu_uuid", "gpu_name"})
 _FAILED = "Failed to run topology matrix"
@@ -74,7 +81,10 @@ def is_nvidia_smi(text: str) -> bool:
         return True
     lines = _lines(text[:100_000])
     has_matrix = any(_is_head(words) for words in map(str.split, lines))
-    return has_matrix or any(_columns(line) or _LISTED.fullmatch(line.strip()) for line in lines)
+    return has_matrix or any(
+        _columns(line) or _LISTED.fullmatch(line.strip()) or _TABLED.fullmatch(line)
+        for line in lines
+    )
 
 
 def read_nvidia_smi(text: str, known: Completion, *, name: str = "host0") -> Cluster:
@@ -104,7 +114,7 @@ def read_smi_text(text: str) -> SmiText:
     """
     lines = _lines(text)
     cells = _matrix(lines)
-    titled = {**_listed(lines), **_queried(lines)}
+    titled = {**_tabled(lines), **_listed(lines), **_queried(lines)}
     if not cells and not titled:
         why = "nvidia-smi could not make its matrix" if _FAILED in text else "no GPUs are in it"
         raise FormatError(f"{why}; expected what nvidia-smi topo -m or --query-gpu prints")
@@ -184,6 +194,8 @@ def _queried(lines: Sequence[str]) -> dict[int, FoundGpu]:
             raise FormatError(f"index {short(number)}; expected a number", line=at)
         memory = _MEMORY.fullmatch(row.get("memory.total", ""))
         title = row.get("name") or row.get("gpu_name", "")
+        if row.get("mig.mode.current", "").lower() == "enabled":
+            title = f"{title} {_DIVIDED}"
         found[int(number)] = FoundGpu(
             title="" if title.startswith("[") else title,  # [N/A], [Not Supported]
             memory_bytes=float(memory.group(1)) * _MIB if memory else 0.0,
@@ -202,6 +214,24 @@ def _listed(lines: Sequence[str]) -> dict[int, FoundGpu]:
             last = max(found)
             whole = found[last].title.partition(" MIG ")[0]
             found[last] = FoundGpu(title=f"{whole} MIG {part.group(1)[:40]}")
+    return found
+
+
+def _tabled(lines: Sequence[str]) -> dict[int, FoundGpu]:
+    """Return the GPUs of the table that ``nvidia-smi`` alone prints; long names end in dots."""
+    found: dict[int, FoundGpu] = {}
+    last = -1
+    for line in lines:
+        match = _TABLED.fullmatch(line)
+        if match and int(match.group(1)) < _MOST_GPUS:
+            last = int(match.group(1))
+            found[last] = FoundGpu(title=match.group(2).rstrip(". "))
+        elif last >= 0 and (memory := _TABLED_MEMORY.fullmatch(line)):
+            found[last] = replace(found[last], memory_bytes=float(memory.group(1)) * _MIB)
+        elif last >= 0 and _TABLED_MIG.fullmatch(line):
+            found[last] = replace(found[last], title=f"{found[last].title} {_DIVIDED}")
+        elif not line.startswith("|"):
+            last = -1
     return found
 
 

@@ -13,7 +13,7 @@ from partita.core.cluster import Cluster
 from partita.slurm.nodes import read_nodes, records_of
 from partita.slurm.topology import is_topology_yaml, read_topology, read_topology_yaml
 
-_RECORD = re.compile(r"^(NodeName|SwitchName|BlockName|RingName)=", re.MULTILINE)
+_RECORD = re.compile(r"^[ \t]*(Node|Switch|Block|Ring)Name=", re.MULTILINE | re.IGNORECASE)
 
 
 def is_slurm_text(text: str) -> bool:

@@ -12,7 +12,15 @@ from partita.slurm.hostlist import expand_hosts
 _MIB = 2**20
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
 _GPUS = re.compile(r"\bgpu(?::(?P<type>[^:(),]+))??:(?P<count>\d{1,6})(?=[(,\s]|$)")
-_RECORD = re.compile(r"\w+Name=")
+_RECORD = re.compile(r"\w+Name=|\s*(?:Node|Switch|Block|Ring|Partition|Reservation)Name=", re.I)
+_KEYS = {
+    key.lower(): key
+    for key in (
+        *("NodeName", "SwitchName", "BlockName", "RingName", "Nodes", "Switches", "CPUs", "Gres"),
+        *("RealMemory", "MemSpecLimit", "Sockets", "CoresPerSocket", "ThreadsPerCore", "State"),
+    )
+}
+"""Names that configuration files have, which Slurm reads in any case of letters."""
 _MOST_NODES = 100_000
 _AWAY = (
     "DOWN",
@@ -69,7 +77,8 @@ def fields_of(line: str) -> dict[str, str]:
     ends = [match.start() for match in found[1:]] + [len(line)]
     fields: dict[str, str] = {}
     for match, end in zip(found, ends, strict=True):
-        fields.setdefault(match.group(1), line[match.end() : end].strip())
+        name = _KEYS.get(match.group(1).lower(), match.group(1))
+        fields.setdefault(name, line[match.end() : end].strip())
     return fields
 
 
@@ -82,7 +91,7 @@ def records_of(text: str, first: str) -> list[str]:
     records: list[list[str]] = []
     is_ours = False
     for line in text.replace("\\\n", " ").splitlines():
-        if line.startswith(f"{first}="):
+        if line.lstrip().lower().startswith(f"{first.lower()}="):
             records.append([])
             is_ours = True
         elif _RECORD.match(line):

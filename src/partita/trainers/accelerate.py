@@ -140,6 +140,15 @@ def read_accelerate(text: str) -> Grid:
     level = Shard.NONE
     if kind == "FSDP" and (shard != 1 or cp > 1) and dp * cp != 1:
         level = _level(fsdp)
+    group = shard * cp if level is not Shard.NONE and replicate > 1 else 0
+    machines = _count(entries, "num_machines", 1)
+    if level is not Shard.NONE and not sizes and _is_hybrid(fsdp) and machines > 1:
+        if processes % machines:
+            raise FormatError(
+                f"num_processes {processes} is no multiple of num_machines {machines}, each of "
+                "which divides the state"
+            )
+        group = processes // machines
     known = {"distributed_type", "num_processes", "num_machines", "fsdp_config", "rdzv_backend"}
     known |= {"parallelism_config", "mixed_precision", "compute_environment"}
     again = fsdp.get("fsdp_activation_checkpointing")
@@ -148,13 +157,27 @@ def read_accelerate(text: str) -> Grid:
         tp=tp,
         cp=cp,
         shard=level,
-        shard_group=shard * cp if level is not Shard.NONE and replicate > 1 else 0,
+        shard_group=group,
         recompute="full" if again and read_flag(again, "fsdp_activation_checkpointing") else "",
         precision={"bf16": "bf16-mixed", "fp16": "fp16", "fp8": "fp8"}.get(
             _text(entries, "mixed_precision", "no"), "fp32"
         ),
-        annotations={key[:80]: _words(entries[key]) for key in entries if key not in known},
+        annotations={
+            **{key[:80]: _words(entries[key]) for key in entries if key not in known},
+            **_offloaded(fsdp),
+        },
     )
+
+
+def _is_hybrid(fsdp: Mapping[str, Node]) -> bool:
+    """Return whether FSDP 1 divides the state within a machine and copies it to the others."""
+    strategy = _text(fsdp, "fsdp_sharding_strategy", "").upper()
+    return strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
+
+
+def _offloaded(fsdp: Mapping[str, Node]) -> dict[str, str]:
+    key = "fsdp_offload_params"
+    return {key: "true"} if key in fsdp and read_flag(fsdp[key], key) else {}
 
 
 def _level(fsdp: Mapping[str, Node]) -> Shard:
@@ -162,6 +185,7 @@ def _level(fsdp: Mapping[str, Node]) -> Shard:
     levels = {"FULL_SHARD": Shard.PARAMETERS, "1": Shard.PARAMETERS, "TRUE": Shard.PARAMETERS}
     levels |= {"HYBRID_SHARD": Shard.PARAMETERS, "4": Shard.PARAMETERS}
     levels |= {"SHARD_GRAD_OP": Shard.GRADIENTS, "2": Shard.GRADIENTS, "FALSE": Shard.GRADIENTS}
+    levels |= {"HYBRID_SHARD_ZERO2": Shard.GRADIENTS, "5": Shard.GRADIENTS}
     levels |= {"NO_SHARD": Shard.NONE, "3": Shard.NONE}
     for key in ("fsdp_sharding_strategy", "fsdp_reshard_after_forward"):
         if key in fsdp:

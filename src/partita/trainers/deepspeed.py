@@ -31,6 +31,11 @@ _KNOWN = (
     *("zero_optimization", "tensor_parallel", "bf16", "bfloat16", "fp16", "_partita"),
     *("communication_data_type", "activation_checkpointing"),
 )
+_COSTLY = (
+    *("offload_param", "cpu_offload_params", "zero_quantized_weights", "zero_quantized_gradients"),
+    "zenflow",
+)
+"""Settings of ZeRO that are not modelled."""
 
 
 def config_of(grid: Grid) -> dict[str, Any]:
@@ -162,20 +167,33 @@ def read_deepspeed(text: str) -> Grid:
         )
     offload = zero.get("offload_optimizer")
     away = isinstance(offload, Mapping) and offload.get("device") not in (None, "none")
-    group = _count(zero, "zero_hpz_partition_size", 1)
+    ratio = _ratio(offload) if away else float(zero.get("cpu_offload") is True)
+    group = max(_count(zero, name, 1) for name in ("zero_hpz_partition_size", "mics_shard_size"))
     return Grid(
         dp=batch // each if batch and size and steps else 0,
         tp=_count(tensor, "autotp_size", 1),
         shard=LEVELS[stage],
         shard_group=group if group > 1 and stage == 3 else 0,
-        offload_optimizer=_ratio(offload) if away else 0.0,
+        offload_optimizer=ratio,
         batch_size=batch,
         microbatch_size=size,
         precision=_precision(found),
-        annotations={
-            str(key)[:80]: short(value) for key, value in found.items() if key not in _KNOWN
-        },
+        annotations=_rest(found, zero),
     )
+
+
+def _rest(found: Mapping[str, Any], zero: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is not modelled and changes time or memory."""
+    rest = {str(key)[:80]: short(value) for key, value in found.items() if key not in _KNOWN}
+    for key in _COSTLY:
+        value = zero.get(key)
+        is_away = not isinstance(value, Mapping) or value.get("device") not in (None, "none")
+        if value not in (None, False) and is_away:
+            rest[f"zero_optimization.{key}"] = short(value)
+    again = found.get("activation_checkpointing")
+    if isinstance(again, Mapping) and any(value is True for value in again.values()):
+        rest["activation_checkpointing"] = short(again)
+    return rest
 
 
 def _section(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:

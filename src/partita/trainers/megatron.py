@@ -6,13 +6,14 @@ stages have become 28. A script or file of arguments is read word by word and ne
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from partita.core.grid import Grid, even_cuts, unit_cuts
 from partita.core.plan import Shard
 from partita.core.schedules import DEFAULT_SCHEDULE, Schedule
 from partita.errors import FormatError, InfeasibleError
+from partita.trainers.shell import Word, commands
 from partita.trainers.target import PlanToWrite, Written, check_options, torchrun_words
 
 FILE = "megatron_args.sh"
@@ -195,188 +196,166 @@ def _values(name: str, value: str) -> str:
     return value if name == "--recompute-modules" else shlex.quote(value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Word:
-    """A word of a script and its line."""
-
-    text: str
-    line: int
-
-
-MAX_TEXT = 200_000
-"""Characters of a script."""
-_MOST_JOINED = 200
-"""Lines that backslashes and open quotes may join."""
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$\(\(([^()]{1,200})\)\)|\$\{(\w+)(:-([^{}]*))?\}|\$(\w+)")
+_KEYS = re.compile(
+    r"--((tensor-|pipeline-|expert-)?model-parallel-[a-z-]+|context-parallel-size|num-layers"
+    r"|micro-batch-size|global-batch-size|use-distributed-optimizer|recompute-[a-z-]+"
+    r"|sequence-parallel|fp16|bf16|fp8-format)"
+)
+"""Flags that only a command of Megatron has."""
+_OLD = {
+    "--model-parallel-size": "--tensor-model-parallel-size",
+    "--intra-layer-model-parallel-size": "--tensor-model-parallel-size",
+    "--inter-layer-model-parallel-size": "--pipeline-model-parallel-size",
+    "--batch-size": "--micro-batch-size",
+    "--num-gpus": "--nproc-per-node",
+    "--num-nodes": "--nnodes",
+}
+"""Names of flags in releases before 2021 and in launchers of others."""
 
 
 def read_megatron(text: str) -> Grid:
     """Return the grid of a script or a file of arguments; nothing is executed.
 
     Raises:
-        FormatError: A value is wrong, or stands in a variable that the file does not set.
+        FormatError: A value is wrong, stands in a variable that the file does not set, depends on
+            a branch, or differs between two commands.
     """
-    if len(text) > MAX_TEXT:
-        raise FormatError(f"a script of {len(text)} characters; expected {MAX_TEXT} at most")
-    return _grid(_Arguments(_flags(text)))
+    flags = _flags(text)
+    if not any(map(_KEYS.fullmatch, flags)):
+        raise FormatError("no flags of Megatron with values; expected a script or arguments")
+    return _grid(_Arguments(flags))
 
 
 def looks_like_megatron(text: str) -> bool:
     """Return whether a text has flags of Megatron."""
-    return bool(re.search(r"--(tensor|pipeline)-model-parallel-size|--micro-batch-size\b", text))
+    flags = r"--[a-z_-]*model[-_]parallel[-_]size\b|--micro[-_]batch[-_]size\b"
+    return bool(re.search(flags, text))
 
 
-def _flags(text: str) -> dict[str, list[_Word]]:
-    """Return each flag of all commands and arrays in a script, with a word for each value.
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """A flag of a command.
 
-    The first word of a flag is empty and has its line.
+    Attributes:
+        line: Where it stands.
+        values: The words behind it.
+        branch: Line of a branch that it or a value depends on; 0 = none.
+        other: Another value that a later command has for it, and its line.
     """
-    variables: dict[str, str] = {}
-    found: dict[str, list[_Word]] = {}
-    for line, words in _lines(text):
-        flag: str | None = None
-        for word in words:
-            assigned = None if flag else _ASSIGNED.fullmatch(word)
-            if assigned:
-                name, more, value = assigned.groups()
-                value = value.lstrip("(").rstrip(")")
-                variables[name] = f"{variables.get(name, '')} {value}" if more else value
-                parts = value.split()
-            else:
-                # The bracket that closes an array may touch its last word.
-                closes = word.endswith(")") and word.count("(") < word.count(")")
-                parts = [word[:-1] if closes else word]
-            for part in parts:
-                if part.startswith("--") and len(part) > 2:
-                    flag, sign, value = part.partition("=")
-                    flag = flag.replace("_", "-")
-                    found[flag] = [_Word("", line), *([_Word(value, line)] if sign else [])]
-                elif flag is not None and part:
-                    found[flag].append(_Word(part, line))
-    return {
-        flag: [
-            _Word(part, word.line)
-            for word in words
-            for part in (_expanded(word, variables).split() or [""])
-        ]
-        for flag, words in found.items()
-    }
+
+    line: int
+    values: tuple[str, ...]
+    branch: int = 0
+    other: tuple[int, tuple[str, ...]] | None = None
 
 
-def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the words of each line with its number; backslashes and open quotes join lines."""
-    joined, first = "", 0
-    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
-        bare = line.strip()
-        if not joined and bare.startswith("#"):
+def _flags(text: str) -> dict[str, _Flag]:
+    """Return the flags of the commands of Megatron in a script."""
+    found: dict[str, _Flag] = {}
+    for command in commands(text):
+        flags = _flags_of(command)
+        # A line that begins with a flag is one of a list of arguments.
+        is_list = command[:1] and command[0].text.startswith("--")
+        if not is_list and not any(map(_KEYS.fullmatch, flags)):
             continue
-        first = first if joined else number
-        if not bare.startswith("#"):
-            joined += f" {bare.removesuffix(chr(92))}"
-        if bare.endswith(chr(92)) and number - first < _MOST_JOINED:
-            continue
-        try:
-            words = shlex.split(joined, comments=True)
-        except ValueError as exc:
-            if number - first < _MOST_JOINED:
-                continue
-            raise FormatError("a quote is not closed", line=first) from exc
-        yield first, words
-        joined = ""
-    if joined.strip():
-        raise FormatError("a quote is not closed, or a backslash ends the text", line=first)
+        for name, flag in flags.items():
+            before = found.setdefault(name, flag)
+            if before.values != flag.values and before.other is None:
+                found[name] = replace(before, other=(flag.line, flag.values))
+    return found
 
 
-def _expanded(word: _Word, variables: Mapping[str, str]) -> str:
-    """Return a word with the values of variables that the file itself sets."""
-    text = word.text
-    for _ in range(16):
-        for found in _VARIABLE.finditer(text):
-            terms, braced, fallback, usual, bare = found.groups()
-            if terms is not None:
-                value = _product(terms, variables)
-            else:
-                value = variables.get(braced or bare, usual if fallback else None)
-            if value is not None and len(value) < 10_000:
-                text = text[: found.start()] + value + text[found.end() :]
-                break
-        else:
-            return text
-    raise FormatError(f"variables in {word.text[:40]!r} refer to one another", line=word.line)
-
-
-def _product(text: str, variables: Mapping[str, str]) -> str | None:
-    """Return the value of ``$A * B / 2`` over whole numbers; None = a variable is not set."""
-    total, sign = 0, "+"
-    for name, operator in re.findall(r"(\w+)|([*/+-])", text.replace("$", "")):
-        if operator:
-            sign = operator
-            continue
-        value = variables.get(name, name).strip()
-        if not re.fullmatch(r"[0-9]{1,9}", value) or (sign == "/" and not int(value)):
-            return None
-        number = int(value)
-        if sign == "+":
-            total += number
-        elif sign == "-":
-            total -= number
-        elif sign == "*":
-            total *= number
-        else:
-            total //= number
-    return str(total)
+def _flags_of(command: list[Word]) -> dict[str, _Flag]:
+    found: dict[str, _Flag] = {}
+    name = ""
+    for word in command:
+        if word.text.startswith("--") and len(word.text) > 2:
+            name, sign, value = word.text.partition("=")
+            name = name.replace("_", "-")
+            name = _OLD.get(name, name)
+            values = (value,) if sign and value else ()
+            found[name] = _Flag(word.line, values, word.branch)
+        elif name:
+            flag = found[name]
+            branch = flag.branch or word.branch
+            found[name] = replace(flag, values=(*flag.values, word.text), branch=branch)
+    return found
 
 
 class _Arguments:
     """The flags of a script, read as numbers, names and switches."""
 
-    def __init__(self, flags: "dict[str, list[_Word]]") -> None:
+    def __init__(self, flags: Mapping[str, _Flag]) -> None:
         self._flags = flags
         self._read: set[str] = set()
 
-    def text(self, name: str, usual: str = "") -> str:
-        self._read.add(name)
-        words = [word for word in self._flags.get(name, []) if word.text]
-        if not words:
-            return usual
-        value = words[0]
-        if "$" in value.text:
-            raise FormatError(
-                f"{name} is {value.text[:60]!r}, a variable that the file does not set; write its "
-                "value",
-                line=value.line,
-            )
-        return value.text
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return the words behind a flag, which must not depend on what the file does not say."""
+        if not self.has(name):
+            return ()
+        flag = self._flags[name]
+        for value in flag.values:
+            self._check_known(name, value)
+        return flag.values
 
-    def texts(self, name: str) -> list[str]:
-        self._read.add(name)
-        return [word.text for word in self._flags.get(name, []) if word.text]
+    def _check_known(self, name: str, value: str) -> None:
+        if "$" in value:
+            raise FormatError(
+                f"{name} is {value[:60]!r}, a variable that the file does not set; write its value",
+                line=self._flags[name].line,
+            )
+
+    def text(self, name: str, usual: str = "") -> str:
+        """Return the first word behind a flag."""
+        if not self.has(name) or not self._flags[name].values:
+            return usual
+        value = self._flags[name].values[0]
+        self._check_known(name, value)
+        return value
 
     def known(self, name: str) -> str:
         """Return a value that may stand in a variable from outside; then empty."""
         self._read.add(name)
-        words = [word.text for word in self._flags.get(name, []) if word.text]
-        return words[0] if words and "$" not in words[0] else ""
+        flag = self._flags.get(name)
+        value = flag.values[0] if flag and flag.values else ""
+        return "" if "$" in value else value if self.has(name) else ""
 
     def has(self, name: str) -> bool:
+        """Return whether a flag is given, in all that the file could mean."""
         self._read.add(name)
-        return name in self._flags
+        flag = self._flags.get(name)
+        if flag is None:
+            return False
+        if flag.branch:
+            raise FormatError(
+                f"{name} is set within a branch, which depends on what the file does not say; "
+                "write it outside, or leave it out",
+                line=flag.branch,
+            )
+        if flag.other is not None:
+            line, values = flag.other
+            raise FormatError(
+                f"{name} is {' '.join(flag.values)[:40]!r} for one command and "
+                f"{' '.join(values)[:40]!r} for another (line {line}); give a file with one",
+                line=flag.line,
+            )
+        return True
 
     def count(self, name: str, usual: int) -> int:
+        """Return a number from 1 on."""
         text = self.text(name)
         if not text:
             return usual
         if not re.fullmatch(r"[0-9]{1,7}", text) or int(text) < 1:
-            line = self._flags[name][0].line
+            line = self._flags[name].line
             raise FormatError(f"{name} is {text[:40]!r}; expected a number from 1 on", line=line)
         return int(text)
 
     def rest(self) -> dict[str, str]:
         """Return the flags that nobody has read."""
         return {
-            name.lstrip("-"): " ".join(word.text for word in words if word.text)[:200]
-            for name, words in sorted(self._flags.items())
+            name.lstrip("-"): " ".join(flag.values)[:200]
+            for name, flag in sorted(self._flags.items())
             if name not in self._read
         }
 
@@ -443,7 +422,7 @@ def _share(text: str) -> float:
 
 def _cuts(args: _Arguments, pp: int, layers: int) -> tuple[tuple[int, ...], int]:
     """Return the blocks of each stage and the stages of each rank."""
-    layout = args.text("--pipeline-model-parallel-layout")
+    layout = "".join(args.texts("--pipeline-model-parallel-layout"))
     per_stage = args.count("--num-layers-per-virtual-pipeline-stage", 0)
     virtual = args.count("--num-virtual-stages-per-pipeline-rank", 0)
     first = args.count("--decoder-first-pipeline-num-layers", 0)
@@ -499,6 +478,11 @@ def _recompute(args: _Arguments) -> tuple[str, int]:
     modules = args.texts("--recompute-modules")
     if args.has("--recompute-activations") and not kind:
         kind = "selective"
+    # Releases before 2022 have no granularity.
+    old = args.text("--activations-checkpoint-method")
+    if not kind and (args.has("--checkpoint-activations") or old):
+        kind, method = "full", old
+        count = count or args.count("--activations-checkpoint-num-layers", 0)
     if kind == "full":
         return "full", count if method == "block" else 0
     if kind == "selective":
@@ -517,6 +501,11 @@ def _shard(args: _Arguments, team: int) -> tuple[Shard, int]:
     copies = args.count("--num-distributed-optimizer-instances", 1)
     distributed = args.has("--use-distributed-optimizer")
     shard = Shard.OPTIMIZER if distributed else Shard.NONE
+    stage = args.text("--zero-stage")  # Megatron-DeepSpeed
+    if stage:
+        if stage not in "0123":
+            raise FormatError(f"--zero-stage is {stage[:40]!r}; expected 0 to 3")
+        shard = tuple(Shard)[int(stage)]
     if args.has("--use-megatron-fsdp") or args.has("--use-custom-fsdp"):
         known = {"no_shard": Shard.NONE, "optim": Shard.OPTIMIZER}
         known |= {name: level for level, name in _STRATEGIES.items()}

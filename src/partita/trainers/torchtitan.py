@@ -244,7 +244,7 @@ def read_sections(found: Mapping[str, Any]) -> Grid:
     Raises:
         FormatError: A value is wrong.
     """
-    reader = _Sections(found)
+    reader = _Sections(_of_one_section(found))
     pp = reader.count("parallelism", "pipeline_parallel_degree", 1)
     tp = reader.count("parallelism", "tensor_parallel_degree", 1)
     cp = reader.count("parallelism", "context_parallel_degree", 1)
@@ -277,8 +277,27 @@ def read_sections(found: Mapping[str, Any]) -> Grid:
         microbatch_size=size,
         schedule=schedule,
         precision=_read_precision(reader),
-        annotations=reader.rest(),
+        annotations={**reader.rest(), **_not_recomputed(reader)},
     )
+
+
+def _of_one_section(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with its degrees in one section; those of 0.1 are in three."""
+    moved: dict[str, Any] = {}
+    for name in ("training", "experimental"):
+        section = found.get(name)
+        if isinstance(section, Mapping):
+            moved |= {
+                key: value
+                for key, value in section.items()
+                if str(key).startswith("pipeline_parallel_")
+                or str(key).endswith(("_parallel_degree", "_parallel_replicate_degree"))
+                or key == "data_parallel_shard_degree"
+            }
+    section = found.get("parallelism")
+    if isinstance(section, Mapping) or (section is None and moved):
+        return {**found, "parallelism": {**moved, **(section or {})}}
+    return dict(found)
 
 
 class _Sections:
@@ -396,6 +415,16 @@ def _read_recompute(reader: _Sections) -> str:
         return "products"
     is_saved = reader.value("activation_checkpoint", "preserve_rng_state") is not None
     return "full" if is_saved and not mode else ""
+
+
+def _not_recomputed(reader: _Sections) -> dict[str, str]:
+    """Return how a part is recomputed that is none of the sets: every n-th block, by a budget."""
+    mode = reader.text("activation_checkpoint", "mode", "")
+    if mode not in ("selective", "memory_budget") or _read_recompute(reader):
+        return {}
+    option = reader.value("activation_checkpoint", "selective_ac_option")
+    said = mode if mode == "memory_budget" else f"{mode}, option {short(option)}"
+    return {"activation_checkpoint": said}
 
 
 def _read_precision(reader: _Sections) -> str:

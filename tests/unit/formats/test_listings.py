@@ -25,6 +25,7 @@ READ = {
     "nvidia-smi/dgx1-old-soc.txt": ("v100", 8, "v100", ""),
     "nvidia-smi/query-only-unknown-memory.txt": ("", 2, "h100-pcie", "host"),
     "nvidia-smi/vm-one-gpu.txt": ("l4", 1, "l4", "host"),
+    "nvidia-smi/table.txt": ("", 2, "v100", "host"),
     "nccl-topology/two-direct.xml": ("v100", 2, "v100", "host"),
     "nccl-topology/h100-nvswitch.xml": ("h100", 8, "h100", "host"),
     "nccl-topology/two-sockets-pcie.xml": ("rtx3090", 4, "rtx3090", "island host"),
@@ -32,8 +33,10 @@ READ = {
     "slurm/oneliner-mig.txt": ("l4", 18, "l4", "host"),
     "slurm/no-type-null.txt": ("t4", 2, "t4", "host"),
     "slurm/topology.conf": ("2xa100", 16, "a100", "host rack spine"),
+    "slurm/any-case.conf": ("2xa100", 16, "a100", "host rack spine"),
     "slurm/topology.yaml": ("4xgb200", 16, "gb200", "host rack spine"),
     "hostfile/deepspeed.txt": ("a100", 10, "a100", "host rack"),
+    "hostfile/users-and-ranges.txt": ("a100", 12, "a100", "host rack"),
     "hostfile/mpich.txt": ("h100", 16, "h100", "host rack"),
     "hostfile/open-mpi-mixed.txt": ("4xa100", 12, "a100", "host rack"),
     "hostfile/windows-repeated.txt": ("v100", 4, "v100", "host rack"),
@@ -45,6 +48,8 @@ READ = {
 """Files with the type that is given, their number of GPUs, a type, and their levels."""
 REFUSED = {
     "nvidia-smi/list-with-mig.txt": ("", r"parts of GPUs \(MIG\), .*3g.20gb"),
+    "nvidia-smi/table-with-mig.txt": ("", r"parts of GPUs \(MIG\), 'NVIDIA A100-SXM4-80GB MIG'"),
+    "nvidia-smi/query-mig-mode.txt": ("", r"parts of GPUs \(MIG\), 'NVIDIA A100-SXM4-40GB MIG'"),
     "nvidia-smi/failed.txt": ("", "could not make its matrix"),
     "nvidia-smi/torn.txt": ("a100", "torn.txt:1: the matrix has 1 rows for 2 GPUs"),
     "nvidia-smi/vm-one-gpu.txt": ("", "no type of the GPUs"),
@@ -109,6 +114,11 @@ def test_memory_tells_products_of_one_name_apart() -> None:
     known = Completion(catalogue=load_catalogue())
     from_text = READERS["nvidia-smi"](text.encode(), known)
     assert from_text.devices[0].type == "a100-sxm-40gb"
+
+
+def test_users_and_ranges_of_hostfiles_are_their_hosts() -> None:
+    cluster = read("hostfile/users-and-ranges.txt", "a100")
+    assert [host.name for host in cluster.hosts] == ["gpu01.lab", "gpu02.lab", "10.0.0.7"]
 
 
 def test_commands_take_such_files_as_clusters(tmp_path: Path) -> None:

@@ -85,6 +85,67 @@ MEGATRON: Mapping[str, tuple[str, Grid | str]] = {
             precision="fp32",
         ),
     ),
+    "arrays of which one is used": (
+        "SMALL=(--num-layers 12 --micro-batch-size 4)\n"
+        "LARGE=(--num-layers 48 --micro-batch-size 1 --tensor-model-parallel-size 8)\n"
+        "torchrun --nproc-per-node 8 p.py ${SMALL[@]} > log.txt 2>&1\n",
+        Grid(dp=8, cuts=(12,), microbatch_size=4, tied=True, precision="fp32"),
+    ),
+    "a command within a quoted word": (
+        "export TP=2 MB=1; srun --ntasks-per-node=1 bash -lc '\n"
+        "  torchrun --nproc_per_node 4 p.py --tensor-model-parallel-size $TP --num-layers 8 \\ \n"
+        "    --micro-batch-size $MB'\n",
+        Grid(
+            dp=2,
+            tp=2,
+            cuts=(8,),
+            microbatch_size=1,
+            tied=True,
+            precision="fp32",
+            annotations={"ntasks-per-node": "1 bash -lc"},
+        ),
+    ),
+    "names of 2020 and a function": (
+        "run() {\n  python -m torch.distributed.launch --nproc_per_node 8 p.py --num-layers 24"
+        " --model-parallel-size 2 \\\n --checkpoint-activations --zero-stage 1 --batch-size 4 "
+        '"$@"\n}\n'
+        "run --fp16\n",
+        Grid(
+            dp=4,
+            tp=2,
+            cuts=(24,),
+            recompute="full",
+            microbatch_size=4,
+            shard=Shard.OPTIMIZER,
+            tied=True,
+            precision="fp16",
+        ),
+    ),
+    "defaults, sums with brackets and expr": (
+        ": ${TP:=2}\nPP=${PP:-${STAGES:-2}}; N=`expr 2 \\* 3`\n"
+        "x --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --num-layers "
+        "$((N + (1 + 1) * 2 - 2)) --micro-batch-size 1\n",
+        Grid(dp=0, tp=2, pp=2, cuts=(4, 4), microbatch_size=1, tied=True, precision="fp32"),
+    ),
+    "a size that a branch chooses": (
+        'if [ "$1" = small ]; then\n  NL=12\nelse\n  NL=48\nfi\nx --num-layers $NL '
+        "--micro-batch-size 1\n",
+        "line 1: --num-layers is set within a branch",
+    ),
+    "a switch that a branch adds": (
+        "A=(--num-layers 8 --micro-batch-size 1)\n[[ $FP8 == 1 ]] && A+=(--fp8-format hybrid)\n"
+        'x "${A[@]}"\n',
+        "line 2: --fp8-format is set within a branch",
+    ),
+    "two commands": (
+        "x --num-layers 8 --micro-batch-size 1\npython eval.py --num-layers 8 "
+        "--micro-batch-size 8\n",
+        "line 1: --micro-batch-size is '1' for one command and '8' for another (line 2)",
+    ),
+    "a list in Python": (
+        'args = ["--num-layers", "24", "--micro-batch-size", "2"]\n',
+        "no flags of Megatron with values",
+    ),
     "variable from outside": (
         "python x.py --num-layers 8 --pipeline-model-parallel-size ${PP}\n",
         "--pipeline-model-parallel-size is '${PP}', a variable that the file does not set",
@@ -111,6 +172,22 @@ TITAN: Mapping[str, tuple[str, Grid | str]] = {
             batch_size=32,
             microbatch_size=8,
             precision="bf16-mixed",
+        ),
+    ),
+    "degrees of 0.1 in three sections": (
+        "[training]\nbatch_size = 8\ntensor_parallel_degree = 2\ndata_parallel_shard_degree = 4\n"
+        "[experimental]\npipeline_parallel_degree = 2\n[activation_checkpoint]\n"
+        'mode = "selective"\nselective_ac_option = "2"\n',
+        Grid(
+            tp=2,
+            pp=2,
+            dp=4,
+            sequence_parallel=True,
+            shard=Shard.GRADIENTS,
+            batch_size=32,
+            microbatch_size=1,
+            precision="bf16-mixed",
+            annotations={"activation_checkpoint": "selective, option '2'"},
         ),
     ),
     "pipeline with leftover ranks": (
@@ -183,6 +260,23 @@ DEEPSPEED: Mapping[str, tuple[str, Grid | str]] = {
         '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}',
         Grid(dp=0, shard=Shard.PARAMETERS, offload_optimizer=1.0, precision="fp32"),
     ),
+    "names of 0.3, MiCS and weights on disk": (
+        '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3, "cpu_offload": '
+        'true, "mics_shard_size": 8, "offload_param": {"device": "nvme"}}, '
+        '"activation_checkpointing": {"cpu_checkpointing": true}}',
+        Grid(
+            dp=0,
+            shard=Shard.PARAMETERS,
+            shard_group=8,
+            offload_optimizer=1.0,
+            microbatch_size=2,
+            precision="fp32",
+            annotations={
+                "zero_optimization.offload_param": "{'device': 'nvme'}",
+                "activation_checkpointing": "{'cpu_checkpointing': True}",
+            },
+        ),
+    ),
     "batches that contradict": (
         '{"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4,'
         ' "gradient_accumulation_steps": 2}',
@@ -217,6 +311,17 @@ ACCELERATE: Mapping[str, tuple[str, Grid | str]] = {
         "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_sharding_strategy: "
         "SHARD_GRAD_OP\n",
         Grid(dp=2, shard=Shard.GRADIENTS, precision="fp32"),
+    ),
+    "fsdp 1 within each machine": (
+        "distributed_type: FSDP\nnum_processes: 16\nnum_machines: 2\nfsdp_config:\n"
+        "  fsdp_sharding_strategy: HYBRID_SHARD\n  fsdp_offload_params: true\n",
+        Grid(
+            dp=16,
+            shard=Shard.PARAMETERS,
+            shard_group=8,
+            precision="fp32",
+            annotations={"fsdp_offload_params": "true"},
+        ),
     ),
     "another tool's configuration": ("distributed_type: DEEPSPEED\n", "read its own configuration"),
     "a mesh that does not fit": (
