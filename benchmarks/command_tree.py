@@ -161,7 +161,8 @@ def is_explained(difference: str, named: set[tuple[str, str]]) -> bool:
     """Return whether a page names what differs."""
     path, what = difference.removeprefix("partita ").split(": ", maxsplit=1)
     name = what.split(": ")[0].removesuffix(" is new").removesuffix(" is gone")
-    return (path, "command") in named or (name, path) in named
+    every = (name, "command") in named  # an option of every command
+    return every or (path, "command") in named or (name, path) in named
 
 
 def commands_of(tree: Mapping, path: str) -> Iterator[tuple[str, Mapping]]:

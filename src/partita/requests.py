@@ -66,6 +66,7 @@ class Option:
         bare: Value of an option that is given without one; empty = it needs one.
         joined_by: Text that joins the values of an option that is given several times to one;
             empty = the last one counts.
+        often: Whether most users need it: a short help shows it, whatever its group.
     """
 
     help: str
@@ -84,6 +85,7 @@ class Option:
     is_required: bool = False
     bare: str = ""
     joined_by: str = ""
+    often: bool = False
 
     def is_added(self, value: str) -> bool:
         """Return whether a plug-in adds a value to the choices."""
@@ -114,6 +116,7 @@ class Field:
         is_multiple: Whether it is a tuple of values.
         default: The default.
         option: The declaration.
+        group: Heading of the fields that it belongs to; empty = it is the request's own.
     """
 
     name: str
@@ -121,6 +124,7 @@ class Field:
     is_multiple: bool
     default: Any
     option: Option
+    group: str = ""
 
     @property
     def flag(self) -> str:
@@ -148,8 +152,13 @@ class Field:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """Base of all requests: values are checked when one is made."""
+    """Base of all requests: values are checked when one is made.
 
+    Attributes:
+        group: Heading of the fields that a class declares, in a help text; empty = none.
+    """
+
+    group: ClassVar[str] = ""
     _fields: ClassVar[dict[type, tuple[Field, ...]]] = {}
 
     def __post_init__(self) -> None:
@@ -249,8 +258,11 @@ def _fields(request: type[Request]) -> Iterator[Field]:
     hints = typing.get_type_hints(request)
     declared = {field.name: field for field in dataclasses.fields(request)}
     order = (*request.__mro__[1:], request)  # what a request adds comes after what it shares
-    named = [name for base in order for name in vars(base).get("__annotations__", {})]
-    for name in dict.fromkeys(named):
+    group_of: dict[str, str] = {}
+    for base in order:
+        for name in vars(base).get("__annotations__", {}):
+            group_of.setdefault(name, vars(base).get("group", ""))
+    for name, group in group_of.items():
         if name in declared and "option" in declared[name].metadata:
             kind, is_multiple = _kind(hints[name])
             yield Field(
@@ -259,6 +271,7 @@ def _fields(request: type[Request]) -> Iterator[Field]:
                 is_multiple=is_multiple,
                 default=declared[name].default,
                 option=declared[name].metadata["option"],
+                group=group,
             )
 
 

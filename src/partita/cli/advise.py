@@ -5,6 +5,7 @@ from rich.console import Console
 
 from partita.cli.console import print_json, progress, stdout_console, terminal_width
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options, report_option, write_page
 from partita.flows.advise import Advice, AdviseRequest, advise_request
 from partita.flows.plan import NothingFitsError
@@ -15,8 +16,9 @@ _MOST_ROWS = 16
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita advise llama3-8b --cluster 2xdgx-h100 --tokens 1T -o start\n\n"
-    "partita advise gpt-small --cluster 2x4xa100+1x2xv100 --microbatches 32 --report advice.html"
+    "partita advise gpt-small --cluster 2x4xa100+1x2xv100 --microbatches 32 --report advice.html",
 )
 @takes(AdviseRequest)
 @report_option

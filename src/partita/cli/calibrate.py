@@ -1,6 +1,5 @@
 """``partita calibrate``: measure this machine, or a cluster under torchrun."""
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -8,8 +7,9 @@ import click
 from partita.catalogue.cluster_yaml.writer import write_cluster_yaml
 from partita.catalogue.hierarchy import describe_levels
 from partita.cli.from_request import takes
-from partita.cli.options import output_options
-from partita.documents import unused_path, write_bytes, write_text
+from partita.cli.help import Documented
+from partita.cli.options import output_options, own_name
+from partita.documents import write_bytes, write_text
 from partita.flows.calibrate import CalibrateRequest, CalibrationResult, calibrate_request
 from partita.formats.dynamicml import write_speed_matrix
 from partita.profiler.calibrate.calibrate import ReduceFit, speed_cluster
@@ -20,9 +20,10 @@ _MAX_ROWS = 64
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita calibrate --devices 2 -o here.yaml\n\n"
     "partita calibrate --nccl-tests all_reduce.txt --cluster 4xdgx-h100 -o mine.yaml\n\n"
-    "torchrun --nnodes 2 --nproc-per-node 4 ... -m partita calibrate -o cluster.yaml"
+    "torchrun --nnodes 2 --nproc-per-node 4 ... -m partita calibrate -o cluster.yaml",
 )
 @takes(CalibrateRequest)
 @click.option("-o", "--output", help="Cluster YAML to write. [cluster.yaml]")
@@ -55,7 +56,7 @@ def command(
         return
     written: dict[str, str] = {}
     if output is not None or not as_json:
-        written["cluster"] = output or str(unused_path(Path("cluster.yaml")))
+        written["cluster"] = output or own_name("cluster.yaml")
         write_text(written["cluster"], write_cluster_yaml(found.cluster))
     if npy is not None:
         write_bytes(npy, write_speed_matrix(speed_cluster(found.calibration)))

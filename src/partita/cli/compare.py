@@ -20,6 +20,7 @@ from partita.cli.console import (
     table,
 )
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options, report_option, write_page
 from partita.documents import save
 from partita.errors import InfeasibleError
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    epilog="Example: partita compare resnet50 --cluster 4xa100 -p single -p uniform -p random:1"
+    cls=Documented,
+    epilog="Example: partita compare resnet50 --cluster 4xa100 -p single -p uniform -p random:1",
 )
 @takes(CompareRequest)
 @click.option("-o", "--output", help="Write the best plan to this file.")

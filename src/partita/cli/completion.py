@@ -3,6 +3,7 @@
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 
 SHELLS = ("bash", "zsh", "fish")
@@ -14,7 +15,7 @@ _HOW = {
 }
 
 
-@click.command(epilog="Example: partita completion bash > partita.bash")
+@click.command(cls=Documented, epilog="Example: partita completion bash > partita.bash")
 @click.argument("shell", type=click.Choice(SHELLS))
 @output_options
 def command(shell: str, as_json: bool, quiet: bool, debug: bool) -> None:

@@ -3,14 +3,16 @@
 import click
 
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.documents import formats
 from partita.flows.convert import ConvertRequest, convert_request
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita convert gpt-small.plan.json gpus=4.txt\n\n"
-    f"Formats: {', '.join(formats())}"
+    f"Formats: {', '.join(formats())}",
 )
 @takes(ConvertRequest)
 @output_options

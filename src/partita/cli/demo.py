@@ -17,6 +17,7 @@ from partita.cli.console import (
     terminal_width,
 )
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.flows.compare import Comparison
 from partita.flows.demo import CLUSTER, LOCAL_DEVICES, Demo, DemoRequest, best_of, demo_request
@@ -24,7 +25,7 @@ from partita.flows.profile import estimate_lines
 from partita.report.picture import pipeline_picture
 
 
-@click.command(epilog="Example: partita demo -o demo")
+@click.command(cls=Documented, epilog="Example: partita demo -o demo")
 @takes(DemoRequest)
 @output_options
 def command(request: DemoRequest, *, as_json: bool, quiet: bool, debug: bool) -> None:

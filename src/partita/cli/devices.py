@@ -4,13 +4,14 @@ import click
 
 from partita.cli.console import print_json, stdout_console, table
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.flows.devices import PEAKS, DeviceList, DevicesRequest, devices_request
 
 _RIGHT = ("memory", "memory rate", "price/h", *PEAKS)
 
 
-@click.command(epilog="Example: partita devices h100")
+@click.command(cls=Documented, epilog="Example: partita devices h100")
 @takes(DevicesRequest)
 @output_options
 def command(request: DevicesRequest, *, as_json: bool, quiet: bool, debug: bool) -> None:

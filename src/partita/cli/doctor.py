@@ -4,13 +4,14 @@ import json
 
 import click
 
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.documents import write_text
 from partita.flows.doctor import Examination, doctor
 from partita.flows.flight import read_flight
 
 
-@click.command(epilog="Example: partita doctor --why")
+@click.command(cls=Documented, epilog="Example: partita doctor --why")
 @click.option(
     "--why", is_flag=True, help="Say for each missing part what it is for and how to get it."
 )

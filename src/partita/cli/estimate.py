@@ -17,6 +17,7 @@ from partita.cli.console import (
     table,
 )
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.documents import save
 from partita.errors import InfeasibleError
@@ -27,8 +28,9 @@ from partita.units import format_bytes, format_rate, format_seconds
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita estimate gpt3-xl --cluster 8xa100\n\n"
-    "partita estimate gpt3-175b --cluster 8xa100 --dtype bfloat16 --recompute"
+    "partita estimate gpt3-175b --cluster 8xa100 --dtype bfloat16 --recompute",
 )
 @takes(EstimateRequest)
 @click.option("-o", "--output", help="Write the best plan to this file.")

@@ -22,6 +22,7 @@ from partita.cli.console import (
     table,
 )
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.documents import write_text
 from partita.flows.explain import ExplainRequest, Explanation, WhatIf, explain_request
@@ -34,7 +35,8 @@ _NOTHING = 0.005
 
 
 @click.command(
-    epilog="Example: partita explain gpt-small.plan.json --what-if bandwidth=2x --what-if +1xa100"
+    cls=Documented,
+    epilog="Example: partita explain gpt-small.plan.json --what-if bandwidth=2x --what-if +1xa100",
 )
 @takes(ExplainRequest)
 @click.option("-o", "--output", help="Write the figures to a JSON file.")

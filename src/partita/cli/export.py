@@ -3,14 +3,16 @@
 import click
 
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.flows.export import ExportRequest, export_request
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita export gpt.plan.json --to python -o gpt_stages\n\n"
     "partita export gpus=4.txt --to python --model vgg16 -o vgg16_stages\n\n"
-    "partita export gpt.plan.json --to sbatch -O time=04:00:00 -- train.py --config my.yaml"
+    "partita export gpt.plan.json --to sbatch -O time=04:00:00 -- train.py --config my.yaml",
 )
 @takes(ExportRequest)
 @output_options

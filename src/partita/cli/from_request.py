@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from partita.cli.help import GroupedOption
 from partita.requests import Field, Option, Request, fields_of
 
 COMPLETED = frozenset({"model", "planner", "cluster", "type", "plan"})
@@ -32,7 +33,7 @@ class OpenChoice(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-class BareOption(click.Option):
+class BareOption(GroupedOption):
     """An option whose value may be left out.
 
     Click would take the MODEL that follows for the value, unless it looks like another option.
@@ -131,7 +132,12 @@ def _spellings(field: Field) -> list[str]:
 
 def _settings(field: Field) -> dict[str, Any]:
     usual = f" [{field.option.usual}]" if field.option.usual else ""
-    settings: dict[str, Any] = {"help": f"{field.option.help}{usual}"}
+    settings: dict[str, Any] = {
+        "help": f"{field.option.help}{usual}",
+        "cls": GroupedOption,
+        "group": field.group,
+        "often": field.option.often,
+    }
     if (completed := _completed(field)) is not None:
         settings["shell_complete"] = completed
     if field.option.metavar:

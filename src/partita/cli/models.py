@@ -7,6 +7,7 @@ import click
 
 from partita.cli.console import print_json, stdout_console, table
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.flows.models import ModelList, ModelsRequest, models_request
 
@@ -30,7 +31,7 @@ LARGE = (
 )
 
 
-@click.command(epilog="Example: partita models bert\n\npartita models large")
+@click.command(cls=Documented, epilog="Example: partita models bert\n\npartita models large")
 @takes(ModelsRequest)
 @output_options
 def command(request: ModelsRequest, *, as_json: bool, quiet: bool, debug: bool) -> None:

@@ -1,6 +1,7 @@
 """Options of all commands, which are no fields of a request."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -41,3 +42,13 @@ def write_page(page: "Page", file: str, *, quiet: bool) -> None:
     save_page(page, file)
     if not quiet and file != "-":
         click.echo(f"report written to {file}", err=True)
+
+
+def own_name(name: str) -> str:
+    """Return the file to write to where none is named, and say so where that is a numbered one."""
+    from partita.documents import unused_path  # noqa: PLC0415 (only where something is written)
+
+    path = unused_path(Path(name))
+    if path.name != name:
+        click.echo(f"{name} exists and is kept: writing {path}; -o names the file", err=True)
+    return str(path)

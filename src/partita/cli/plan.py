@@ -31,8 +31,9 @@ from partita.cli.console import (
     unused_line,
 )
 from partita.cli.from_request import takes
-from partita.cli.options import output_options, report_option, write_page
-from partita.documents import save, unused_path, write_bytes, write_text
+from partita.cli.help import Documented
+from partita.cli.options import output_options, own_name, report_option, write_page
+from partita.documents import save, write_bytes, write_text
 from partita.flows.plan import NothingFitsError, PlanRequest, PlanResult, plan_request
 from partita.requests import arguments_of
 
@@ -52,11 +53,12 @@ _COLUMNS = (
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita plan gpt-small --cluster 2x4xa100+1x2xv100 --microbatches 32\n\n"
     "partita plan gpt3-xl --cluster 2x4xa100+4xv100 --pin 'blocks.0=host0/*'\n\n"
     "partita plan llama3-70b --cluster 8xdgx-h100 --batch-size 128 --tokens 1T\n\n"
     "partita plan resnet50 --cluster 6xa40+2xh100 --microbatches 16 --objective energy\n\n"
-    "partita plan gpt-small --cluster 3xa100 --from gpt-small.plan.json --minimise-moves"
+    "partita plan gpt-small --cluster 3xa100 --from gpt-small.plan.json --minimise-moves",
 )
 @takes(PlanRequest)
 @click.option("-o", "--output", help="Write the plan to this file; - is stdout. [NAME.plan.json]")
@@ -105,12 +107,12 @@ def command(
         from partita.cli.large import finish_large  # noqa: PLC0415 (where one is planned)
 
         name = f"{result.task.shape.name}.plan.json"
-        target = output or (None if as_json else str(unused_path(Path(name))))
+        target = output or (None if as_json else own_name(name))
         finish_large(result, target, as_json=as_json)
         return
     print_remarks(result.posed.remarks)
     name = f"{result.problem.graph.name}.plan.json"
-    target = output or (None if as_json else str(unused_path(Path(name))))
+    target = output or (None if as_json else own_name(name))
     if target is not None and target != "-":
         save(result.solution, target)
     traced = _write_trace(result, request.trace_search)

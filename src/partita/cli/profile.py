@@ -3,13 +3,13 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from partita.cli.from_request import takes
-from partita.cli.options import output_options
+from partita.cli.help import Documented
+from partita.cli.options import output_options, own_name
 from partita.core.graph import Graph
 from partita.core.precision import OPTIMIZERS
 from partita.errors import InvalidInputError
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita profile gpt3-small --scale 0.1 --batch-size 2\n\n"
-    "partita profile merge a100.json v100.json -o both.json"
+    "partita profile merge a100.json v100.json -o both.json",
 )
 @takes(ProfileRequest)
 @click.argument("files", nargs=-1)
@@ -105,11 +106,9 @@ def _write(
 ) -> None:
     """Write a graph, and print what is to be said about it, as JSON if there are figures."""
     from partita.cli.console import print_json  # noqa: PLC0415 (rich only where it prints)
-    from partita.documents import save, unused_path  # noqa: PLC0415 (likewise)
+    from partita.documents import save  # noqa: PLC0415 (likewise)
 
-    target = output or (
-        None if figures is not None else str(unused_path(Path(f"{graph.name}.graph.json")))
-    )
+    target = output or (None if figures is not None else own_name(f"{graph.name}.graph.json"))
     if target is not None:
         save(graph, target)
     if target == "-":

@@ -14,6 +14,7 @@ from partita.cli.console import (
     terminal_width,
 )
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.documents import write_bytes
 from partita.flows.recommend import (
@@ -28,9 +29,10 @@ from partita.units import format_bytes, format_count, format_duration, format_mo
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita recommend llama3-70b --within '30 days' --tokens 2T "
     "--machines dgx-h100,dgx-a100\n\n"
-    "partita recommend llama3-8b --target '500k tokens/s' --offer offer.yaml --picture offers.svg"
+    "partita recommend llama3-8b --target '500k tokens/s' --offer offer.yaml --picture offers.svg",
 )
 @takes(RecommendRequest)
 @click.option("--picture", help="Write speed and money as a chart: .svg, .png, .pdf.")

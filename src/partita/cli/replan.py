@@ -4,6 +4,7 @@ import click
 
 from partita.cli.console import print_json, progress, stdout_console, table
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.documents import save
 from partita.flows.replan import ReplanRequest, ReplanResult, replan_request
@@ -12,8 +13,9 @@ _COLUMNS = (("compute and links", "left"), ("measured / thought", "right"))
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita replan gpt3-small.plan.json --measured "
-    "runs/2026-11-16_gpt3-small_2xcpu_1f1b_001 -o faster.plan.json"
+    "runs/2026-11-16_gpt3-small_2xcpu_1f1b_001 -o faster.plan.json",
 )
 @takes(ReplanRequest)
 @click.option(

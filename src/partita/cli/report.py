@@ -3,14 +3,16 @@
 import click
 
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.flows.report import ReportRequest, report_request
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita report gpt-small.plan.json -o report.html\n\n"
     "partita report one.plan.json two.plan.json -o compared.html\n\n"
-    "partita report runs/2026-11-16_gpt3-small_2xcpu_1f1b_001"
+    "partita report runs/2026-11-16_gpt3-small_2xcpu_1f1b_001",
 )
 @takes(ReportRequest)
 @output_options

@@ -8,6 +8,7 @@ import click
 
 from partita.cli.console import percent, picture_signs, print_json, stdout_console, table
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.flows.follow import Follower
 from partita.flows.past_runs import Curves, ResultsRequest, results_request
@@ -28,7 +29,10 @@ _COLUMNS = (
 )
 
 
-@click.command(epilog="Example: partita results runs/2026-11-16_gpt3-small_2xcpu_1f1b_001 --json")
+@click.command(
+    cls=Documented,
+    epilog="Example: partita results runs/2026-11-16_gpt3-small_2xcpu_1f1b_001 --json",
+)
 @takes(ResultsRequest)
 @output_options
 def command(request: ResultsRequest, *, as_json: bool, quiet: bool, debug: bool) -> None:

@@ -16,6 +16,7 @@ from partita.cli.console import (
     table,
 )
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.core.solution import Solution
 from partita.flows.problem import objective_remarks
@@ -28,8 +29,9 @@ from partita.flows.robustness import (
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita robustness gpt-small --cluster 2x4xa100 --perturb 0.2 --seed 1\n\n"
-    "partita robustness best.plan.json other.plan.json --samples 200"
+    "partita robustness best.plan.json other.plan.json --samples 200",
 )
 @takes(RobustnessRequest)
 @output_options

@@ -4,6 +4,7 @@ import click
 
 from partita.cli.console import print_remarks, stdout_console, step_line
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.cli.run_options import StepLine, config_option, show_detached, show_outcome
 from partita.flows.extras import torch_needed
@@ -11,7 +12,9 @@ from partita.flows.run_requests import RunRequest, check_run
 from partita.flows.summary import describe_plan
 
 
-@click.command(epilog="Example: partita run gpt3-small.plan.json --steps 20 --check --report")
+@click.command(
+    cls=Documented, epilog="Example: partita run gpt3-small.plan.json --steps 20 --check --report"
+)
 @takes(RunRequest)
 @config_option(RunRequest)
 @output_options

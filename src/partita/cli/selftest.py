@@ -4,13 +4,14 @@ import click
 
 from partita.cli.console import print_json, progress, stdout_console, table
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.flows.selftest import SelftestRequest, selftest_request
 
 _COLUMNS = (("check", "left"), ("verdict", "left"), ("time", "right"), ("detail", "left"))
 
 
-@click.command(epilog="Example: partita selftest --quick -o selftest")
+@click.command(cls=Documented, epilog="Example: partita selftest --quick -o selftest")
 @takes(SelftestRequest)
 @output_options
 def command(request: SelftestRequest, *, as_json: bool, quiet: bool, debug: bool) -> None:

@@ -20,6 +20,7 @@ from partita.cli.console import (
     terminal_width,
 )
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.core.program import TransferMode
 from partita.core.timeline import Timeline
@@ -37,7 +38,8 @@ from partita.units import format_bytes
 
 
 @click.command(
-    epilog="Example: partita simulate gpt-small.plan.json --trace trace.json --slow host0/gpu1=1.5"
+    cls=Documented,
+    epilog="Example: partita simulate gpt-small.plan.json --trace trace.json --slow host0/gpu1=1.5",
 )
 @takes(SimulateRequest)
 @click.option("--trace", help="Write a Chrome trace that Perfetto opens.")

@@ -14,6 +14,7 @@ from partita.cli.console import (
     summary_table,
 )
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.cli.run_options import StepLine, config_option, show_detached, show_outcome
 from partita.flows.extras import torch_needed
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    epilog="Example: partita train gpt3-small --scale 0.1 --devices 2 --steps 20 --check"
+    cls=Documented,
+    epilog="Example: partita train gpt3-small --scale 0.1 --devices 2 --steps 20 --check",
 )
 @takes(TrainRequest)
 @config_option(TrainRequest)

@@ -58,8 +58,10 @@ WHOLE_OR_NONE = ("none", "full")
 class ClusterFields(Request):
     """The devices to plan for."""
 
+    group = "cluster"
     cluster: str | Cluster | None = declare(
         None,
+        often=True,
         flags=("-c",),
         help="Shorthand such as 2x4xa100+1x2xv100, a file, or slurm: its nodes.",
     )
@@ -68,7 +70,7 @@ class ClusterFields(Request):
         help="Type of GPUs that a file of the cluster does not name: a100, or 8xa100 per host.",
     )
     devices: int | None = declare(
-        None, minimum=1, maximum=16, help="Number of CPU processes of this machine."
+        None, often=True, minimum=1, maximum=16, help="Number of CPU processes of this machine."
     )
     bandwidth: str | None = declare(None, help="Bandwidth by level: host=25GB/s,rack=1e9.")
     latency: str | None = declare(None, help="Latency by level: host=5us.")
@@ -79,8 +81,10 @@ class ClusterFields(Request):
 class WorkerFields(Request):
     """What works where there is much to do."""
 
+    group = "workers"
     workers: str | int = declare(
         "1",
+        often=True,
         metavar="N|ray[:ADDRESS]",
         help="Processes of this machine that work at a time, or those of a Ray; same results.",
     )
@@ -106,8 +110,11 @@ class WorkerFields(Request):
 class ChangeFields(Request):
     """Changes of the cluster."""
 
+    group = "cluster"
     what_if: tuple[str, ...] = declare(
-        (), help="Change of the cluster: +1x8xa100, -host0/gpu3 or memory=1.2x; several times."
+        (),
+        often=True,
+        help="Change of the cluster: +1x8xa100, -host0/gpu3 or memory=1.2x; several times.",
     )
 
 
@@ -115,6 +122,7 @@ class ChangeFields(Request):
 class LengthFields(Request):
     """How long samples are."""
 
+    group = "model"
     sequence_length: int | None = declare(
         None, minimum=2, help="Tokens per sample, not for callables."
     )
@@ -124,6 +132,7 @@ class LengthFields(Request):
 class ShapeFields(LengthFields):
     """What a model that is built by name is built as."""
 
+    group = "model"
     dtype: str | None = declare(
         None, choices=DTYPES, usual="as built", help="Type of weights and inputs."
     )
@@ -147,6 +156,7 @@ def joined_sets() -> list[str]:
 class EstimateFields(Request):
     """How a model is priced by its shapes alone."""
 
+    group = "model"
     kernels: str = declare(
         "fused",
         choices=("fused", "eager"),
@@ -187,6 +197,7 @@ class EstimateFields(Request):
 class TrainingFields(Request):
     """How a large transformer is trained, however it is divided."""
 
+    group = "large transformers"
     framework: str | None = declare(
         None,
         flags=("--for",),
@@ -198,7 +209,7 @@ class TrainingFields(Request):
         None, minimum=1, help="Train low-rank adapters of that rank; the weights are frozen."
     )
     tokens: str | None = declare(
-        None, help="Tokens to train on, such as 15T: time and money for all of them."
+        None, often=True, help="Tokens to train on, such as 15T: time and money for all of them."
     )
 
 
@@ -206,6 +217,7 @@ class TrainingFields(Request):
 class DegreeFields(TrainingFields):
     """How a large transformer is divided; what is not given is searched."""
 
+    group = "large transformers"
     tp: str | None = declare(None, metavar="N|auto", help="Tensor-parallel degree.")
     pp: str | None = declare(None, metavar="N|auto", help="Stages of the pipeline.")
     vp: str | None = declare(None, metavar="N|auto", help="Virtual stages per device.")
@@ -261,6 +273,7 @@ class SourceFields(ShapeFields, EstimateFields):
 class StateFields(Request):
     """What of a device's memory may be used, and what training keeps in it."""
 
+    group = "step and memory"
     reserve: float | None = declare(
         None,
         minimum=0,
@@ -276,6 +289,7 @@ class StateFields(Request):
     )
     precision: str | None = declare(
         None,
+        often=True,
         usual="the model's dtype throughout",
         help=f"Dtypes of weights, gradients, master copy, state and collectives: "
         f"{', '.join(PRECISIONS)}, bf16-master (= bf16-fp32-grads); parts of it may differ: "
@@ -287,8 +301,13 @@ class StateFields(Request):
 class StepFields(StateFields):
     """What a step is."""
 
+    group = "step and memory"
     mode: str | None = declare(
-        None, choices=[mode.value for mode in Mode], usual="training", help="Training or inference."
+        None,
+        often=True,
+        choices=[mode.value for mode in Mode],
+        usual="training",
+        help="Training or inference.",
     )
     schedule: str | None = declare(
         None,
@@ -296,9 +315,11 @@ class StepFields(StateFields):
         added=Schedule.plugins().names,
         help="Pipeline schedule.",
     )
-    microbatches: int | None = declare(None, minimum=1, help="Microbatches in a step.")
+    microbatches: int | None = declare(None, often=True, minimum=1, help="Microbatches in a step.")
     microbatch_size: int | None = declare(None, minimum=1, help="Samples in a microbatch.")
-    batch_size: int | None = declare(None, minimum=1, help="Samples in a step: their product.")
+    batch_size: int | None = declare(
+        None, often=True, minimum=1, help="Samples in a step: their product."
+    )
     memory_factor: float | None = declare(None, help="Share of each device's memory to use.")
 
 
@@ -306,8 +327,13 @@ class StepFields(StateFields):
 class ObjectiveFields(StepFields):
     """What a step is, and what is minimised."""
 
+    group = "step and memory"
     objective: str | None = declare(
-        None, choices=metric_names, added=Metric.plugins().names, help="Metric to minimise."
+        None,
+        often=True,
+        choices=metric_names,
+        added=Metric.plugins().names,
+        help="Metric to minimise.",
     )
 
 
@@ -315,6 +341,7 @@ class ObjectiveFields(StepFields):
 class RuleFields(Request):
     """Where ops must and must not run."""
 
+    group = "where ops run"
     pin: tuple[str, ...] = declare((), help="Ops that must run there: 'encoder.*=host0/*'.")
     forbid: tuple[str, ...] = declare((), help="Ops that must not run there: 'head=*/gpu0'.")
 
@@ -323,7 +350,10 @@ class RuleFields(Request):
 class EffortFields(Request):
     """How long a planner searches."""
 
-    time_limit: float | None = declare(None, above=0.0, maximum=1e6, help="Seconds to search.")
+    group = "search"
+    time_limit: float | None = declare(
+        None, often=True, above=0.0, maximum=1e6, help="Seconds to search."
+    )
     iterations: int | None = declare(
         None, minimum=1, help="Steps to search: the same plan every time."
     )
@@ -333,8 +363,10 @@ class EffortFields(Request):
 class ChoiceFields(EffortFields):
     """Which planner, and how it searches."""
 
+    group = "search"
     planner: str | None = declare(
         None,
+        often=True,
         flags=("-p",),
         usual=DEFAULT_PLANNER,
         help=f"Planner: {', '.join(PLANNERS)}, or a plug-in; some take an argument: custom:0,8,14.",
@@ -350,6 +382,7 @@ class ChoiceFields(EffortFields):
 class PlannerFields(ChoiceFields):
     """Which planner, how it searches, and the seed of a random one."""
 
+    group = "search"
     seed: int | None = declare(None, help="Seed of a random planner.")
 
 
@@ -357,6 +390,7 @@ class PlannerFields(ChoiceFields):
 class MoveFields(Request):
     """A plan that is to be replaced, and how few moves are sought."""
 
+    group = "in the place of another plan"
     slowdown: float | None = declare(
         None,
         minimum=0,

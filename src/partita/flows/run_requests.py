@@ -34,6 +34,7 @@ def unwatched(_: int, __: object) -> None:
 class SurvivalFields(Request):
     """How a run goes on when something goes wrong."""
 
+    group = "when something goes wrong"
     max_restarts: int = declare(
         0, minimum=0, help="Restarts in a row without a new checkpoint before a run is given up."
     )
@@ -61,7 +62,8 @@ class SurvivalFields(Request):
 class RunFields(SurvivalFields, PlaceFields):
     """How a plan is carried out."""
 
-    steps: int = declare(10, minimum=1, help="Number of steps to run.")
+    group = "run"
+    steps: int = declare(10, often=True, minimum=1, help="Number of steps to run.")
     epochs: float | None = declare(
         None, above=0.0, help="Number of times that all data are read, instead of --steps."
     )
@@ -70,6 +72,7 @@ class RunFields(SurvivalFields, PlaceFields):
     )
     data: str = declare(
         "generated",
+        often=True,
         help="Data to train on: tokens.bin (16-bit tokens; tokens.bin?dtype=uint32), a folder with "
         "train.bin or with a sub-folder of images for each class, package.module:callable, or "
         "generated.",
@@ -96,6 +99,7 @@ class RunFields(SurvivalFields, PlaceFields):
     )
     learning_rate: float | None = declare(
         None,
+        often=True,
         flags=("--lr",),
         usual="0.1; adam and adamw 0.001",
         help="Learning rate of the optimizer.",
@@ -151,10 +155,12 @@ class RunFields(SurvivalFields, PlaceFields):
     )
     check: bool = declare(
         False,
+        often=True,
         help="Compare with the captured graph and the untouched module; exit 5 if not equal.",
     )
     report: str | None = declare(
         None,
+        often=True,
         bare=SHOWN,
         metavar="[FILE.html]",
         help="Show predicted against measured times, stage by stage; FILE.html writes a page.",
@@ -214,8 +220,9 @@ class RunFields(SurvivalFields, PlaceFields):
 class SavingFields(Request):
     """When a run saves, and what it goes on from."""
 
+    group = "checkpoints"
     save_every: int = declare(
-        0, minimum=0, help="Steps from one checkpoint to the next; 0 saves none."
+        0, often=True, minimum=0, help="Steps from one checkpoint to the next; 0 saves none."
     )
     keep: int = declare(2, minimum=1, help="Number of checkpoints that stay.")
     checkpoints: str | None = declare(
@@ -223,6 +230,7 @@ class SavingFields(Request):
     )
     resume: str | None = declare(
         None,
+        often=True,
         metavar="auto|PATH",
         help="Checkpoint to go on from, or a folder of them; auto = the newest of --checkpoints, "
         "else of the model's runs, or none.",

@@ -15,8 +15,10 @@ from partita.requests import Request, declare
 class PlaceFields(Request):
     """Where a plan is run."""
 
+    group = "place"
     on: str | None = declare(
         None,
+        often=True,
         usual="this machine",
         metavar="slurm|ray[:ADDRESS]|ssh:HOSTFILE",
         help="Run on other hosts: an agent on each, started by Slurm, Ray or ssh.",

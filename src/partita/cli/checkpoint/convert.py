@@ -4,12 +4,15 @@ import click
 
 from partita.cli.console import print_json, progress
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.flows.checkpoint import CheckpointConvertRequest, checkpoint_convert_request
 
 
 @click.command(
-    epilog="Example: partita checkpoint convert runs/latest/checkpoints --to safetensors -o weights"
+    cls=Documented,
+    epilog="Example: partita checkpoint convert runs/latest/checkpoints --to safetensors "
+    "-o weights",
 )
 @takes(CheckpointConvertRequest)
 @output_options

@@ -4,11 +4,14 @@ import click
 
 from partita.cli.console import print_json, progress, stdout_console, table
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.flows.checkpoint import CheckpointList, CheckpointsRequest, checkpoints_request
 
 
-@click.command(epilog="Example: partita checkpoint ls runs/latest/checkpoints --verify")
+@click.command(
+    cls=Documented, epilog="Example: partita checkpoint ls runs/latest/checkpoints --verify"
+)
 @takes(CheckpointsRequest)
 @output_options
 def command(request: CheckpointsRequest, *, as_json: bool, quiet: bool, debug: bool) -> None:

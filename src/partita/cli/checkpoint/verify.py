@@ -7,11 +7,12 @@ import click
 from partita.cli.checkpoint.ls import show
 from partita.cli.console import progress
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.flows.checkpoint import CheckpointsRequest, checkpoints_request
 
 
-@click.command(epilog="Example: partita checkpoint verify runs/latest/checkpoints")
+@click.command(cls=Documented, epilog="Example: partita checkpoint verify runs/latest/checkpoints")
 @takes(CheckpointsRequest, without=("verify",))
 @output_options
 def command(request: CheckpointsRequest, *, as_json: bool, quiet: bool, debug: bool) -> None:

@@ -5,6 +5,7 @@ import click
 from partita.cli.console import print_json, progress, stdout_console
 from partita.cli.energy.frontier import clock_picture
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.documents import write_text
 from partita.energy.frontier.savings import sources_of
@@ -14,8 +15,9 @@ from partita.flows.summary import describe_plan
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita energy choose frontier.json --slowdown 0.02 -o clocks.py "
-    "--picture clocks.svg"
+    "--picture clocks.svg",
 )
 @takes(ChooseRequest)
 @click.option("-o", "--output", help="Write the clocks as a plan that Zeus and Perseus read.")

@@ -4,6 +4,7 @@ import click
 
 from partita.cli.console import print_json, progress, stdout_console, table
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.flows.energy.compare import CompareEnergyRequest, compare_energy_request
 
@@ -15,8 +16,9 @@ _COLUMNS = (
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita energy compare profile.csv published.csv.gz freqs_pipeline_00000.py "
-    "--microbatches 12 --blocking-power 83.64"
+    "--microbatches 12 --blocking-power 83.64",
 )
 @takes(CompareEnergyRequest)
 @output_options

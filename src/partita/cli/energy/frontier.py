@@ -15,6 +15,7 @@ from partita.cli.console import (
     terminal_width,
 )
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options, report_option, write_page
 from partita.core.energy import EnergyOrigin, Frontier
 from partita.documents import save, write_bytes, write_text
@@ -34,11 +35,12 @@ MOST_ROWS = 12
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita energy frontier profile.csv --microbatches 96 --blocking-power 83.64 "
     "--picture frontier.svg -o frontier.json\n\n"
     "partita energy frontier gpt-small.plan.json --plans clocks\n\n"
     "partita energy frontier --stages 65.7,58.2,56.1,58.1ms --backward 2x --device a100 "
-    "--microbatches 32"
+    "--microbatches 32",
 )
 @takes(FrontierRequest)
 @click.option("--picture", help="Write the curve as a picture, .svg, .png or .pdf.")

@@ -6,6 +6,7 @@ import click
 
 from partita.cli.console import print_json, progress, stdout_console, table
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.documents import save, write_text
 from partita.flows.energy.profile import EnergyProfileRequest, profile_energy_request
@@ -19,8 +20,9 @@ _COLUMNS = (
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita energy profile gpt-small.plan.json --modelled -o profile.csv\n\n"
-    "partita energy profile logs --ranks-per-stage 2 --blocking-power 83.64 -o profile.json"
+    "partita energy profile logs --ranks-per-stage 2 --blocking-power 83.64 -o profile.json",
 )
 @takes(EnergyProfileRequest)
 @click.option("-o", "--output", help="Write it to FILE.json, or to FILE.csv as Perseus's.")

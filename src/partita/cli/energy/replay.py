@@ -7,6 +7,7 @@ import click
 from partita.cli.console import print_json, progress, stdout_console, table
 from partita.cli.energy.frontier import clock_picture
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.errors import InvalidInputError
 from partita.flows.energy.replay import ReplayRequest, replay_request
@@ -15,9 +16,10 @@ _COLUMNS = (("", "left"), ("step", "right"), ("", "right"), ("energy", "right"),
 
 
 @click.command(
+    cls=Documented,
     epilog="Example: partita energy replay profile.csv freqs_pipeline_00000.py --microbatches 12 "
     "--blocking-power 83.64\n\n"
-    "partita energy replay gpt-small.plan.json logs"
+    "partita energy replay gpt-small.plan.json logs",
 )
 @takes(ReplayRequest)
 @click.option("--picture", help="Write the step coloured by clock, an SVG file.")

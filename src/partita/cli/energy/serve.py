@@ -7,11 +7,13 @@ from dataclasses import replace
 import click
 
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.errors import InvalidInputError
 from partita.service.energy.serve import EnergyServer, ServeEnergyRequest, serve_energy_request
 
 
 @click.command(
+    cls=Documented,
     name="serve",
     epilog="Example: partita energy serve --scheduler perseus --microbatches 8 --profile-steps 5",
 )

@@ -4,6 +4,7 @@ import click
 
 from partita.cli.console import print_json, progress, stdout_console, table
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.documents import save
 from partita.flows.fleet.curve import Curve, CurveRequest, fleet_curve_request
@@ -16,6 +17,7 @@ _COLUMNS = (
 
 
 @click.command(
+    cls=Documented,
     name="curve",
     epilog="Example: partita fleet curve gpt-small --devices a100:1,2,4,8 --devices v100:2,4,8 "
     "-o gpt.json",

@@ -5,11 +5,12 @@ import click
 from partita.cli.console import print_json
 from partita.cli.fleet.live import answer_options
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.errors import UnsupportedError
 from partita.flows.fleet.doctor import FleetDoctorRequest, fleet_doctor_request
 
 
-@click.command(name="doctor", epilog="Example: partita fleet doctor --engine slurm")
+@click.command(cls=Documented, name="doctor", epilog="Example: partita fleet doctor --engine slurm")
 @takes(FleetDoctorRequest)
 @answer_options
 def command(request: FleetDoctorRequest, *, as_json: bool, debug: bool) -> None:

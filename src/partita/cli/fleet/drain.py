@@ -5,10 +5,11 @@ import click
 from partita.cli.console import print_json
 from partita.cli.fleet.live import answer_options
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.flows.fleet.live import DrainRequest, drain_request
 
 
-@click.command(name="drain", epilog="Example: partita fleet drain --wait 120")
+@click.command(cls=Documented, name="drain", epilog="Example: partita fleet drain --wait 120")
 @takes(DrainRequest)
 @answer_options
 def command(request: DrainRequest, *, as_json: bool, debug: bool) -> None:

@@ -7,11 +7,12 @@ import click
 from partita.cli.console import print_json
 from partita.cli.fleet.live import answer_options
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.flows.fleet.live import JobLogRequest, job_log_request
 from partita.names import escaped_lines
 
 
-@click.command(name="logs", epilog="Example: partita fleet logs -f 3")
+@click.command(cls=Documented, name="logs", epilog="Example: partita fleet logs -f 3")
 @takes(JobLogRequest)
 @answer_options
 def command(request: JobLogRequest, *, as_json: bool, debug: bool) -> None:

@@ -8,6 +8,7 @@ from click.core import ParameterSource
 
 from partita.cli.console import print_json, print_remarks, progress, stdout_console, table
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.core.fleet import Sensitivity
 from partita.errors import WorkerError
@@ -31,6 +32,7 @@ def _words(word: str) -> str:
 
 
 @click.command(
+    cls=Documented,
     context_settings={"allow_interspersed_args": False, "token_normalize_func": _words},
     epilog="Example: partita fleet profile -b 64 --max-iterations 30 train.py --data images\n\n"
     "partita fleet profile --list jobs.yaml",

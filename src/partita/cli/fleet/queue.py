@@ -5,10 +5,11 @@ import click
 from partita.cli.console import print_json, stdout_console
 from partita.cli.fleet.live import answer_options, job_table
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.flows.fleet.live import ListJobsRequest, list_jobs_request, server_line
 
 
-@click.command(name="queue", epilog="Example: partita fleet queue --all")
+@click.command(cls=Documented, name="queue", epilog="Example: partita fleet queue --all")
 @takes(ListJobsRequest)
 @answer_options
 def command(request: ListJobsRequest, *, as_json: bool, debug: bool) -> None:

@@ -4,10 +4,12 @@ import click
 
 from partita.cli.console import print_json
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.service.fleet.serve import FleetServer, ServeFleetRequest, serve_fleet_request
 
 
 @click.command(
+    cls=Documented,
     name="serve",
     epilog="Example: partita fleet serve --engine local --gpus 8 --round 300 --policy fifo:tune",
 )

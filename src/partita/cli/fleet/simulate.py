@@ -25,6 +25,7 @@ from partita.cli.console import (
     terminal_width,
 )
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options, report_option, write_page
 from partita.core.fleet import SensitivityOrigin
 from partita.documents import save, write_bytes, write_text
@@ -99,6 +100,7 @@ _PACE_S = 2.0
 
 
 @click.command(
+    cls=Documented,
     name="simulate",
     epilog="Example: partita fleet simulate generated:jobs=200,load=6 --cluster 4x8xv100 "
     "--policy fifo:fair,fifo:tune,srtf:joint --picture study.svg\n\n"

@@ -5,10 +5,11 @@ import click
 from partita.cli.console import print_json
 from partita.cli.fleet.live import answer_options
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.flows.fleet.live import JobRequest, job_status_request, status_lines
 
 
-@click.command(name="status", epilog="Example: partita fleet status 3")
+@click.command(cls=Documented, name="status", epilog="Example: partita fleet status 3")
 @takes(JobRequest)
 @answer_options
 def command(request: JobRequest, *, as_json: bool, debug: bool) -> None:

@@ -5,10 +5,11 @@ import click
 from partita.cli.console import print_json
 from partita.cli.fleet.live import answer_options
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.flows.fleet.live import SubmitRequest, submit_request
 
 
-@click.command(name="submit", epilog="Example: partita fleet submit job.yaml")
+@click.command(cls=Documented, name="submit", epilog="Example: partita fleet submit job.yaml")
 @takes(SubmitRequest)
 @answer_options
 def command(request: SubmitRequest, *, as_json: bool, debug: bool) -> None:

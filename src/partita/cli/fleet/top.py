@@ -10,6 +10,7 @@ import click
 from partita.cli.console import print_json, stdout_console, table
 from partita.cli.fleet.live import answer_options, job_table
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.flows.fleet.live import FleetJobs, ListJobsRequest, list_jobs_request, server_line
 from partita.requests import declare, part
 
@@ -22,7 +23,7 @@ class TopRequest(ListJobsRequest):
     once: bool = declare(False, help="Show the fleet once; always so where stdout is no terminal.")
 
 
-@click.command(name="top", epilog="Example: partita fleet top --every 5")
+@click.command(cls=Documented, name="top", epilog="Example: partita fleet top --every 5")
 @takes(TopRequest, without=("all",))
 @answer_options
 def command(request: TopRequest, *, as_json: bool, debug: bool) -> None:

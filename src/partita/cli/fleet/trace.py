@@ -4,6 +4,7 @@ import click
 
 from partita.cli.console import percent, print_json, print_remarks, stdout_console, table
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.documents import write_text
 from partita.fleet.study.traces import TraceSummary
@@ -18,6 +19,7 @@ _MODEL_COLUMNS = (
 
 
 @click.command(
+    cls=Documented,
     name="trace",
     epilog="Example: partita fleet trace --jobs 200 --load 6 --multi-gpu --seed 1 -o trace.json\n\n"
     "partita fleet trace cluster_job_log.json --load 8 -o philly.csv",

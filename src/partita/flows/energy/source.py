@@ -70,6 +70,7 @@ ORIGIN_WORDS: Mapping[EnergyOrigin, str] = {
 class BlockingFields(Request):
     """What waiting devices draw."""
 
+    group = "power"
     blocking_power: tuple[str, ...] = declare(
         (), help="Watts of a device that waits, or TYPE=WATTS; several times."
     )
@@ -79,6 +80,7 @@ class BlockingFields(Request):
 class PipelineFields(Request):
     """How the stages of a bare profile run."""
 
+    group = "pipeline"
     schedule: str | None = declare(
         None,
         choices=schedule_names,
@@ -107,6 +109,7 @@ class EnergySourceFields(ClusterFields, PipelineFields, BlockingFields):
 class SearchFields(Request):
     """How hard the clocks of a frontier are searched for."""
 
+    group = "search"
     points: int = declare(50, minimum=1, maximum=2000, help="Points of the frontier.")
     tries: int = declare(
         TRIES,
@@ -120,6 +123,7 @@ class SearchFields(Request):
 class StragglerFields(Request):
     """The case in which a slow pipeline holds up the others."""
 
+    group = "stragglers"
     straggler: float = declare(
         1.2, minimum=1, help="Slowdown of the straggler in the savings: T' / all-max."
     )
