@@ -249,6 +249,61 @@ def read_sky(case: Case) -> dict[str, Any]:
     return {"nodes": [task.num_nodes], "each": list(resources.accelerators.values())}
 
 
+def read_fsdp(case: Case) -> dict[str, Any]:
+    """Return how torch divides a model of the plan's modules, among ranks that only exist here."""
+    import runpy  # noqa: PLC0415
+
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+    from torch import nn  # noqa: PLC0415
+    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
+
+    code = next(Path(case["folder"]).glob("*_parallel.py"))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case["ranks"])
+    try:
+        names = runpy.run_path(str(code))
+        model = nn.Module()
+        for name in case["parameters"]:
+            *modules, last = name.split(".")
+            at = model
+            for part in modules:
+                if part not in at._modules:
+                    at.register_module(part, nn.Module())
+                at = at._modules[part]
+            at.register_parameter(last, nn.Parameter(torch.zeros(16)))
+        blocks = names["BLOCKS"]
+        names["parallelize"](model, device_type="cpu")
+        units = [
+            name.replace("_checkpoint_wrapped_module.", "").removesuffix(
+                "._checkpoint_wrapped_module"
+            )
+            for name, module in model.named_modules()
+            if isinstance(module, FSDPModule)
+        ]
+        parameters = list(model.parameters())
+        mesh = parameters[0].device_mesh if isinstance(parameters[0], DTensor) else None
+        if units and sorted(units) != sorted(["", *blocks]):
+            raise ValueError(f"units are {units[:3]}, blocks {blocks[:3]}")
+        policies = {
+            module._get_fsdp_state()._fsdp_param_group._reshard_after_forward
+            for module in model.modules()
+            if isinstance(module, FSDPModule) and module is not model
+        }
+        return {
+            "units": len(units),
+            "mesh": [] if mesh is None else list(mesh.shape),
+            "divided": all(isinstance(p, DTensor) for p in parameters),
+            "reshard": sorted(policies),
+            "recompute": sum(
+                "_checkpoint_wrapped_module" in module._modules for module in model.modules()
+            ),
+        }
+    finally:
+        dist.destroy_process_group()
+
+
 ORACLES: Mapping[str, Callable[[Case], dict[str, Any]]] = {
     "schedule-csv": read_schedule,
     "megatron": read_megatron,
@@ -256,6 +311,7 @@ ORACLES: Mapping[str, Callable[[Case], dict[str, Any]]] = {
     "torchtitan-toml": read_titan_toml,
     "accelerate": read_accelerate,
     "device-map": read_device_map,
+    "fsdp": read_fsdp,
     "deepspeed": read_deepspeed,
     "jobset": read_kubernetes,
     "trainjob": read_kubernetes,

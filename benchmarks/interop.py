@@ -233,6 +233,16 @@ def expected_of(  # noqa: PLR0911 (a target each)
             "global": grid.batch_size,
             "recompute": grid.recompute,
         }
+    if target == "fsdp":
+        shard = 1 if grid.shard is Shard.NONE else grid.shard_group or grid.dp
+        copies = [grid.dp // shard] if shard < grid.dp else []
+        return {
+            "units": grid.num_blocks + 1 if grid.dp > 1 else 0,
+            "mesh": [*copies, shard] if grid.dp > 1 else [],
+            "divided": grid.dp > 1,
+            "reshard": [grid.shard is Shard.PARAMETERS] if grid.dp > 1 else [],
+            "recompute": grid.num_blocks if grid.recompute else 0,
+        }
     if target == "accelerate":
         fsdp = grid.shard is not Shard.NONE or grid.tp > 1
         shard = grid.dp if grid.shard is not Shard.NONE else 1
@@ -277,7 +287,8 @@ def case_of(target: str, plan: PlanToWrite, folder: Path) -> dict[str, Any]:
     elif target == "schedule-csv":
         grid = plan.grid
         case |= {"pp": grid.pp, "stages": grid.num_stages, "microbatches": grid.microbatches}
-    elif target == "device-map":
+    elif target in ("device-map", "fsdp"):
+        case["ranks"] = len(plan.plan.devices)
         case["parameters"] = list(plan.problem.graph.parameters.names)
     elif target == "deepspeed":
         case["dp"] = plan.grid.dp
@@ -347,6 +358,7 @@ ALL_TARGETS = (*TARGETS, "torchtitan-toml")
 STARTS = ("torchrun", "sbatch", "ray", "jobset", "trainjob", "skypilot")
 HOMES = {"torchtitan-toml": "titan-0.2", "deepspeed": "deepspeed", "skypilot": "sky"}
 HOMES |= {"torchrun": "bash", "ray": "python", "sbatch": "slurmctld", "schedule-csv": THIS}
+HOMES["fsdp"] = THIS
 NODES = (
     FakeNode(name="host0", gpus=4, gpu_type="a100", cpus=4),
     FakeNode(name="host1", gpus=2, gpu_type="v100", cpus=4),

@@ -15,9 +15,10 @@ import partita
 from partita.capture.origin import Captures, ModelOrigin
 from partita.capture.sources import ModelSource, SourceOptions, load_source
 from partita.core.grid import Grid
+from partita.core.plan import Shard
 from partita.core.problem import Objective, Problem, Schedule
 from partita.core.solution import Solution
-from partita.errors import InvalidInputError, UnsupportedError
+from partita.errors import InfeasibleError, InvalidInputError, UnsupportedError
 from partita.ranks.pool import RankPool
 from partita.testing.builders import flat_cluster
 from partita.testing.grids import solution_of_grid
@@ -33,13 +34,13 @@ def source_of(name: str, seed: int = 0) -> ModelSource:
     return load_source(f"hf:{name}", options)
 
 
-def solution_for(name: str, **grid: Any) -> Solution:
-    """Return a plan of two devices for a tiny model of transformers."""
+def solution_for(name: str, size: int = 2, **grid: Any) -> Solution:
+    """Return a plan of some devices for a tiny model of transformers."""
     origin = ModelOrigin(text=f"hf:{name}")
     graph = origin.recorded_in(Captures(source_of(name), origin).at(SAMPLES).graph)
-    problem = Problem(graph=graph, cluster=flat_cluster(2), objective=Objective())
+    problem = Problem(graph=graph, cluster=flat_cluster(size), objective=Objective())
     samples = {"batch_size": MICROBATCHES * SAMPLES, "microbatch_size": SAMPLES}
-    return solution_of_grid(problem, Grid(pp=2, **samples, **grid))
+    return solution_of_grid(problem, Grid(**{"pp": 2, **samples, **grid}))
 
 
 def batches(source: ModelSource, count: int = 2) -> list[dict[str, Any]]:
@@ -134,6 +135,65 @@ def test_llama_under_an_exported_schedule_equals_one_process(
         return names["build_schedule"](pipeline.stages, loss_fn=pipeline.loss)
 
     check_equal(in_ranks(LLAMA, planned, by_file), alone(source_of(LLAMA)))
+
+
+def exported(planned: Solution, folder: Path) -> dict[str, Any]:
+    """Return what the Python of ``--to fsdp`` defines."""
+    (code,) = partita.export(planned, to="fsdp", output=str(folder)).written
+    return runpy.run_path(code)
+
+
+def test_llama_divided_by_fully_shard_and_dtensor_as_exported_equals_one_process(
+    tmp_path: Path,
+) -> None:
+    planned = solution_for(LLAMA, 4, pp=1, dp=2, tp=2, shard=Shard.PARAMETERS, recompute="full")
+    names = exported(planned, tmp_path)
+    assert (names["COPIES"], names["SHARD"], names["TENSOR"]) == (1, 2, 2)
+    assert names["MICROBATCHES"] * names["SHARD"] == MICROBATCHES
+
+    def main(member: Any, _: object) -> Any:
+        torch.set_num_threads(1)
+        source = source_of(LLAMA)
+        model = names["parallelize"](source.model.train(), device_type="cpu")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        mine = range(member.rank // 2, MICROBATCHES, 2)
+        losses, gradients = [], []
+        for batch in batches(source_of(LLAMA)):
+            optimizer.zero_grad()
+            total = 0.0
+            for turn in mine:
+                rows = slice(turn * SAMPLES, (turn + 1) * SAMPLES)
+                inputs = {name: value[rows] for name, value in batch.items()}
+                labels = inputs.pop("labels")
+                loss = source.loss(model(**inputs), labels) / len(mine)
+                loss.backward()
+                total += float(loss.detach())
+            losses.append(total)
+            gradients.append(
+                {
+                    name.replace("_checkpoint_wrapped_module.", ""): p.grad.full_tensor().clone()
+                    for name, p in model.named_parameters()
+                }
+            )
+            optimizer.step()
+        return losses, gradients
+
+    with RankPool(4, main, limit_s=120) as pool:
+        found = pool.call(None)
+    means = [sum(pair) / 2 for pair in zip(found[0][0], found[2][0], strict=True)]
+    check_equal([(means, found[0][1]), ([], found[3][1])], alone(source_of(LLAMA)))
+
+
+def test_what_fully_shard_cannot_do_is_refused_in_one_line(tmp_path: Path) -> None:
+    for name, grid, words in (
+        (LLAMA, {"pp": 2}, "2 stages of a pipeline; fully_shard divides within one"),
+        (GPT2, {"pp": 1, "tp": 2}, "how DTensor would do so is known of models with the names"),
+        (LLAMA, {"pp": 1, "dp": 2, "shard": Shard.OPTIMIZER}, "cannot shard optimizer alone"),
+        (LLAMA, {"pp": 1, "tp": 2, "sequence_parallel": True}, "sequence parallelism"),
+    ):
+        with pytest.raises(InfeasibleError, match=words) as refused:
+            exported(solution_for(name, **grid), tmp_path)
+        assert "\n" not in str(refused.value)
 
 
 def test_what_torchs_schedules_cannot_run_is_refused_in_one_line() -> None:

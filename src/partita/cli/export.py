@@ -20,11 +20,12 @@ def command(request: ExportRequest, *, as_json: bool, quiet: bool, debug: bool) 
     """Write PLAN as code, or as the files of the tools that run it. Nothing is submitted.
 
     python: a package that needs torch alone. megatron, torchtitan, deepspeed, accelerate,
-    schedule-csv, device-map: configurations of trainers. torchrun, sbatch, ray, jobset, trainjob,
-    skypilot: what starts the plan, or your COMMAND, on its nodes. pipedream, pipedream-conf:
-    gpus=N.txt and the configurations of PipeDream's runtime. PLAN is what 'partita plan' has
-    written, or a gpus=N.txt; of such a file the layers are made from their descriptions if no
-    --model is named. A target that cannot hold the plan says why, and the command exits with 3.
+    schedule-csv, device-map: configurations of trainers. fsdp: fully_shard and DTensor for your
+    own script. torchrun, sbatch, ray, jobset, trainjob, skypilot: what starts the plan, or your
+    COMMAND, on its nodes. pipedream, pipedream-conf: gpus=N.txt and the configurations of
+    PipeDream's runtime. PLAN is what 'partita plan' has written, or a gpus=N.txt; of such a file
+    the layers are made from their descriptions if no --model is named. A target that cannot hold
+    the plan says why, and the command exits with 3.
     """
     del debug  # read by main
     found = export_request(request)

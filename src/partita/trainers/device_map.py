@@ -29,7 +29,7 @@ def write_device_map(plan: PlanToWrite) -> Written:
     """
     check_options(plan, (), "device-map")
     found = map_of(plan.problem, plan.plan)
-    found = {_renamed(name, plan.rename): device for name, device in found.items()}
+    found = {plan.renamed(name): device for name, device in found.items()}
     loader = (
         f"{plan.comment()}"
         '"""The model on the devices of the plan."""\n\n'
@@ -121,14 +121,6 @@ def _modules(problem: Problem) -> list[str]:
         whole = [block for block in blocks if name.startswith(f"{block}.") or name == block]
         found.append(whole[0] if whole else name.rpartition(".")[0] or name)
     return found
-
-
-def _renamed(name: str, rename: Mapping[str, str]) -> str:
-    """Return a module by the user's name: the longest part that is renamed at its start."""
-    for old in sorted(rename, key=len, reverse=True):
-        if name == old or name.startswith(f"{old}."):
-            return rename[old] + name[len(old) :]
-    return name
 
 
 def read_device_map(text: str) -> dict[str, str]:

@@ -38,6 +38,7 @@ TARGETS: Mapping[str, Target] = {
         "partita.trainers.schedule_csv:write_schedule_csv",
         "the order of torch.distributed.pipelining",
     ),
+    "fsdp": Target("partita.trainers.fsdp:write_fsdp", "fully_shard and DTensor in Python"),
     "device-map": Target(
         "partita.trainers.device_map:write_device_map", "device_map of Hugging Face"
     ),

@@ -113,6 +113,13 @@ class PlanToWrite:
             )
         return tuple(nodes)
 
+    def renamed(self, name: str) -> str:
+        """Return a module by the user's name: the longest part that is renamed at its start."""
+        for old in sorted(self.rename, key=len, reverse=True):
+            if name == old or name.startswith(f"{old}."):
+                return self.rename[old] + name[len(old) :]
+        return name
+
     def option(self, name: str, usual: str = "") -> str:
         """Return an option of the target."""
         return self.options.get(name, usual)

@@ -41,7 +41,7 @@ def to_write(problem: Problem, grid: Grid, **values: object) -> PlanToWrite:
 def test_every_file_that_can_begins_with_version_plan_step_and_command(small: Problem) -> None:
     plan = to_write(small, Grid(pp=2, dp=2, cuts=(6, 6)))
     solo = to_write(small, Grid(dp=4, shard=Shard.PARAMETERS))
-    untied = {"torchtitan", "accelerate", "device-map"}
+    untied = {"torchtitan", "accelerate", "fsdp"}
     for name in TARGETS:
         if name == "device-map":
             continue
