@@ -64,6 +64,7 @@ NAMES = [
     "selftest",
     "serve_energy",
     "serve_fleet",
+    "serve_page",
     "simulate",
     "simulate_fleet",
     "solve",

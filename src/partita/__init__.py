@@ -68,6 +68,7 @@ _HOME_OF = {
     "selftest": "partita.flows.selftest",
     "serve_energy": "partita.service.energy.serve",
     "serve_fleet": "partita.service.fleet.serve",
+    "serve_page": "partita.service.ui.serve",
     "simulate": "partita.flows.simulate",
     "simulate_fleet": "partita.flows.fleet.simulate",
     "solve": "partita.planners.table",

@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = {
     "checkpoint": "List and verify checkpoints, and write them in other forms.",
     "energy": "Trade time for energy: frontiers, clock plans, the server.",
     "fleet": "Share a cluster among many jobs, knowing what each really needs.",
+    "ui": "Serve a page for the whole flow: plan, edit, compare, energy, fleet, what runs now.",
     "calibrate": "Measure devices and links and write them as a cluster.",
     "devices": "List the device types and machines that a cluster may name.",
     "models": "List the models that can be built by name.",

@@ -82,6 +82,19 @@ def models_request(request: ModelsRequest) -> ModelList:
     return ModelList(models=tuple(map(_describe, names)), large=tuple(map(_describe_large, large)))
 
 
+def is_model(name: str) -> bool:
+    """Return whether a model is known by that name: one that is built, or planned by its shape."""
+    from partita.transformer.named import named_shapes  # noqa: PLC0415 (YAML of all shapes)
+
+    if name in named_shapes():
+        return True
+    try:
+        from partita.models.zoo import MODELS  # noqa: PLC0415 (imports torch)
+    except ModuleNotFoundError:
+        return False
+    return name in MODELS
+
+
 def _describe_large(named: "NamedShape") -> dict[str, Any]:
     shape = named.shape
     return {

@@ -173,25 +173,50 @@ def plan(
 
 
 def plan_request(
-    request: PlanRequest, on_progress: OnProgress = silent
+    request: PlanRequest, on_progress: OnProgress = silent, watch: "SearchWatch | None" = None
 ) -> "PlanResult | LargePlanResult":
-    """Plan what a request asks for; see :func:`plan`."""
+    """Plan what a request asks for; see :func:`plan`.
+
+    Args:
+        request: The request.
+        on_progress: Called with each step.
+        watch: Who follows the search, and may end it; plans by shape are found without one.
+    """
     if request.minimise_moves and request.from_plan is None:
         raise InvalidInputError("--minimise-moves needs --from PLAN, the plan that ran before")
     if (large := large_shape(request, request.model)) is not None:
         from partita.flows.large import LargeFields, plan_large  # noqa: PLC0415 (where it is named)
 
         return plan_large(part(LargeFields, request), large, on_progress)
-    return plan_graph(request, on_progress)
+    return plan_graph(request, on_progress, watch)
 
 
-def plan_graph(request: PlanRequest, on_progress: OnProgress = silent) -> PlanResult:
-    """Plan a graph of ops."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SearchWatch:
+    """Who follows a search.
+
+    Attributes:
+        trace: Records each better value; says when to stop.
+        on_problem: Called with the problem before it is planned.
+    """
+
+    trace: SearchTrace
+    on_problem: Callable[[Problem], None] = lambda _: None
+
+
+def plan_graph(
+    request: PlanRequest, on_progress: OnProgress = silent, watch: SearchWatch | None = None
+) -> PlanResult:
+    """Plan a graph of ops; see :func:`plan_request`."""
     choice = chosen_planner(request)
     planner = choice.function()
     _check_trace_file(request)
     trace = _search_trace(request, choice)
+    if trace is not None and watch is not None:
+        trace = watch.trace
     posed = pose(request)
+    if watch is not None:
+        watch.on_problem(posed.problem)
     slowdown = _slowdown(posed.problem, request)
     search = planner if trace is None else partial(planner, trace=trace)
     if request.framework not in (None, "partita"):

@@ -10,6 +10,7 @@ from partita.core.graph import CostOrigin, Graph
 from partita.core.json_values import number_or_none, thawed
 from partita.core.plan import Plan, Shard
 from partita.core.solution import Solution
+from partita.core.timeline import Timeline
 from partita.cost.judge import Evaluation, evaluate
 from partita.units import format_bytes
 
@@ -32,16 +33,7 @@ class Summary:
     @property
     def overfull(self) -> str:
         """The device that needs more memory than it has by our model; empty where all fit."""
-        headroom = self.evaluation.headroom_bytes
-        worst = int(headroom.argmin())
-        if headroom[worst] >= 0:
-            return ""
-        timeline = self.evaluation.timeline
-        need, limit = timeline.peak_bytes[worst], timeline.limit_bytes[worst]
-        return (
-            f"device {timeline.devices[worst]!r} needs {format_bytes(float(need))} of "
-            f"{format_bytes(float(limit))}"
-        )
+        return overfull(self.evaluation.timeline)
 
     @property
     def cuts_inside_blocks(self) -> str:
@@ -143,6 +135,19 @@ class Summary:
             },
             "devices": devices,
         }
+
+
+def overfull(timeline: Timeline) -> str:
+    """Return which device of a step needs more memory than it has; empty where all fit."""
+    headroom = timeline.limit_bytes - timeline.peak_bytes
+    worst = int(headroom.argmin())
+    if headroom[worst] >= 0:
+        return ""
+    need, limit = timeline.peak_bytes[worst], timeline.limit_bytes[worst]
+    return (
+        f"device {timeline.devices[worst]!r} needs {format_bytes(float(need))} of "
+        f"{format_bytes(float(limit))}"
+    )
 
 
 def summarise(solution: Solution) -> Summary:

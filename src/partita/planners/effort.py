@@ -26,10 +26,12 @@ class SearchTrace:
 
     Attributes:
         on_record: Called with the seconds and the value of each new best.
+        stopped: Returns whether somebody asked the search to end with the best that it has.
         points: ``(seconds, value)`` since the trace was made, values falling.
     """
 
     on_record: Callable[[float, float], None] | None = None
+    stopped: Callable[[], bool] | None = None
     points: list[tuple[float, float]] = field(default_factory=list)
     _begin: float = field(default_factory=lambda: search_clock())  # noqa: PLW0108 (as it is then)
 
@@ -57,7 +59,7 @@ class Effort:
         seed: Seed of the random numbers.
         trace: Called with each new best value.
         spent: Steps made so far.
-        timed_out: Whether the time was up when somebody looked.
+        timed_out: Whether the time was up, or somebody had asked for the end, when it was looked.
     """
 
     iterations: int | None = None
@@ -108,6 +110,8 @@ class Effort:
             return True
         if self.time_limit is not None and self.elapsed_s >= self.time_limit:
             self.timed_out = True
+        if self.trace is not None and self.trace.stopped is not None and self.trace.stopped():
+            self.timed_out = True
         return self.timed_out
 
     def spend(self, steps: int = 1) -> int:
@@ -124,8 +128,10 @@ class Effort:
         return default if self.time_limit is None else ENDLESS
 
     def within(self) -> "Effort":
-        """Return the limits of a part of the search: the same deadline, no goal and no trace."""
-        return Effort(time_limit=self.time_limit, _begin=self._begin)
+        """Return the limits of a part of the search: the same end, no goal, nothing recorded."""
+        stopped = None if self.trace is None else self.trace.stopped
+        unseen = None if stopped is None else SearchTrace(stopped=stopped)
+        return Effort(time_limit=self.time_limit, trace=unseen, _begin=self._begin)
 
     def reached(self, value: float) -> bool:
         """Return whether a value is as good as any can be."""

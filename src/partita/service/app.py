@@ -19,12 +19,15 @@ from partita.service.limits import LimitBody
 from partita.service.logs import LogRequests
 from partita.service.metrics import CountRequests, Sample, exposition
 from partita.service.settings import Settings
+from partita.service.ui.headers import PageHeaders
+from partita.service.ui.router import Page, page_router
 
 
 def make_app(settings: Settings, fleet: Fleet | None = None) -> FastAPI:
     """Return the app.
 
-    ``app.state.stop_waiting`` ends all long-polls, for a server that stops.
+    ``app.state.stop_waiting`` ends all long-polls, for a server that stops; ``app.state.page`` is
+    the page, if there is one.
 
     Args:
         settings: Of the app and the energy server.
@@ -40,6 +43,7 @@ def make_app(settings: Settings, fleet: Fleet | None = None) -> FastAPI:
     jobs = None
     if settings.energy is not None:
         jobs = EnergyJobs(settings.energy, EnergyStore(settings.energy.state), settings.version)
+    page = None if settings.page is None else Page(settings.page)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -49,24 +53,47 @@ def make_app(settings: Settings, fleet: Fleet | None = None) -> FastAPI:
         if fleet is not None:
             fleet.open()
         yield
+        if page is not None:
+            page.close()
         if fleet is not None:
             fleet.close()
         if jobs is not None:
             await jobs.close()
 
     app = FastAPI(title="Partita", version=settings.version, lifespan=lifespan)
-    app.state.stop_waiting = jobs.stop_waiting if jobs is not None else lambda: None
+    waiting = [part.stop_waiting for part in (jobs, page) if part is not None]
+    app.state.page = page
+    app.state.stop_waiting = lambda: [stop() for stop in waiting]
     add_error_bodies(app)
-    if jobs is not None:
-        app.include_router(energy_router(jobs))
-    if fleet is not None:
-        app.include_router(fleet_router(fleet))
+    _add_parts(app, jobs, fleet, page)
 
     @app.get("/healthz", tags=["service"], responses=answers())
     async def healthz() -> dict[str, str]:
         """Say that the server is there; needs no token."""
         return {"status": "ok"}
 
+    _add_metrics(app, counts, jobs, fleet)
+    _guard(app, settings, counts, page)
+    return app
+
+
+def _add_parts(
+    app: FastAPI, jobs: EnergyJobs | None, fleet: Fleet | None, page: Page | None
+) -> None:
+    if jobs is not None:
+        app.include_router(energy_router(jobs))
+    if fleet is not None:
+        app.include_router(fleet_router(fleet))
+    if page is not None:
+        app.include_router(page_router(page))
+
+
+def _add_metrics(
+    app: FastAPI,
+    counts: Counter[tuple[str, str, int]],
+    jobs: EnergyJobs | None,
+    fleet: Fleet | None,
+) -> None:
     @app.get(
         "/metrics",
         tags=["service"],
@@ -79,17 +106,24 @@ def make_app(settings: Settings, fleet: Fleet | None = None) -> FastAPI:
         samples += fleet_samples(fleet) if fleet is not None else []
         return exposition(counts, samples)
 
-    _guard(app, settings, counts)
-    return app
 
-
-def _guard(app: FastAPI, settings: Settings, counts: Counter[tuple[str, str, int]]) -> None:
+def _guard(
+    app: FastAPI,
+    settings: Settings,
+    counts: Counter[tuple[str, str, int]],
+    page: Page | None,
+) -> None:
     """Add what every request passes through; the last that is added is the first that it meets."""
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes, limit_s=settings.body_limit_s)
-    app.add_middleware(RequireToken, users=settings.users)
+    keys = None if page is None else page.keys
+    app.add_middleware(
+        RequireToken, users=settings.users, keys=keys, only_page=settings.is_page_alone
+    )
     hosts, any_address = own_hosts(settings.host)
     app.add_middleware(
         RequireOwnHost, hosts=(*hosts, *settings.allow_hosts), any_address=any_address
     )
+    if page is not None:
+        app.add_middleware(PageHeaders)
     app.add_middleware(CountRequests, counts=counts)
     app.add_middleware(LogRequests)

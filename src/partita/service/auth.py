@@ -28,8 +28,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from partita.fleet.live.news import NEWS_PATH
 from partita.http import is_loopback
 from partita.service.errors import printable
+from partita.service.ui.keys import PageKeys, is_page
 from partita.service.users import ANYBODY, Users, needed_role
 
+ENTRY = "/"
+"""Where the link of the page leads, which shows its token there."""
+PAGE_ASKS = "the page's key is needed: open the link that 'partita ui' printed"
 OPEN_PATHS = ("/healthz",)
 """Paths that need no token."""
 OWN_PAGES = ("same-origin", "none")
@@ -47,20 +51,31 @@ class RequireToken:
     Args:
         app: What it guards.
         users: Who may ask; none = everybody.
+        keys: Who may see the page, which has addresses of its own; None = there is none.
+        only_page: Whether the page is all that there is, so that its keys open everything.
         clock: Tells the time, in seconds.
     """
 
     def __init__(
-        self, app: ASGIApp, users: Users, clock: Callable[[], float] = time.monotonic
+        self,
+        app: ASGIApp,
+        users: Users,
+        keys: PageKeys | None = None,
+        *,
+        only_page: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.app = app
-        self._users = users
+        self._users, self._keys, self._only_page = users, keys, only_page
         self._wrong = _Attempts(clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 401 (no token), 403 (not this role) or 429 (guesses)."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self.app(scope, receive, send)
+            return
+        if self._keys is not None and (self._only_page or is_page(scope["path"])):
+            await self._see_page(scope, receive, send, self._keys)
             return
         shown = _shown(scope)
         if shown and scope["path"].startswith(NEWS_PATH):
@@ -79,7 +94,20 @@ class RequireToken:
         scope["user"] = user
         await self.app(scope, receive, send)
 
-    def _refuse(self, scope: Scope, shown: bytes) -> JSONResponse:
+    async def _see_page(self, scope: Scope, receive: Receive, send: Send, keys: PageKeys) -> None:
+        """Pass a request for the page on, or answer 401 (no cookie of ours) or 429 (guesses)."""
+        if scope["path"] == ENTRY or keys.knows(scope):
+            await self.app(scope, receive, send)
+            return
+        shown = b"a cookie" if "cookie" in Headers(scope=scope) else b""
+        await self._refuse(scope, shown, PAGE_ASKS)(scope, receive, send)
+
+    def _refuse(
+        self,
+        scope: Scope,
+        shown: bytes,
+        asks: str = "a token is needed: Authorization: Bearer TOKEN",
+    ) -> JSONResponse:
         wait_s = self._wrong.note(client_of(scope)) if shown else 0.0
         if wait_s:
             return JSONResponse(
@@ -88,7 +116,7 @@ class RequireToken:
                 headers={"Retry-After": str(math.ceil(wait_s))},
             )
         return JSONResponse(
-            {"detail": "a token is needed: Authorization: Bearer TOKEN"},
+            {"detail": asks},
             status_code=401,
             headers={"WWW-Authenticate": "Bearer"},
         )

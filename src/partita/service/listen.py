@@ -25,11 +25,6 @@ class ListenFields(Request):
     allow_host: tuple[str, ...] = declare(
         (), help="Further name that clients call this server by, such as that of a proxy."
     )
-    users: str | None = declare(
-        None,
-        path="existing file",
-        help="File of users with their tokens, roles and tenants; see docs/security.md.",
-    )
     tls_cert: str | None = declare(
         None, path="existing file", help="File with the TLS certificate (PEM, with its chain)."
     )
@@ -68,6 +63,17 @@ class ListenFields(Request):
                 f"--tls-cert {self.tls_cert} with key {key} cannot be used: {exc}"
             ) from exc
         return self.tls_cert, key
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFields(ListenFields):
+    """Where a server listens, and who may ask it."""
+
+    users: str | None = declare(
+        None,
+        path="existing file",
+        help="File of users with their tokens, roles and tenants; see docs/security.md.",
+    )
 
 
 def _no_password() -> str:

@@ -54,6 +54,39 @@ class EnergySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PageSettings:
+    """Settings of the page.
+
+    Attributes:
+        runs: Folder whose runs are shown.
+        fleet: Address of the live fleet that is shown.
+        fleet_token: What that fleet wants to be shown; empty = nothing.
+        jobs: Processes that work at a time.
+        waiting: Pieces of work that may wait for them.
+        kept: Pieces of work whose results are kept.
+        time_limit_s: How long a piece of work may take.
+        memory_bytes: Memory that its process may take.
+        answer_bytes: Longest part of its answer.
+        upload_bytes: Largest document that may be sent.
+        store_bytes: Length of all documents that are held, and of all results.
+        tls: Whether it is served over TLS.
+    """
+
+    runs: Path = Path("runs")
+    fleet: str = "http://127.0.0.1:7788"
+    fleet_token: str = field(default="", repr=False)
+    jobs: int = 2
+    waiting: int = 16
+    kept: int = 64
+    time_limit_s: float = 600.0
+    memory_bytes: int = 8 * 2**30
+    answer_bytes: int = 2**28
+    upload_bytes: int = 2**25
+    store_bytes: int = 2**29
+    tls: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Settings of the app.
 
@@ -65,6 +98,7 @@ class Settings:
         body_limit_s: How long a body may take to arrive.
         version: Version of the package, as it is sent to clients.
         energy: The energy server; ``None`` = its routes are not there.
+        page: The page; ``None`` = its routes are not there.
     """
 
     host: str = "127.0.0.1"
@@ -74,10 +108,17 @@ class Settings:
     body_limit_s: float = DEFAULT_BODY_LIMIT_S
     version: str = "0"
     energy: EnergySettings | None = None
+    page: PageSettings | None = None
 
     def __post_init__(self) -> None:
-        if not self.users and not is_loopback(self.host):
+        # The page has keys of its own.
+        if not (self.users or is_loopback(self.host) or self.is_page_alone):
             raise InvalidInputError(
                 f"{self.host!r} can be reached from other machines: a token is needed; give "
                 "--token-file, --users or PARTITA_TOKEN, or bind to 127.0.0.1"
             )
+
+    @property
+    def is_page_alone(self) -> bool:
+        """Whether the page is all that is served, so that its cookie is asked for everywhere."""
+        return self.page is not None and self.energy is None and not self.users

@@ -47,7 +47,7 @@ export class ClockSteps {
     const words = `point ${point.point}: ${formatValue(point.time_s, "s")} a step, ${formatValue(point.energy_j, "J")}, ${formatShare(Math.abs(point.saving))} ${sign} than with all clocks at their highest`;
     this.words.textContent = words;
     this.slider.setAttribute("aria-valuetext", words);
-    this.page.bus.emit("point", { x: point.time_s, y: point.energy_j });
+    this.page.bus.emit("point", { x: point.time_s, y: point.energy_j, point: point.point });
     this.gantt.recolour();
   }
 }

@@ -12,7 +12,7 @@ from partita.errors import InvalidInputError
 from partita.http import read_token
 from partita.requests import declare, make
 from partita.service.energy.plans import read_plans
-from partita.service.listen import ListenFields, port_field, server_needed, token_field, url_of
+from partita.service.listen import ServerFields, port_field, server_needed, token_field, url_of
 from partita.service.settings import (
     DEFAULT_MAX_BODY_BYTES,
     DEFAULT_MAX_IDLE_S,
@@ -39,7 +39,7 @@ ANCESTORS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeEnergyRequest(ListenFields):
+class ServeEnergyRequest(ServerFields):
     """Where the energy server listens, who decides the clocks, and its limits."""
 
     port: int = port_field(DEFAULT_PORT)

@@ -8,19 +8,16 @@ on it.
 
 import asyncio
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import Callable
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from partita.core.codec import read_json
 from partita.core.energy import Frontier
 from partita.energy.policies.solving import SolveTask, solve_task, warm_up
 from partita.errors import InvalidInputError, PartitaError, WorkerError
 from partita.processes import die_with_parent
+from partita.service.child import Child, Pipe
 from partita.service.energy.store import Answer, EnergyStore
 
 logger = logging.getLogger(__name__)
@@ -29,9 +26,6 @@ TRIES = 2
 """Processes that may die over one task."""
 RECENT = 64
 """Answers that are held in memory."""
-
-if TYPE_CHECKING:
-    _Pipe = Connection[SolveTask, tuple[bool, Any]]
 
 
 class Solver(Protocol):
@@ -56,13 +50,12 @@ class SolverProcess:
     """One process, started when it is needed first; a task that takes too long ends it."""
 
     def __init__(self) -> None:
-        self._process: SpawnProcess | None = None
-        self._pipe: _Pipe | None = None
+        self._child = Child(_solve_tasks, "solver")
 
     async def solve(self, task: SolveTask, limit_s: float) -> str:
         """Return the document of a task's frontier; see ``Solver``."""
         try:
-            done, found = await asyncio.to_thread(_ask, self._started(), task, limit_s)
+            done, found = await asyncio.to_thread(_ask, self._child.started(), task, limit_s)
         except OSError as exc:  # TimeoutError is one
             self.close()
             raise exc if isinstance(exc, TimeoutError) else EOFError from None
@@ -75,29 +68,14 @@ class SolverProcess:
 
     def warm(self) -> None:
         """Start the process, which loads and compiles what it solves with."""
-        self._started()
-
-    def _started(self) -> "_Pipe":
-        """Return the pipe to the process."""
-        if self._pipe is None:
-            context = get_context("spawn")
-            self._pipe, theirs = context.Pipe()
-            self._process = context.Process(
-                target=_solve_tasks, args=(theirs, os.getpid()), name="solver", daemon=True
-            )
-            self._process.start()
-            theirs.close()  # the end of the process is the end of the pipe
-        return self._pipe
+        self._child.started()
 
     def close(self) -> None:
         """End the process, whatever it is doing; whoever reads its pipe sees the end."""
-        process, self._process, self._pipe = self._process, None, None
-        if process is not None:
-            process.kill()
-            process.join()
+        self._child.close()
 
 
-def _ask(pipe: "_Pipe", task: SolveTask, limit_s: float) -> tuple[bool, Any]:
+def _ask(pipe: Pipe, task: SolveTask, limit_s: float) -> tuple[bool, Any]:
     """Return the answer of the process.
 
     Raises:
@@ -107,10 +85,11 @@ def _ask(pipe: "_Pipe", task: SolveTask, limit_s: float) -> tuple[bool, Any]:
     pipe.send(task)
     if not pipe.poll(limit_s):
         raise TimeoutError
-    return pipe.recv()
+    answer: tuple[bool, Any] = pipe.recv()
+    return answer
 
 
-def _solve_tasks(pipe: "Connection[tuple[bool, Any], SolveTask]", parent: int) -> None:
+def _solve_tasks(pipe: Pipe, parent: int) -> None:
     """Be the process that solves; answers are a frontier's document or what was raised."""
     die_with_parent(parent)
     warm_up()

@@ -17,14 +17,14 @@ from partita.flows.fields import SLURM
 from partita.flows.fleet.inputs import RAY, declared_servers, parse_pairs, parse_quotas
 from partita.http import read_token
 from partita.requests import declare, make
-from partita.service.listen import ListenFields, port_field, server_needed, token_field, url_of
+from partita.service.listen import ServerFields, port_field, server_needed, token_field, url_of
 from partita.service.settings import Settings
 from partita.service.users import Users, load_users
 from partita.units import parse_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFleetRequest(ListenFields):
+class ServeFleetRequest(ServerFields):
     """The servers to share among jobs, who runs these, and by which policy."""
 
     port: int = port_field(DEFAULT_PORT)

@@ -1,0 +1,78 @@
+"""What runs now: run directories, which any run writes to while it goes on, and a live fleet."""
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from partita.errors import PartitaError
+from partita.fleet.live.client import FleetClient
+from partita.flows.live_runs import folder_of, look_at_run, runs_in
+from partita.service.errors import Refusal, printable
+from partita.service.settings import PageSettings
+
+FLEET_TIMEOUT_S = 2.0
+MOST_RUNS = 40
+MOST_JOBS = 200
+_PAUSE_S = 10.0
+
+
+class LiveView:
+    """Looks at runs and at a fleet.
+
+    Args:
+        settings: Where they are.
+    """
+
+    def __init__(self, settings: PageSettings) -> None:
+        self._settings = settings
+        self._fleet_error = ""
+        self._again_s = -math.inf
+
+    def look(self) -> dict[str, Any]:
+        """Return runs, the latest first, and the fleet, as they are now."""
+        runs = runs_in(self._settings.runs)[:MOST_RUNS]
+        return {
+            "at_s": time.time(),
+            "folder": printable(str(self._settings.runs)),
+            "runs": [look_at_run(folder).to_json() for folder in runs],
+            "fleet": self._fleet(),
+        }
+
+    def run(self, name: str) -> dict[str, Any]:
+        """Return everything about a run as it is now."""
+        view = look_at_run(self.folder_of(name), whole=True)
+        return {**view.to_json(), "figures": view.figures(), "at_s": time.time()}
+
+    def folder_of(self, name: str) -> Path:
+        """Return the directory of a run by its name.
+
+        Raises:
+            Refusal: 404: no run has that name.
+        """
+        try:
+            return folder_of(self._settings.runs, name)
+        except PartitaError as exc:
+            raise Refusal(404, str(exc)) from exc
+
+    @staticmethod
+    def has_ended(folder: Path) -> bool:
+        """Return whether a run has left its results."""
+        return (folder / "results.json").is_file()
+
+    def _fleet(self) -> Mapping[str, Any]:
+        """Return the fleet and its jobs; where nobody answers it is asked again after a while."""
+        if time.monotonic() < self._again_s:
+            return {"error": self._fleet_error}
+        url = self._settings.fleet
+        try:
+            client = FleetClient(
+                url, token=self._settings.fleet_token, timeout_s=FLEET_TIMEOUT_S, patience_s=0.0
+            )
+            jobs = client.jobs(all_jobs=True)
+            return {"url": client.url, **client.info(), "jobs": jobs[-MOST_JOBS:]}
+        except PartitaError as exc:
+            self._fleet_error = printable(str(exc))
+            self._again_s = time.monotonic() + _PAUSE_S
+            return {"error": self._fleet_error}

@@ -1,0 +1,93 @@
+// Time against energy of a plan: the frontier, the pipeline by clock, a straggler, the clocks' files.
+
+import { make } from "./report/dom.js";
+import { formatShare, formatValue } from "./report/format.js";
+import { documentAddress, get, post } from "./api.js";
+import { button, choiceField, commandElement, formValues, messagePlace, textField } from "./forms.js";
+import { WorkPanel, documentLinks, showFigures } from "./work.js";
+
+const ENERGY_KINDS = ["solution", "frontier"];
+
+// Ask for clocks and wait for them; they are small.
+async function clocksOf(values) {
+  let job = await post("/jobs", { kind: "clocks", values });
+  while (job.state === "waiting" || job.state === "running") {
+    await new Promise((resolve) => setTimeout(resolve, 150));
+    job = await get(`/jobs/${job.id}`);
+  }
+  if (job.state !== "done") throw new Error(job.error);
+  return job;
+}
+
+function clocksBox(app, frontier, values) {
+  const message = messagePlace();
+  message.show(null);
+  const place = make("div", { role: "status" });
+  const show = async (asked) => {
+    message.show(null);
+    document.documentElement.dataset.clocks = "asking";
+    try {
+      const job = await clocksOf({ frontier: `doc:${frontier.id}`, ...asked });
+      const { chosen, command } = job.facts;
+      const held = job.documents.clocks;
+      const wait = chosen.waiting_j ? ` (and ${formatValue(chosen.waiting_j, "J")} of waiting)` : "";
+      const saved = 1 - chosen.energy_j / chosen.all_max_j;
+      place.replaceChildren(
+        make("p", {}, `Point ${chosen.point}: a step of ${formatValue(chosen.time_s, "s")} for ${formatValue(chosen.energy_j, "J")}${wait}, ${formatShare(saved)} less than with all clocks at their highest.`),
+        make("p", { class: "actions" }, make("a", { class: "file", href: documentAddress(held.id), download: held.name }, `download ${held.title}`)),
+        commandElement(command),
+      );
+      document.documentElement.dataset.clocks = held.id;
+    } catch (error) {
+      message.show(error);
+      document.documentElement.dataset.clocks = "failed";
+    }
+  };
+  const slow = textField("straggler_s", "Seconds that a straggler makes a step take", values.straggler_s, { inputmode: "decimal" });
+  const more = textField("slowdown", "Slower than at full clocks by at most (0.02 = 2 %)", values.slowdown, { inputmode: "decimal" });
+  const element = make(
+    "section",
+    { class: "sheet clocks-box", "aria-label": "clocks" },
+    make("h2", {}, "Clocks to run with"),
+    make("div", { class: "fields" }, slow.element, more.element),
+    make(
+      "p",
+      { class: "actions" },
+      button("Clocks for the straggler", () => show({ straggler: slow.input.value.trim() })),
+      button("Clocks for the slowdown", () => show({ slowdown: more.input.value.trim() })),
+      button("Clocks of least energy", () => show({ least_energy: true })),
+      button("Clocks of the slider's point", () => show({ point: String(app.point ?? 0) }), { class: "slider-point" }),
+    ),
+    message.element,
+    place,
+  );
+  return element;
+}
+
+export async function energyView(app, values) {
+  const held = (await get("/documents")).filter((each) => ENERGY_KINDS.includes(each.kind));
+  const plan = choiceField("plan", "Plan or frontier", held.length ? held.map((each) => [`doc:${each.id}`, `${each.title}: ${each.about}`]) : [["", "none yet: plan a model first"]], values.plan || "");
+  const points = textField("points", "Points", values.points || "24", { inputmode: "numeric" });
+  const form = make("form", { class: "sheet" }, make("div", { class: "fields" }, plan.element, points.element), make("p", { class: "actions" }, make("button", { type: "submit", class: "main", disabled: !held.length }, "Find the frontier")));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    app.go("energy", formValues(form));
+  });
+  const panel = new WorkPanel(app.page);
+  const figures = make("div", { class: "report" });
+  const clocks = make("div", {});
+  app.root.replaceChildren(make("h1", {}, "Time against energy"), form, panel.element, clocks, figures);
+  app.onLeave(() => panel.end());
+  if (!values.plan) return;
+  const asked = Object.fromEntries(Object.entries(values).filter(([name]) => ["plan", "points"].includes(name)));
+  const isFrontier = held.some((each) => `doc:${each.id}` === values.plan && each.kind === "frontier");
+  if (isFrontier) delete asked.points;
+  const job = await panel.run("frontier", asked);
+  if (!job) return;
+  app.point = 0;
+  app.page.bus.on("point", (point) => {
+    app.point = point.point ?? 0;
+  });
+  await showFigures(figures, job, app.page);
+  clocks.append(documentLinks(job.documents), clocksBox(app, job.documents.frontier, values));
+}

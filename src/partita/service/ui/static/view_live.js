@@ -1,0 +1,163 @@
+// What runs now: runs of this machine's folder with their speed and memory, and the fleet's queue.
+
+import { make } from "./report/dom.js";
+import { figureElement } from "./report/page.js";
+import { formatShare, formatValue } from "./report/format.js";
+import { follow, get, post } from "./api.js";
+import { button, messagePlace } from "./forms.js";
+import { WorkPanel, showFigures } from "./work.js";
+
+const OVER = ["done", "failed", "cancelled", "lost"];
+
+// Return how long ago something was, in words.
+export function ago(seconds) {
+  if (!Number.isFinite(seconds)) return "never";
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 120) return `${whole} s ago`;
+  return whole < 7200 ? `${Math.round(whole / 60)} min ago` : `${Math.round(whole / 3600)} h ago`;
+}
+
+function cells(values) {
+  return values.map((value) => make("td", {}, value ?? "-"));
+}
+
+function table(titles, rows, caption) {
+  const head = titles.map((title) => make("th", { scope: "col" }, title));
+  return make("div", { class: "table-holder" }, make("table", {}, make("caption", { class: "unseen" }, caption), make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows)));
+}
+
+function stateMark(state) {
+  return make("span", { class: `state ${state}` }, state);
+}
+
+function speed(run) {
+  if (!run.step_s) return "-";
+  const words = formatValue(run.step_s, "s");
+  return run.predicted_s ? `${words} (${formatShare(run.step_s / run.predicted_s - 1, true)})` : words;
+}
+
+export async function liveView(app, values) {
+  const heard = make("p", { class: "note heard", role: "status" });
+  const message = messagePlace();
+  message.show(null);
+  const runs = make("div", {});
+  const detail = make("section", { class: "run-detail" });
+  const fleet = make("div", {});
+  const panel = new WorkPanel(app.page);
+  const figures = make("div", { class: "report" });
+  app.root.replaceChildren(make("h1", {}, "Live"), heard, message.element, make("h2", {}, "Runs"), runs, detail, panel.element, figures, make("h2", {}, "Fleet"), fleet);
+  let last = 0;
+  let shown = "";
+  let chosen = values.run || "";
+  const tick = setInterval(() => {
+    if (last) heard.textContent = `last heard ${ago((performance.now() - last) / 1000)}`;
+  }, 1000);
+
+  async function showRun(name) {
+    try {
+      const found = await get(`/live/runs/${encodeURIComponent(name)}`);
+      if (chosen !== name) return;
+      const facts = [
+        [found.state, "state"],
+        [found.steps ? `${found.step} of ${found.steps}` : String(found.step), "step"],
+        [found.loss === null || found.loss === undefined ? "-" : String(Number(found.loss.toPrecision(5))), "loss"],
+        [speed(found), "step, against the prediction"],
+        [found.predicted_s ? formatValue(found.predicted_s, "s") : "-", "step, predicted"],
+        [found.memory_bytes ? formatValue(found.memory_bytes, "bytes") : "-", "most memory of a rank"],
+      ];
+      const drawn = found.figures.map((figure) => figureElement(figure, app.page));
+      const lines = found.lines.length ? make("pre", { class: "log", tabindex: 0, "aria-label": "last lines of the log" }, found.lines.join("\n")) : null;
+      const events = found.events.map((each) => make("li", {}, each));
+      const report = found.state === "ended" ? button("Predicted over measured", async () => {
+        try {
+          const job = await post(`/live/runs/${encodeURIComponent(name)}/page`, {});
+          const done = job.state === "done" ? job : await panel.wait(job);
+          panel.running.hidden = true;
+          if (done && done.state === "done") await showFigures(figures, done, app.page);
+          else if (done) message.show(done.error);
+        } catch (error) {
+          message.show(error);
+        }
+      }) : null;
+      detail.replaceChildren(
+        make("h3", {}, name),
+        found.note ? make("p", { class: "note" }, found.note) : null,
+        make("dl", { class: "facts" }, ...facts.map(([value, words]) => make("div", { class: "fact" }, make("dd", {}, value), make("dt", {}, words)))),
+        events.length ? make("div", {}, make("h3", {}, "Stragglers and clocks"), make("ul", { class: "events" }, ...events)) : null,
+        make("div", { class: "side-by-side" }, ...drawn.map(({ element }) => element)),
+        lines,
+        report ? make("p", { class: "actions" }, report) : null,
+      );
+      await Promise.all(drawn.map(({ done }) => done));
+      document.documentElement.dataset.run = `${found.state} ${found.step}`;
+    } catch (error) {
+      message.show(error);
+    }
+  }
+
+  function choose(name) {
+    chosen = name;
+    figures.replaceChildren();
+    app.address({ run: name }, true);
+    showRun(name);
+  }
+
+  function show(found) {
+    const rows = found.runs.map((run) => {
+      const link = make("a", { href: `/ui/live?run=${encodeURIComponent(run.name)}` }, run.name);
+      link.addEventListener("click", (event) => {
+        event.preventDefault();
+        choose(run.name);
+      });
+      const step = run.steps ? `${run.step} of ${run.steps}` : run.step;
+      return make("tr", {}, make("td", {}, link), make("td", {}, stateMark(run.state)), ...cells([step, run.loss === null || run.loss === undefined ? "-" : Number(run.loss.toPrecision(5)), speed(run), ago(found.at_s - run.heard_s)]));
+    });
+    runs.replaceChildren(rows.length ? table(["run", "state", "step", "loss", "seconds a step", "wrote"], rows, "runs") : make("p", { class: "note" }, `no runs under ${found.folder}`));
+    fleet.replaceChildren(...fleetParts(found.fleet, found.at_s));
+    const text = JSON.stringify(found.runs.find((run) => run.name === chosen) || null);
+    if (chosen && text !== shown) showRun(chosen);
+    shown = text;
+    document.documentElement.dataset.live = `${found.runs.length} ${found.fleet.jobs ? found.fleet.jobs.length : "-"}`;
+  }
+
+  const end = follow("/live/events", {
+    live: (found) => {
+      last = performance.now();
+      message.show(null);
+      show(found);
+    },
+    beat: () => {
+      last = performance.now();
+    },
+    lost: () => message.show("the server does not answer; it is asked again"),
+  });
+  app.onLeave(() => {
+    end();
+    clearInterval(tick);
+    panel.end();
+  });
+  show(await get("/live"));
+  last = performance.now();
+  heard.textContent = "last heard 0 s ago";
+}
+
+function fleetParts(fleet, now) {
+  if (fleet.error) return [make("p", { class: "note" }, fleet.error)];
+  const servers = fleet.servers.map((server) => {
+    const bar = make("div", { class: "use", role: "img", "aria-label": `${server.name}: ${server.gpus_in_use} of ${server.gpus} GPUs in use` });
+    for (let at = 0; at < Math.min(server.gpus, 64); at += 1) bar.append(make("i", { class: at < server.gpus_in_use ? "used" : "" }));
+    return make("div", { class: "server" }, make("b", {}, server.name), make("span", { class: "note" }, `${server.gpus_in_use} of ${server.gpus} ${server.gpu_type}${server.away ? ` · ${server.away}` : ""}`), bar);
+  });
+  const rows = [...fleet.jobs].reverse().map((job) =>
+    make(
+      "tr",
+      {},
+      make("td", { class: "number" }, String(job.id)),
+      make("td", {}, job.name),
+      make("td", {}, stateMark(job.state)),
+      ...cells([job.note || "-", job.steps ? `${job.step} of ${job.steps}` : job.step, job.places.map((place) => `${place.server}: ${place.gpus.join(", ")}`).join("; ") || "-", OVER.includes(job.state) && job.finished_s ? `ended ${ago(now - job.finished_s)}` : `came ${ago(now - job.submitted_s)}`]),
+    ),
+  );
+  const words = `${fleet.url} · ${fleet.policy} · ${fleet.running} run, ${fleet.waiting} wait${fleet.draining ? " · draining" : ""}${fleet.failure ? ` · ${fleet.failure}` : ""}`;
+  return [make("p", {}, words), make("div", { class: "servers" }, ...servers), rows.length ? table(["job", "name", "state", "why", "step", "where", "when"], rows, "jobs of the fleet") : make("p", { class: "note" }, "no jobs yet")];
+}
