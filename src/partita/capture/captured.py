@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from partita.capture.blocks import Block, call_signature
 from partita.capture.op import CapturedOp, ValueInfo
 from partita.capture.tensor.code import SplitStages
-from partita.capture.tensor.costs import degree_table
+from partita.capture.tensor.costs import alone_code, degree_table
 from partita.capture.tensor.parallel import TensorSplits, split_tensors
 from partita.capture.tree import Value, map_leaves
 from partita.core.graph import DegreeTable, Graph
@@ -151,6 +151,22 @@ class CapturedModel:
             types: Types of the devices.
         """
         return degree_table(self, self.splits(degree), graph, types)
+
+    def shard(self, degree: int) -> "CapturedModel":
+        """Return what the first rank of a tensor-parallel group runs, without the other ranks."""
+        splits = self.splits(degree)
+        code = alone_code(self, splits)
+
+        def part(name: str, tensor: Tensor) -> Tensor:
+            if name not in splits.parameters:
+                return tensor
+            own = splits.parameters[name].take(tensor.detach(), 0, degree).clone()
+            if isinstance(tensor, nn.Parameter):
+                return nn.Parameter(own, requires_grad=tensor.requires_grad)
+            return own
+
+        held = {name: part(name, tensor) for name, tensor in self.parameters.items()}
+        return replace(self, ops=code.ops, values=code.values, parameters=held)
 
     def rebuild_output(self, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401  # the model's
         """Return what the model would return, given the outputs of the graph by name."""

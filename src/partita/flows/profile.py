@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _OF_MEASURING = frozenset(
     {
         "second_batch_size",
+        "tp",
         "rounds",
         "warmup",
         "average",
@@ -62,6 +63,11 @@ class ProfileRequest(SourceFields):
     )
     second_batch_size: int | None = declare(
         None, minimum=1, help="Another batch size to measure, which says how costs grow."
+    )
+    tp: int | None = declare(
+        None,
+        minimum=2,
+        help="Ranks of a tensor-parallel group: the ops of one of them are measured, too.",
     )
     rounds: int = declare(8, minimum=1, help="Rounds to measure.")
     warmup: int = declare(1, minimum=0, help="Rounds before those that are measured.")
@@ -193,6 +199,11 @@ def profile_request(
     if request.from_trace:
         return _traced(request)
     if request.estimate is not None:
+        if request.tp is not None:
+            raise InvalidInputError(
+                "--tp measures a rank of a group; --estimate prices one device, and train and run "
+                "divide its costs by shapes"
+            )
         return ProfileResult(graph=_estimated(request, request.estimate.split(",")))
     if request.profile_device == "meta":
         raise InvalidInputError("nothing can be measured on meta; --estimate prices it instead")
@@ -222,6 +233,7 @@ def profile_request(
         options,
         cache=None if request.no_cache else profile_cache(request.cache),
         second_batch_size=request.second_batch_size or 0,
+        tensor_degree=request.tp or 1,
         on_round=on_round,
     )
     measured = profiled.measured  # a graph remembers its model, not where it was measured
@@ -333,6 +345,7 @@ def profiled_model(
     *,
     cache: "ProfileCache | None" = None,
     second_batch_size: int = 0,
+    tensor_degree: int = 1,
     on_round: Callable[[int, int], None] = lambda _, __: None,
 ) -> ProfiledModel:
     """Return a model with its costs, from the cache if it is there.
@@ -342,6 +355,7 @@ def profiled_model(
         options: How it is measured.
         cache: Where measurements are kept; nowhere if not given.
         second_batch_size: Another batch size to measure; 0 = none.
+        tensor_degree: Ranks of a tensor-parallel group of which one is measured too; 1 = none.
         on_round: Called with the rounds that are done, and how many there are.
     """
     from partita.capture.origin import Captures, load_origin  # noqa: PLC0415 (torch)
@@ -356,7 +370,10 @@ def profiled_model(
         captures.source,
         options=options,
         capture_options=CaptureOptions(
-            granularity=origin.granularity, mode=origin.mode, second_batch_size=second_batch_size
+            granularity=origin.granularity,
+            mode=origin.mode,
+            second_batch_size=second_batch_size,
+            tensor_degree=tensor_degree,
         ),
         cache=cache,
         captured=captures.at(),
@@ -396,7 +413,19 @@ def measured_lines(measured: "Measured") -> list[str]:
         f"forward {format_seconds(record.sum_forward_s)}, backward "
         f"{format_seconds(record.sum_backward_s)}: sum of ops {record.ratio:.2f} x the whole step "
         f"({format_seconds(record.whole_s)})" + (", scaled to it" if record.is_scaled else ""),
+        *(_rank_line(graph, degree) for degree in sorted(set(graph.degrees.tp.tolist()) - {1})),
     ]
+
+
+def _rank_line(graph: Graph, degree: int) -> str:
+    """Return what a rank of a tensor-parallel group computes against one device."""
+    table = graph.degrees
+    seconds = table.forward_s + table.backward_s
+    rank, whole = float(seconds[table.tp == degree].sum()), float(seconds[table.tp == 1].sum())
+    return (
+        f"a rank of {degree} tensor-parallel ones: {format_seconds(rank)}, "
+        f"{rank / max(whole, 1e-30):.2f} x one device"
+    )
 
 
 def estimate_lines(graph: Graph) -> list[str]:

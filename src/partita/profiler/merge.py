@@ -1,13 +1,13 @@
 """One graph with costs for several types of devices."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from partita.core.graph import Graph
+from partita.core.graph import DegreeTable, Graph
 from partita.errors import InvalidInputError
 from partita.profiler.estimate.estimate import ANNOTATION as ESTIMATED
 from partita.profiler.measure.costs import ANNOTATION as MEASURED
@@ -50,8 +50,29 @@ def merge_costs(graphs: Sequence[Graph], names: Sequence[str] = ()) -> Graph:
         first,
         ops=ops,
         costs=tuple(costs for graph in graphs for costs in graph.costs),
+        degrees=_degrees([graph.degrees for graph in graphs if len(graph.degrees)]),
         annotations={**first.annotations, **_records(graphs)},
     )
+
+
+def _degrees(tables: Sequence[DegreeTable]) -> DegreeTable:
+    """Return the costs of ranks of tensor-parallel groups of all graphs, by type of device."""
+    if len(tables) < 2:
+        return tables[0] if tables else DegreeTable()
+    types = tuple(dict.fromkeys(name for table in tables for name in table.device_types))
+    sets = tuple(dict.fromkeys(name for table in tables for name in table.recompute_sets))
+    columns = {
+        field.name: np.concatenate([getattr(table, field.name) for table in tables])
+        for field in fields(DegreeTable)
+        if field.name not in ("device_types", "recompute_sets", "kind_of")
+    }
+    columns["device_type"] = np.concatenate(
+        [np.array([types.index(name) for name in t.device_types])[t.device_type] for t in tables]
+    )
+    columns["recompute"] = np.concatenate(
+        [np.array([sets.index(name) for name in t.recompute_sets])[t.recompute] for t in tables]
+    )
+    return replace(tables[0], device_types=types, recompute_sets=sets, **columns)
 
 
 def _records(graphs: Sequence[Graph]) -> dict[str, dict[str, Any]]:

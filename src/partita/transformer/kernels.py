@@ -280,8 +280,9 @@ class Software(NamedTuple):
         expert_host_s: Further seconds in a block with experts.
         expert_each_s: Further seconds for each expert on the device.
         expert_passes: Passes over the tokens sent to experts, to permute and copy them.
-        expert_exposed: Share of the all-to-all that shows.
+        expert_exposed: Share of the all-to-all inside a host that shows.
         expert_late: The same where it runs under the work of another microbatch.
+        expert_once: 1 where tokens for several experts of one host cross the network once.
         tp_exposed: Share of tensor-parallel collectives that shows, with ``sp`` and without.
         unit_exposed: Share of the gathers of fully sharded units that shows in any case.
         attention: Share of the peak that attention reaches.
@@ -302,6 +303,7 @@ class Software(NamedTuple):
     expert_passes: Numbers
     expert_exposed: Numbers
     expert_late: Numbers
+    expert_once: Numbers
     tp_exposed: tuple[Numbers, Numbers]
     unit_exposed: Numbers
     attention: Numbers
@@ -337,6 +339,7 @@ def software_of(
         expert_passes=figures[f"{experts}.passes"],
         expert_exposed=exposed,
         expert_late=min(exposed, figures["overlap.experts"]),
+        expert_once=figures[f"{experts}.once"],
         tp_exposed=(figures[f"overlap.{overlap}"] if overlaps else 1.0, 1.0),
         unit_exposed=0.0 if framework.unit_overlap else figures["overlap.units"],
         attention=machine.attention[framework.attention],

@@ -277,7 +277,7 @@ def price(case: Case) -> Steps:
     block = block_s(case)
     held = held_params(case)
     p, v = layouts.pp, layouts.vp
-    shown = _shown(case, groups, block.core)
+    shown = _shown(case, groups, block)
 
     # One block, with the host where it is slower than the device.
     forward = longer_s(block.forward + shown.all, block.host)
@@ -357,7 +357,7 @@ def _head_tensor(case: Case, groups: Groups) -> Numbers:
     return case.software.tp_exposed[0] * whole + 3.0 * small
 
 
-def _shown(case: Case, groups: Groups, core_s: Numbers) -> _Shown:
+def _shown(case: Case, groups: Groups, block: Block) -> _Shown:
     """Return the communication of a block's forward that shows."""
     sizes, layouts, software, tokens = case.sizes, case.layouts, case.software, case.tokens
     t, sp = layouts.tp, np.asarray(layouts.sp) > 0
@@ -366,17 +366,36 @@ def _shown(case: Case, groups: Groups, core_s: Numbers) -> _Shown:
     split = software.tp_exposed[0] * 2.0 * groups.seconds(Kind.ALL_GATHER, t, groups.tensor, size)
     # Blocks with experts have one pair only: their feed-forward part is not split.
     tensor = (2.0 - sizes.expert_share) * np.where(sp, split, whole)
-    context = _context(case, groups, core_s) if np.any(np.asarray(layouts.cp) > 1) else 0.0
+    context = _context(case, groups, block.core) if np.any(np.asarray(layouts.cp) > 1) else 0.0
     if not case.has_experts:
         return _Shown(tensor, context + 0.0 * tensor, 0.0 * tensor)
-    sent = case.job.element_bytes * case.split_tokens * sizes.top_k * sizes.hidden
-    swap = groups.seconds(Kind.ALL_TO_ALL, layouts.ep, groups.experts(layouts.etp), sent)
-    inner = groups.seconds(Kind.ALL_GATHER, layouts.etp, groups.experts(1.0), sent * layouts.etp)
-    exposed = np.where(
-        np.asarray(layouts.expert_overlap) > 0, software.expert_late, software.expert_exposed
+    return _Shown(
+        tensor, context + 0.0 * tensor, sizes.expert_share * _experts(case, groups, block)
     )
-    both = 2.0 * exposed * swap + 2.0 * software.tp_exposed[0] * inner
-    return _Shown(tensor, context + 0.0 * tensor, sizes.expert_share * both)
+
+
+def _experts(case: Case, groups: Groups, block: Block) -> Numbers:
+    """Return what shows of a block's way to its experts and back, and of their tensor groups.
+
+    Inside a host most of an exchange is copying, which ``expert_passes`` counts. Over the network
+    all of it shows, unless the work of another microbatch hides it; what goes to several experts
+    of one host crosses the network once where the dispatcher knows (DeepEP, HybridEP).
+    """
+    sizes, layouts, software = case.sizes, case.layouts, case.software
+    sent = case.job.element_bytes * case.split_tokens * sizes.top_k * sizes.hidden
+    near = np.minimum(groups.experts(layouts.etp), layouts.ep)
+    swap = 2.0 * groups.seconds(Kind.ALL_TO_ALL, layouts.ep, near, sent)
+    hosts = np.maximum(np.ceil(layouts.ep / near), 1.0)
+    far = hosts > 1
+    top_k = np.maximum(sizes.top_k, 1.0)
+    once = hosts / top_k * (1.0 - (1.0 - 1.0 / hosts) ** top_k)
+    swap = swap * np.where(far & (np.asarray(software.expert_once) > 0), once, 1.0)
+    hides = case.figures["common.hidden"] * (block.forward + block.backward) / 2.0
+    late = np.maximum(software.expert_late * swap, np.where(far, swap - hides, 0.0))
+    shows = np.where(far, 1.0, software.expert_exposed) * swap
+    shows = np.where(np.asarray(layouts.expert_overlap) > 0, late, shows)
+    inner = groups.seconds(Kind.ALL_GATHER, layouts.etp, groups.experts(1.0), sent * layouts.etp)
+    return shows + 2.0 * software.tp_exposed[0] * inner
 
 
 def _context(case: Case, groups: Groups, core_s: Numbers) -> Numbers:
@@ -568,7 +587,7 @@ def passes_of(case: Case) -> Passes:
     """Return the seconds of blocks and ends, which stages are made of."""
     groups = Groups(case.machine.fabric, case.layouts)
     layouts, block, held = case.layouts, block_s(case), held_params(case)
-    shown = _shown(case, groups, block.core)
+    shown = _shown(case, groups, block)
     forward = longer_s(block.forward + shown.all, block.host)
     backward = longer_s(block.backward + shown.all + shown.context, block.host)
     splits = (np.asarray(layouts.sp) > 0) | (np.asarray(case.software.sends_split) > 0)

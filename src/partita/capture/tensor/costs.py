@@ -1,7 +1,8 @@
 """Costs of a captured model's ops when a tensor-parallel group divides them.
 
-The seconds and bytes of an op are divided as far as its calls are, and the moves between whole and
-split tensors are calls among the ranks: a sum counts as two all-gathers of the same size.
+The seconds and bytes of an op are divided as far as its calls are (``profile --tp`` measures them:
+``alone_code``), and the moves between whole and split tensors are calls among the ranks: a sum
+counts as two all-gathers of the same size.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,11 @@ _MOVES = {"share": (0.0, _SUM), "scatter": (0.0, _GATHER), "gather": (_GATHER, 0
 """All-gathers of each move, in forward and in backward."""
 
 
-class _NoGroup:
-    """A group that is never called."""
+class AloneGroup:
+    """The first rank of a group whose other ranks are not there: what it computes takes its time.
+
+    Sums are its own parts, and what it gathers is its own part as often as there are ranks.
+    """
 
     rank = 0
 
@@ -31,12 +35,26 @@ class _NoGroup:
         self.size = size
 
     def sum(self, value: Tensor) -> Tensor:
-        raise AssertionError(f"costs are counted, nothing is computed: {value.shape}")
+        """Return the rank's own part, as a tensor of one's own."""
+        return value.clone()
 
     maximum = sum
 
     def gather(self, value: Tensor) -> list[Tensor]:
-        raise AssertionError(f"costs are counted, nothing is computed: {value.shape}")
+        """Return the rank's own part for every rank."""
+        return [value] * self.size
+
+
+def alone_code(code: SplitCode, splits: TensorSplits) -> GroupCode:
+    """Return a captured model as the first rank of a group runs all of it, without the others."""
+    graph = code.graph
+    plan = Plan(
+        fingerprint=graph.fingerprint,
+        devices=("rank",),
+        stage_of=np.zeros(len(graph), dtype=np.int32),
+        stages=(Stage(devices=((0,),)),),
+    )
+    return GroupCode(code, plan, splits, AloneGroup(splits.degree))
 
 
 def degree_table(
@@ -51,13 +69,7 @@ def degree_table(
         types: Types of devices; those without costs of their own take the first ones.
     """
     degree, count = splits.degree, len(graph)
-    plan = Plan(
-        fingerprint=graph.fingerprint,
-        devices=("rank",),
-        stage_of=np.zeros(count, dtype=np.int32),
-        stages=(Stage(devices=((0,),)),),
-    )
-    written = GroupCode(code, plan, splits, _NoGroup(degree))
+    written = alone_code(code, splits)
     rows = [
         _figures(op, calls, written.values)
         for op, calls in zip(written.ops, splits.calls, strict=True)

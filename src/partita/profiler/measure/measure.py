@@ -145,7 +145,7 @@ def measure(
     with (
         undisturbed(setting),
         gradients_kept(captured.parameters),
-        _threads(options.threads),
+        torch_threads(options.threads),
         runner.naming_ops(),
     ):
         whole = WholeStep(captured, setting, clock)
@@ -212,15 +212,20 @@ def _costed(
         workspace_bytes=memory.workspace_bytes,
     )
     graph = replace(captured.graph, ops=ops)
-    factors = (1.0, 1.0)
-    if record.is_scaled:
-        factors = (
-            _factor(record.whole_forward_s, record.sum_forward_s),
-            _factor(record.whole_backward_s, record.sum_backward_s),
-        )
+    factors = scale_of(record)
     predicted = predicted_peak_bytes(graph, training=captured.is_training)
     return with_costs(
         graph, make_costs(seconds, kind, factors), replace(record, predicted_peak_bytes=predicted)
+    )
+
+
+def scale_of(record: ProfileRecord) -> tuple[float, float]:
+    """Return the factors by which forward and backward of ops are scaled to the whole step."""
+    if not record.is_scaled:
+        return 1.0, 1.0
+    return (
+        _factor(record.whole_forward_s, record.sum_forward_s),
+        _factor(record.whole_backward_s, record.sum_backward_s),
     )
 
 
@@ -248,7 +253,7 @@ def _run_rounds(
             return runner.round_of(kept, split=split)
         return runner.round(split=True) if split else marked.round()
 
-    with _no_garbage_collection():
+    with quiet_rounds():
         for turn in range(total):
             progress(turn, total)
             split = turn >= timed
@@ -266,7 +271,8 @@ def _run_rounds(
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
+    """Compute with some threads of torch; 0 = as many as it has."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(count or before)
@@ -276,7 +282,8 @@ def _threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def quiet_rounds() -> Iterator[None]:
+    """Collect no garbage while rounds are timed."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()

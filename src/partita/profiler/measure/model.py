@@ -23,6 +23,7 @@ from partita.profiler.measure.measure import (
     processor_of,
     versions,
 )
+from partita.profiler.measure.shards import with_shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +34,13 @@ class CaptureOptions:
         granularity: Size of an op: a torch call, a leaf module, or a block.
         mode: Training, or eval for inference.
         second_batch_size: Another batch size to measure, which tells how costs grow; 0 = none.
+        tensor_degree: Ranks of a tensor-parallel group of which one is measured too; 1 = none.
     """
 
     granularity: Granularity = Granularity.OP
     mode: CaptureMode = CaptureMode.TRAINING
     second_batch_size: int = 0
+    tensor_degree: int = 1
 
 
 def profile_model(
@@ -104,6 +107,16 @@ def profile_source(
     if found is not None and kind in found.annotations.get(ANNOTATION, {}):
         return Measured(graph=found, device_type=kind, is_cached=True)
     measured = measure(captured, example, loss=source.loss, options=options, progress=progress)
+    if how.tensor_degree > 1:
+        measured = with_shard(
+            measured,
+            captured,
+            example,
+            how.tensor_degree,
+            loss=source.loss,
+            options=options,
+            progress=progress,
+        )
     if how.second_batch_size:
         measured = _grown(source, measured, options, how)
     measured = _layered(measured, source)
