@@ -25,7 +25,13 @@ from partita.cli.from_request import takes
 from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.documents import write_text
-from partita.flows.explain import ExplainRequest, Explanation, WhatIf, explain_request
+from partita.flows.explain import (
+    ExplainRequest,
+    Explanation,
+    WhatIf,
+    explain_request,
+    path_words,
+)
 from partita.flows.problem import objective_remarks
 from partita.units import format_bytes, format_seconds
 
@@ -87,8 +93,7 @@ def _show(found: Explanation, *, objectives: bool, asked: bool) -> None:
         console.print(overfull_line(summary), style="yellow")
     if problem.rules:
         console.print(rules_line(problem))
-    parts = (f"{what} {format_seconds(seconds)}" for what, seconds in found.critical_path.items())
-    console.print(f"critical path: {', '.join(parts)}")
+    console.print(f"critical path: {path_words(found.critical_path)}")
     console.print(bound_line(summary))
     for metric, value in summary.evaluation.values.items():
         if objectives and metric.value != "throughput":

@@ -15,6 +15,8 @@ _UNEVEN = 1.5
 """How many times as long as the others a stage computes before that is worth a word."""
 _WORTH = 0.02
 """Share of the step that a change has to gain."""
+_PROVEN = 0.0005
+"""Gap to the bound that is shown as nothing."""
 _GAP = 0.2
 """Gap to the bound from which a longer search is worth a try."""
 
@@ -33,8 +35,12 @@ def what_bounds(summary: Summary) -> list[str]:
     solution, above = summary.solution, ""
     # Other metrics have bounds of their own, in other units.
     if solution.lower_bound > 0 and solution.metric is Metric.THROUGHPUT:
-        less = format_share(1 - solution.lower_bound / step_s)
-        above = f"; no plan can beat {format_seconds(solution.lower_bound)}, {less} less"
+        less = 1 - solution.lower_bound / step_s
+        above = (
+            f"; no plan can beat {format_seconds(solution.lower_bound)}, {format_share(less)} less"
+        )
+        if solution.proof is Proof.OPTIMAL or less < _PROVEN:
+            above = "; no plan can be faster"
     cause = {
         "computes": f"compute on {name} bounds the step",
         "communicates": f"communication of {name} bounds the step",

@@ -149,12 +149,26 @@ class Explanation(Result):
 
 def plan_words(summary: Summary, critical_path: Mapping[str, float]) -> list[str]:
     """Return what a plan is, what bounds it, and what its critical path does, a line each."""
-    parts = (f"{what} {format_seconds(each)}" for what, each in critical_path.items())
     return [
         f"{summary.solution.problem.graph.name}: {summary.title}",
         f"{summary.value_line}; bound by {summary.evaluation.bottleneck}",
-        f"critical path: {', '.join(parts)}",
+        f"critical path: {path_words(critical_path)}",
     ]
+
+
+_GRADIENTS = {"backward_input": "input gradients", "backward_weight": "weight gradients"}
+
+
+def path_words(critical_path: Mapping[str, float]) -> str:
+    """Return what the critical path does, and for how long, in words.
+
+    >>> path_words({"forward": 2.0, "all_reduce": 0.004})
+    'forward 2.00 s, all-reduce 4.00 ms'
+    """
+    return ", ".join(
+        f"{_GRADIENTS.get(what, what.replace('_', '-'))} {format_seconds(each)}"
+        for what, each in critical_path.items()
+    )
 
 
 def explain(

@@ -4,7 +4,7 @@ Everything they say is computed by the rooms above; `partita.report` draws it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import numpy as np
 
 from partita.core.columns import Array
 from partita.core.energy import Frontier
+from partita.core.metrics import Metric
+from partita.core.solution import Proof
 from partita.core.timeline import Timeline
 from partita.cost.memory import MemoryBreakdown
 from partita.documents import load
@@ -20,6 +22,7 @@ from partita.energy.frontier.savings import model_of, played, savings
 from partita.errors import FormatError
 from partita.fleet.study.study import Run
 from partita.flows.answer import Answer, distinct_words
+from partita.flows.answer_first import what_bounds
 from partita.flows.explain import critical_path_s, plan_words, stage_rows
 from partita.flows.summary import Summary, describe_plan, summarise
 from partita.report.figures import (
@@ -50,6 +53,8 @@ from partita.units import format_bytes, format_joules, format_seconds, format_sh
 
 MOST_SIDE_BY_SIDE = 4
 """Plans whose timelines stand below one another; all are in the table."""
+MOST_NAMES = 16
+"""Devices of a stage that its row names."""
 _MOST_BARS = 400_000
 """Bars of all points of a frontier together."""
 _MOST_POINTS = 24
@@ -93,11 +98,10 @@ def plan_page(
         found = search_figure(searched, solution.unit, solution.lower_bound)
         sections.append(Section(figures=[found]))
     sections += _frontier_sections(frontier) if frontier is not None else []
-    about, value, path = plan_words(summary, critical_path_s(summary))
     return Page(
         title=f"{problem.graph.name} on {problem.cluster.name}",
         subtitle=f"{summary.title} · {timeline.origin.value} · planner {solution.planner or '-'}",
-        summary=_paragraph([about, value, f"The {path}", _overfull(summary)]),
+        summary=_paragraph([*_plan_sentences(summary), _overfull(summary)]),
         facts=_facts(summary),
         sections=sections,
         command=command,
@@ -108,6 +112,19 @@ def plan_page(
 def _paragraph(lines: Sequence[str]) -> str:
     """Return lines as sentences of one paragraph; those that begin with a name begin as it does."""
     return " ".join(f"{line}." for line in lines if line)
+
+
+def _plan_sentences(summary: Summary) -> list[str]:
+    """Return what a plan is and what bounds it, in the words of ``explain``."""
+    words = plan_words(summary, critical_path_s(summary))
+    # The seconds of a step are in the answer; other objectives have values of their own.
+    value = [] if summary.solution.metric is Metric.THROUGHPUT else words[1:2]
+    about, path = words[0], f"The {words[2]}"
+    return [about, *value, *map(_begun, what_bounds(summary)), path]
+
+
+def _begun(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _overfull(summary: Summary) -> str:
@@ -132,8 +149,10 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     timeline = evaluation.timeline
     facts = [(format_seconds(evaluation.step_s), "step")]
     facts.append((format_share(float(timeline.utilisation.mean())), "busy"))
-    if solution.lower_bound > 0:
-        facts.append((format_share(solution.gap, sign=True), "above the bound, at most"))
+    if solution.proof is Proof.OPTIMAL:
+        facts.append(("the best", "no plan can be better"))
+    elif solution.lower_bound > 0:
+        facts.append((format_share(solution.gap), "above the bound, at most"))
     if math.isfinite(evaluation.samples_per_s):
         facts.append((f"{evaluation.samples_per_s:.4g}", "samples/s"))
     if math.isfinite(evaluation.tokens_per_s):
@@ -141,8 +160,10 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     fullest = int(np.argmax(timeline.peak_bytes / timeline.limit_bytes))
     peak = format_bytes(float(timeline.peak_bytes[fullest]))
     limit = float(timeline.limit_bytes[fullest])
-    facts.append((f"{peak} of {format_bytes(limit)}" if math.isfinite(limit) else peak, "memory"))
-    facts.append((str(len(timeline.devices)), "devices"))
+    known = math.isfinite(limit)
+    used = f" of {format_bytes(limit)}, the fullest device" if known else ""
+    facts.append((peak, f"memory{used}"))
+    facts.append((f"{len(timeline.devices):,}", "devices"))
     facts.append((f"{len(timeline):,}", "instructions"))
     return facts
 
@@ -163,13 +184,19 @@ _STAGE_KEYS = (
 )
 
 
-def stages_figure(summary: Summary) -> Figure:
+def _few(names: Sequence[str]) -> str:
+    if len(names) <= MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[:3])} ... {names[-1]} ({len(names):,} devices)"
+
+
+def stages_figure(summary: Summary, title: str = "Stages") -> Figure:
     """Return the stages of a plan as a table."""
     rows = []
     for row in stage_rows(summary.solution):
-        shown = {**row, "devices": ", ".join(row["devices"])}
+        shown = {**row, "devices": _few(row["devices"])}
         rows.append([shown[key] for key in _STAGE_KEYS])
-    return table_figure("Stages", _STAGE_COLUMNS, rows)
+    return table_figure(title, _STAGE_COLUMNS, rows)
 
 
 def _alternatives_figure(answer: Answer) -> Figure | None:
@@ -196,16 +223,59 @@ class NamedPlan:
     summary: Summary
 
 
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """What plans are ranked by.
+
+    Attributes:
+        column: Its column.
+        of: Its value of a plan.
+        is_step: Whether it is the time of a step.
+        more: What a plan with a larger value does, between its name and a share.
+        per: What the share is of, after it.
+    """
+
+    column: TableColumn
+    of: Callable[[Summary], float]
+    is_step: bool = False
+    more: str = "longer"
+    per: str = ""
+
+
+_STEP = _Measure(TableColumn("step", "s"), lambda each: each.evaluation.step_s, is_step=True)
+
+
+def _measure_of(plans: Sequence[NamedPlan]) -> _Measure:
+    """Return what tells which plan is better: steps of different work say nothing."""
+    solutions = [each.summary.solution for each in plans]
+    metrics = {solution.metric for solution in solutions}
+    if len(metrics) == 1 and Metric.THROUGHPUT not in metrics:
+        first = solutions[0]
+        column = TableColumn(first.metric.value, first.unit)
+        per = f" by {first.metric.value}"
+        return _Measure(column, lambda each: each.solution.value, more="more", per=per)
+    if len({solution.plan.samples for solution in solutions}) == 1:
+        return _STEP
+    column = TableColumn("per sample", "s")
+    return _Measure(
+        column, lambda each: each.evaluation.step_s / each.solution.plan.samples, per=" per sample"
+    )
+
+
 _COMPARED = (
-    *(TableColumn("name"), TableColumn("plan"), TableColumn("step", "s")),
     *(TableColumn("against the first", "change"), TableColumn("busy", _SHARE)),
     *(TableColumn("most memory", _SHARE), TableColumn("samples/s")),
 )
 
 
 def compare_page(plans: Sequence[NamedPlan], *, title: str, command: str = "") -> Page:
-    """Return several plans side by side, the fastest first, their steps on one axis."""
-    ranked = sorted(plans, key=lambda each: each.summary.evaluation.step_s)
+    """Return several plans side by side, the best first, their steps on one axis.
+
+    They are ranked by their objective where all have another one than throughput, else by the time
+    of a step, or of a sample where their steps hold different numbers of samples.
+    """
+    measure = _measure_of(plans)
+    ranked = sorted(plans, key=lambda each: measure.of(each.summary))
     best = ranked[0].summary
     longest = max(each.summary.evaluation.timeline.makespan_s for each in ranked)
     rows = []
@@ -217,7 +287,8 @@ def compare_page(plans: Sequence[NamedPlan], *, title: str, command: str = "") -
                 each.name,
                 each.summary.title,
                 found.step_s,
-                found.step_s / best.evaluation.step_s - 1,
+                *([] if measure.is_step else [measure.of(each.summary)]),
+                measure.of(each.summary) / measure.of(best) - 1,
                 float(timeline.utilisation.mean()),
                 float((timeline.peak_bytes / timeline.limit_bytes).max()),
                 found.samples_per_s,
@@ -235,35 +306,38 @@ def compare_page(plans: Sequence[NamedPlan], *, title: str, command: str = "") -
         for rank, each in enumerate(ranked[:MOST_SIDE_BY_SIDE], 1)
     ]
     hidden = len(ranked) - len(figures)
+    word = "the best" if measure.more == "more" else "the fastest"
     sentences = [
-        f"{len(ranked)} plans for {title}: {ranked[0].name} is the fastest, {best.title}, "
+        f"{len(ranked)} plans for {title}: {ranked[0].name} is {word}{measure.per}, {best.title}, "
         f"{format_seconds(best.evaluation.step_s)} a step",
-        f"It is bound by {best.evaluation.bottleneck}",
-        *(_difference(each, best) for each in ranked[1:]),
+        *map(_begun, what_bounds(best)),
+        *(_difference(each, best, measure) for each in ranked[1:]),
     ]
+    columns = [TableColumn("name"), TableColumn("plan"), _STEP.column]
+    columns += [] if measure.is_step else [measure.column]
     notes = [f"the timelines of {hidden} more plans are left out"] if hidden > 0 else []
     return Page(
         title=f"{title}: {len(ranked)} plans",
         summary=_paragraph(sentences),
         facts=_facts(best),
         sections=[
-            Section(figures=[table_figure("Plans, the fastest first", _COMPARED, rows)]),
+            Section(figures=[table_figure(f"Plans, {word} first", [*columns, *_COMPARED], rows)]),
             Section(title="Steps on one axis", figures=figures),
-            Section(figures=[stages_figure(best)]),
+            Section(figures=[stages_figure(best, f"Stages of {ranked[0].name}")]),
         ],
         command=command,
         notes=[*best.evaluation.assumptions, *notes],
     )
 
 
-def _difference(each: NamedPlan, best: Summary) -> str:
+def _difference(each: NamedPlan, best: Summary, measure: _Measure) -> str:
     """Return how a plan differs from the best one, in words."""
     problem = each.summary.solution.problem
-    slower = each.summary.evaluation.step_s / best.evaluation.step_s - 1
+    slower = measure.of(each.summary) / measure.of(best) - 1
     same = problem.graph.fingerprint == best.solution.problem.graph.fingerprint
     plan = each.summary.solution.plan
     words = distinct_words(problem, plan, best.solution.plan) if same else describe_plan(plan)
-    return f"{each.name} takes {format_share(slower)} longer: {words}"
+    return f"{each.name} takes {format_share(slower)} {measure.more}{measure.per}: {words}"
 
 
 def run_page(run: PastRun, *, command: str = "") -> Page:
@@ -306,7 +380,7 @@ def run_page(run: PastRun, *, command: str = "") -> Page:
     return Page(
         title=run.name,
         subtitle=f"{problem.graph.name} on {problem.cluster.name} · {summary.title}",
-        summary=_paragraph([*_run_words(run, summary), *plan_words(summary, {})[1:2]]),
+        summary=_paragraph([*_run_words(run, summary), *map(_begun, what_bounds(summary))]),
         facts=_run_facts(results, summary, step_s),
         sections=[section for section in sections if section.figures],
         command=command,

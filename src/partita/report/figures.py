@@ -20,11 +20,14 @@ from partita.core.plan import Plan
 from partita.core.program import LAST_COMPUTE, Kind
 from partita.core.timeline import Timeline
 from partita.report.columns import Scaled, pack, ticks
+from partita.units import format_bytes
 
 Figure: TypeAlias = dict[str, Any]
 
 MOST_OPS = 300
 """Bars of a graph; more ops are drawn in groups of neighbours of one stage."""
+MOST_LANES = 64
+"""Devices that have a lane each; of more, those that do the same at the same time share one."""
 MOST_EXACT_ROWS = 250_000
 """Instructions of a timeline whose times are kept to a 2 ** 32nd of the step."""
 _COARSE = 2**20
@@ -108,29 +111,76 @@ def timeline_figure(
     """
     first = tracks[0].timeline
     longest = max(track.timeline.makespan_s for track in tracks)
+    groups = alike_devices(first) if len(tracks) == 1 else one_each(first)
     return {
         "kind": "timeline",
         "title": title,
+        "note": _groups_note(groups),
         "axis": axis,
         "length_s": longest if length_s is None else length_s,
         "colour": colour,
-        "devices": device_labels(first.devices, cluster),
+        "devices": _grouped_labels(first, cluster, groups),
+        "peers": list(first.devices),
         "kinds": [kind.name.lower() for kind in Kind],
         "last_compute": int(LAST_COMPUTE),
-        "tracks": [_track(track) for track in tracks],
+        "tracks": [_track(track, groups) for track in tracks],
         "table": _use_table(tracks),
     }
 
 
-def _track(track: Track) -> dict[str, Any]:
+def one_each(timeline: Timeline) -> list[list[int]]:
+    """Return a group for each device."""
+    return [[device] for device in range(len(timeline.devices))]
+
+
+def alike_devices(timeline: Timeline) -> list[list[int]]:
+    """Return devices that do the same at the same time, to 1e-5 of the step, in groups.
+
+    Where there is room for a lane each, they are.
+    """
+    if len(timeline.devices) <= MOST_LANES:
+        return one_each(timeline)
+    order = np.lexsort((timeline.kind, timeline.start_s, timeline.device))
+    scale = 1e5 / max(timeline.makespan_s, 1e-300)
+    columns = [timeline.kind, timeline.stage]
+    columns += [np.rint(at * scale) for at in (timeline.start_s, timeline.end_s)]
+    rows = np.stack([column[order].astype(np.int32) for column in columns], axis=1)
+    ends = np.searchsorted(timeline.device[order], np.arange(len(timeline.devices) + 1))
+    found: dict[bytes, list[int]] = {}
+    for device in range(len(timeline.devices)):
+        found.setdefault(rows[ends[device] : ends[device + 1]].tobytes(), []).append(device)
+    return list(found.values())
+
+
+def _groups_note(groups: Sequence[Sequence[int]]) -> str:
+    if all(len(group) == 1 for group in groups):
+        return ""
+    return "Devices that do the same at the same time share a lane, that of the first of them."
+
+
+def _grouped_labels(
+    timeline: Timeline, cluster: Cluster | None, groups: Sequence[Sequence[int]]
+) -> list[dict[str, Any]]:
+    labels = device_labels([timeline.devices[group[0]] for group in groups], cluster)
+    return [
+        {**label, "count": len(group)} if len(group) > 1 else dict(label)
+        for label, group in zip(labels, groups, strict=True)
+    ]
+
+
+def _track(track: Track, groups: Sequence[Sequence[int]]) -> dict[str, Any]:
     timeline = track.timeline
+    shown = [group[0] for group in groups]
+    lane_of = np.full(len(timeline.devices), -1)
+    lane_of[shown] = np.arange(len(shown))
     order = drawing_order(timeline)
+    order = order[lane_of[timeline.device[order]] >= 0]
     sizes, size_of = np.unique(timeline.bytes[order], return_inverse=True)
     clocks, clock_of = np.unique(timeline.clock_mhz[order], return_inverse=True)
     start = grid(timeline.start_s[order], timeline)
     end = grid(timeline.end_s[order], timeline)
     columns: dict[str, Array | Scaled] = {
-        "device": timeline.device[order],
+        "device": lane_of[timeline.device[order]],
         "row": order,
         "kind": timeline.kind[order],
         "stage": timeline.stage[order],
@@ -149,15 +199,14 @@ def _track(track: Track) -> dict[str, Any]:
         "tick_s": start.scale,
         "sizes": sizes.tolist(),
         "clocks": [number_or_none(clock) for clock in clocks.tolist()],
-        "idle": timeline.bubble.tolist(),
+        "idle": timeline.bubble[shown].tolist(),
         "data": pack(columns),
     }
 
 
 def grid(values: Array, timeline: Timeline) -> Scaled:
-    """Return times of a timeline on a grid, a coarser one where there are very many."""
-    exact = len(timeline) <= MOST_EXACT_ROWS
-    if exact:
+    """Return times of a timeline on a grid, a coarser one where there are very many of them."""
+    if len(values) <= MOST_EXACT_ROWS:
         return ticks(values, timeline.makespan_s)
     scale = max(timeline.makespan_s, 1e-300) / _COARSE
     return Scaled(whole=np.rint(values / scale).astype(np.int64), scale=scale)
@@ -205,25 +254,40 @@ def memory_figure(
         for at, name in enumerate(timeline.devices)
     ]
     columns = [TableColumn(title, "bytes") for title in ("peak", "limit", "left")]
+    groups = alike_devices(timeline)
+    shown = [group[0] for group in groups]
+    lane_of = np.full(len(timeline.devices), -1)
+    lane_of[shown] = np.arange(len(shown))
+    points = np.flatnonzero(lane_of[timeline.memory_device] >= 0)
     return {
         "kind": "memory",
         "title": "Memory, on the same axis",
+        "note": _memory_note(peaks, limits),
+        "scale_bytes": float(peaks.max(initial=0.0)),
         "axis": axis,
         "length_s": timeline.makespan_s,
-        "devices": device_labels(timeline.devices, cluster),
-        "peak_bytes": peaks.tolist(),
-        "limit_bytes": [number_or_none(limit) for limit in limits.tolist()],
+        "devices": _grouped_labels(timeline, cluster, groups),
+        "peak_bytes": peaks[shown].tolist(),
+        "limit_bytes": [number_or_none(limit) for limit in limits[shown].tolist()],
         "data": pack(
             {
-                "device": timeline.memory_device,
-                "time": grid(timeline.memory_s, timeline),
+                "device": lane_of[timeline.memory_device[points]],
+                "time": grid(timeline.memory_s[points], timeline),
                 "bytes": Scaled(
-                    whole=np.rint(timeline.memory_bytes / scale).astype(np.int64), scale=scale
+                    whole=np.rint(timeline.memory_bytes[points] / scale).astype(np.int64),
+                    scale=scale,
                 ),
             }
         ),
         "table": table_of([TableColumn("device"), *columns], rows),
     }
+
+
+def _memory_note(peaks: Array, limits: Array) -> str:
+    highest = format_bytes(float(peaks.max(initial=0.0)))
+    known = bool(np.isfinite(limits).any())
+    meter = "; the short line on the right is the share of the limit that it takes" if known else ""
+    return f"A full lane is {highest}, the highest peak of all{meter}."
 
 
 def stages_of(plan: Plan) -> dict[str, list[int]]:
@@ -235,18 +299,36 @@ def stages_of(plan: Plan) -> dict[str, list[int]]:
     return held
 
 
+def runs_of(numbers: Sequence[int]) -> str:
+    """Return rising numbers in words, neighbours as from and to.
+
+    >>> runs_of([0, 1, 2, 5])
+    '0 to 2, 5'
+    """
+    runs: list[list[int]] = []
+    for each in numbers:
+        if runs and runs[-1][1] == each - 1:
+            runs[-1][1] = each
+        else:
+            runs.append([each, each])
+    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in runs)
+
+
 def cluster_figure(cluster: Cluster, plan: Plan | None = None) -> Figure:
     """Return the hosts and devices of a cluster, and the stages of each; unused ones too."""
     held = {} if plan is None else stages_of(plan)
+    # Of thousands of devices most hold the same stages: each list is there once.
+    lists: dict[tuple[int, ...], int] = {}
+    own = [tuple(held.get(device.name, ())) for device in cluster.devices]
     devices = [
         {
             "name": device.name,
             "host": device.host,
             "type": device.type,
             "memory_bytes": number_or_none(device.memory_bytes),
-            "stages": held.get(device.name, []),
+            "stages": lists.setdefault(stages, len(lists)),
         }
-        for device in cluster.devices
+        for device, stages in zip(cluster.devices, own, strict=True)
     ]
     rows = [
         [
@@ -254,9 +336,9 @@ def cluster_figure(cluster: Cluster, plan: Plan | None = None) -> Figure:
             cluster.hosts[device.host].name,
             device.type,
             device.memory_bytes,
-            ", ".join(map(str, held.get(device.name, []))) or "none",
+            runs_of(stages) or "none",
         ]
-        for device in cluster.devices
+        for device, stages in zip(cluster.devices, own, strict=True)
     ]
     columns = (
         *(TableColumn("device"), TableColumn("host"), TableColumn("type")),
@@ -267,6 +349,8 @@ def cluster_figure(cluster: Cluster, plan: Plan | None = None) -> Figure:
         "kind": "cluster",
         "title": "Cluster: who does which stage" if plan is not None else "Cluster",
         "hosts": [host.name for host in cluster.hosts],
+        "stages": [list(stages) for stages in lists],
+        "words": [runs_of(stages) for stages in lists],
         "devices": devices,
         "planned": plan is not None,
         "table": table_of(columns[:shown], [row[:shown] for row in rows]),
@@ -299,7 +383,8 @@ def graph_figure(graph: Graph, plan: Plan | None = None) -> Figure:
     )
     return {
         "kind": "graph",
-        "title": "Model: ops by stage, as high as they take long",
+        "title": "Model: ops by stage" if plan is not None else "Model: ops",
+        "note": "The higher an op, the longer it takes.",
         "num_ops": len(graph),
         "table": table_of(columns, rows),
     }
@@ -332,6 +417,7 @@ def bars_figure(
     unit: str,
     whole: Sequence[float] = (),
     note: str = "",
+    totals: bool = False,
 ) -> Figure:
     """Return one bar per name, divided into parts.
 
@@ -342,12 +428,15 @@ def bars_figure(
         unit: Unit of the values.
         whole: Length of the axis of each bar; empty = of all bars that of the longest.
         note: What to know of it.
+        totals: Whether the sum of the parts stands beside each bar.
     """
     used = {name: values for name, values in parts.items() if bool((np.abs(values) > 0).any())}
     longest = float(np.sum(list(used.values()), axis=0).max()) if used else 0.0
     rows = [
         [name, *(float(values[at]) for values in used.values())] for at, name in enumerate(names)
     ]
+    lengths = list(whole) or [longest] * len(names)
+    bars = _alike_bars(rows, lengths)
     columns = [TableColumn("device"), *(TableColumn(name, unit) for name in used)]
     return {
         "kind": "bars",
@@ -355,9 +444,22 @@ def bars_figure(
         "note": note,
         "unit": unit,
         "parts": list(used),
-        "whole": [number_or_none(each) for each in whole] or [longest] * len(names),
+        "totals": totals,
+        "bars": [{"row": bar[0], "count": len(bar)} for bar in bars],
+        "whole": [number_or_none(lengths[bar[0]]) for bar in bars],
         "table": table_of(columns, rows),
     }
+
+
+def _alike_bars(rows: Sequence[Sequence[Any]], lengths: Sequence[float]) -> list[list[int]]:
+    """Return rows that look the same in groups, where there are too many for a bar each."""
+    if len(rows) <= MOST_LANES:
+        return [[at] for at in range(len(rows))]
+    found: dict[tuple[int, ...], list[int]] = {}
+    for at, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        key = tuple(round(1000 * value / length) if length else 0 for value in row[1:])
+        found.setdefault(key, []).append(at)
+    return list(found.values())
 
 
 def breakdown_figure(timeline: Timeline) -> Figure:
@@ -408,6 +510,7 @@ def memory_parts_figure(timeline: Timeline, parts: Mapping[str, Array]) -> Figur
         unit="bytes",
         whole=[max(limit, float(total[at])) for at, limit in enumerate(limits)] if known else (),
         note="At the peak of each device" + ("; a full bar is its limit." if known else "."),
+        totals=True,
     )
 
 
@@ -443,6 +546,7 @@ def chart_figure(
     y: TableColumn,
     logarithmic: bool = False,
     from_zero: bool = False,
+    x_from_zero: bool = False,
 ) -> Figure:
     """Return lines over one axis.
 
@@ -453,12 +557,8 @@ def chart_figure(
         y: Title and unit of the vertical axis.
         logarithmic: Whether the horizontal axis is.
         from_zero: Whether the vertical axis begins at 0.
+        x_from_zero: Whether the horizontal one does.
     """
-    rows = [
-        [curve.name, float(at), float(value)]
-        for curve in curves
-        for at, value in zip(curve.x, curve.y, strict=True)
-    ]
     return {
         "kind": "chart",
         "title": title,
@@ -466,14 +566,21 @@ def chart_figure(
         "y": y.to_json(),
         "logarithmic": logarithmic,
         "from_zero": from_zero,
+        "x_from_zero": x_from_zero,
         "curves": [
             {
                 "name": curve.name,
                 "style": curve.style,
-                "x": [number_or_none(float(each)) for each in curve.x],
-                "y": [number_or_none(float(each)) for each in curve.y],
+                "x": [_short(each) for each in curve.x],
+                "y": [_short(each) for each in curve.y],
             }
             for curve in curves
         ],
-        "table": table_of([TableColumn("line"), x, y], rows),
+        # Its rows are the points of the curves, which are not written twice.
+        "table": table_of([TableColumn("line"), x, y], ()),
     }
+
+
+def _short(value: float) -> float | None:
+    """Return a number with seven digits, more than any screen shows."""
+    return number_or_none(float(f"{float(value):.7g}"))

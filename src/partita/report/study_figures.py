@@ -38,11 +38,12 @@ _POINT_COLUMNS = (
 def frontier_figure(frontier: Frontier) -> Figure:
     """Return energy against time, with the bound and all clocks at their highest."""
     time_s, energy_j = frontier.time_s.tolist(), frontier.energy_j.tolist()
+    bound_j = frontier.bound_j.tolist()
     figure = chart_figure(
         "Energy against time",
         [
-            Curve(name="bound", x=time_s, y=frontier.bound_j.tolist(), style="dashes"),
             Curve(name="frontier", x=time_s, y=energy_j),
+            Curve(name="no clocks need less", x=time_s, y=bound_j, style="dashes"),
             Curve(
                 name="all clocks at their highest",
                 x=[frontier.all_max_s],
@@ -50,7 +51,7 @@ def frontier_figure(frontier: Frontier) -> Figure:
                 style="points",
             ),
         ],
-        x=TableColumn("seconds of a step", "s"),
+        x=TableColumn("time of a step", "s"),
         y=TableColumn("energy of a step", "J"),
     )
     rows = [
@@ -59,7 +60,7 @@ def frontier_figure(frontier: Frontier) -> Figure:
             time_s[point],
             energy_j[point],
             energy_j[point] / frontier.all_max_j - 1,
-            float(frontier.bound_j[point]),
+            bound_j[point],
             float(frontier.gap[point]),
         ]
         for point in range(len(frontier))
@@ -128,11 +129,13 @@ def clocks_figure(
 
 
 _POLICY_COLUMNS = (
-    *(TableColumn("policy"), TableColumn("jobs/h"), TableColumn("mean", "s")),
-    *(TableColumn("median", "s"), TableColumn("p99", "s"), TableColumn("makespan", "s")),
+    *(TableColumn("policy"), TableColumn("jobs/h"), TableColumn("mean", "h")),
+    *(TableColumn("median", "h"), TableColumn("p99", "h"), TableColumn("makespan", "h")),
     *(TableColumn("worst against alone"), TableColumn("stops"), TableColumn("GPUs", "share")),
-    TableColumn("energy", "J"),
+    TableColumn("energy", "kWh"),
 )
+_J_PER_KWH = 3.6e6
+_S_PER_H = 3600.0
 
 
 def fleet_figures(runs: Sequence[Run]) -> list[Figure]:
@@ -141,14 +144,14 @@ def fleet_figures(runs: Sequence[Run]) -> list[Figure]:
         [
             run.title,
             run.load,
-            run.metrics.mean_s,
-            run.metrics.median_s,
-            run.metrics.p99_s,
-            run.metrics.makespan_s,
+            run.metrics.mean_s / _S_PER_H,
+            run.metrics.median_s / _S_PER_H,
+            run.metrics.p99_s / _S_PER_H,
+            run.metrics.makespan_s / _S_PER_H,
             run.metrics.worst_stretch,
             run.metrics.preemptions,
             run.use.gpus,
-            run.metrics.energy_j,
+            run.metrics.energy_j / _J_PER_KWH,
         ]
         for run in runs
     ]
@@ -278,6 +281,7 @@ def search_figure(points: Sequence[tuple[float, float]], unit: str, bound: float
     return chart_figure(
         "What the search found, and when",
         curves,
-        x=TableColumn("seconds of search", "s"),
+        x=TableColumn("time of the search", "s"),
         y=TableColumn("value", unit),
+        x_from_zero=True,
     )

@@ -14,6 +14,7 @@ from partita.core.solution import Solution
 from partita.core.timeline import TimelineOrigin
 from partita.documents import save
 from partita.errors import InvalidInputError
+from partita.flows.explain import path_words
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,38 @@ def test_a_run_is_shown_below_its_prediction(
     assert [row[titles.index("peak, predicted")] for row in table["rows"]] == peaks
     assert {"Loss", "Seconds of each step"} <= set(figures)
     assert (tmp_path / "run.html").read_text() == found.html
+
+
+def test_plans_whose_steps_hold_different_samples_are_ranked_by_the_sample(
+    solution: Solution, tmp_path: Path
+) -> None:
+    less = partita.plan("gpt-small", cluster="2xa100", planner="single", microbatches=1).solution
+    for name, document in (("more", solution), ("less", less)):
+        save(document, tmp_path / f"{name}.json")
+    found = partita.write_report(
+        *(str(tmp_path / f"{name}.json") for name in ("less", "more")),
+        output=str(tmp_path / "both.html"),
+    )
+    table = found.page.sections[0].figures[0]["table"]
+    titles = [column["title"] for column in table["columns"]]
+    steps = [row[titles.index("step")] for row in table["rows"]]
+    rates = [row[titles.index("samples/s")] for row in table["rows"]]
+    assert steps[0] > steps[1]  # four times the samples in less than four times the time
+    assert rates[0] > rates[1]
+    assert table["rows"][0][0] == "more.json"
+    samples = solution.plan.samples
+    assert table["rows"][0][titles.index("per sample")] == pytest.approx(steps[0] / samples)
+    assert "more.json is the fastest per sample" in found.page.summary
+
+
+def test_a_plan_is_told_in_the_words_of_explain(solution: Solution, tmp_path: Path) -> None:
+    save(solution, tmp_path / "plan.json")
+    found = partita.write_report(str(tmp_path / "plan.json"), output=str(tmp_path / "p.html"))
+    explained = partita.explain(str(tmp_path / "plan.json"))
+    said = found.page.summary.lower()
+    for sentence in explained.answer:
+        assert sentence.lower() in said
+    assert path_words(explained.critical_path) in found.page.summary
 
 
 def test_things_that_do_not_belong_together_are_refused(

@@ -13,8 +13,10 @@ from partita.core.solution import Solution
 from partita.core.timeline import Timeline
 from partita.report.columns import unpack
 from partita.report.figures import (
+    MOST_LANES,
     MOST_OPS,
     Track,
+    alike_devices,
     bars_figure,
     breakdown_figure,
     cluster_figure,
@@ -98,7 +100,7 @@ def test_memory_of_a_figure_peaks_where_the_timeline_does(timeline: Timeline) ->
 
 def test_a_device_without_stages_is_shown_as_such(solution: Solution) -> None:
     figure = cluster_figure(solution.problem.cluster, solution.plan)
-    held = {device["name"]: device["stages"] for device in figure["devices"]}
+    held = {device["name"]: figure["stages"][device["stages"]] for device in figure["devices"]}
     used = {name for name, stages in held.items() if stages}
     assert used == set(solution.plan.devices)
     assert {device["type"] for device in figure["devices"]} == {"a100", "v100"}
@@ -113,6 +115,39 @@ def test_long_graphs_are_drawn_in_groups_that_hold_every_op() -> None:
     assert sum(row[3] for row in rows) == pytest.approx(
         float((graph.forward_s + graph.backward_s).sum())
     )
+
+
+def many(make: Callable[..., Timeline]) -> Timeline:
+    """Return a timeline of more devices than have lanes: all alike but one."""
+    count = MOST_LANES + 6
+    rows = []
+    for device in range(count):
+        late = 1.0 if device == 3 else 0.0
+        rows.append((device, Kind.FORWARD, 0, device, -1, late, late + 1.0))
+    return make(rows, devices=[f"gpu{device}" for device in range(count)])
+
+
+def test_devices_that_do_the_same_share_a_lane_where_there_are_many(
+    make: Callable[..., Timeline],
+) -> None:
+    timeline = many(make)
+    assert alike_devices(timeline) == [[0, 1, 2, *range(4, MOST_LANES + 6)], [3]]
+    figure = timeline_figure([Track(name="predicted", timeline=timeline)])
+    assert [device.get("count", 1) for device in figure["devices"]] == [MOST_LANES + 5, 1]
+    columns = unpack(figure["tracks"][0]["data"])
+    assert columns["row"].tolist() == [0, 3]
+    assert columns["device"].tolist() == [0, 1]
+    assert len(figure["peers"]) == len(figure["table"]["rows"]) == MOST_LANES + 6
+    few = make([(0, Kind.FORWARD, 0, 0, -1, 0.0, 1.0), (1, Kind.FORWARD, 0, 1, -1, 0.0, 1.0)])
+    assert alike_devices(few) == [[0], [1]]
+
+
+def test_bars_that_look_the_same_are_one_where_there_are_many() -> None:
+    values = np.array([1.0, 2.0] * MOST_LANES)
+    figure = bars_figure("t", names=list(map(str, values)), parts={"a": values}, unit="s")
+    assert figure["bars"] == [{"row": 0, "count": MOST_LANES}, {"row": 1, "count": MOST_LANES}]
+    assert figure["whole"] == [2.0, 2.0]
+    assert len(figure["table"]["rows"]) == 2 * MOST_LANES
 
 
 def test_parts_that_are_nothing_anywhere_are_left_out() -> None:

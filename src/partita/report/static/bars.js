@@ -16,7 +16,7 @@ function partElement(figure, name, place, value, whole, owner, page) {
     part.style.background = colour;
     part.style.color = inkOn(colour);
   }
-  if (share > 0.07) part.append(formatShare(share));
+  if (share > (window.innerWidth < 620 ? 0.14 : 0.08)) part.append(formatShare(share));
   const lines = [`${owner}: ${name}`, `${formatValue(value, figure.unit)} (${formatShare(share)})`];
   part.addEventListener("pointermove", (event) => page.tip.show(lines, event.clientX, event.clientY));
   part.addEventListener("pointerleave", () => page.tip.hide());
@@ -24,25 +24,30 @@ function partElement(figure, name, place, value, whole, owner, page) {
 }
 
 export function barsElement(figure, page) {
-  const rows = figure.table.rows.slice(0, SHOWN_BARS);
+  const shown = figure.bars.slice(0, SHOWN_BARS);
   const keys = figure.parts.map((name, place) => {
     const colour = partColour(name, place);
     const sample = make("i", { class: colour === "idle" ? "swatch idle" : "swatch" });
     if (colour !== "idle") sample.style.background = colour;
     return make("span", { class: "key" }, sample, name);
   });
-  const bars = rows.map((row, at) => {
+  const bars = shown.map(({ row: place, count }, at) => {
+    const row = figure.table.rows[place];
+    const owner = count > 1 ? `${row[0]} ×${count.toLocaleString("en")}` : row[0];
     const whole = figure.whole[at] || 1;
-    const parts = figure.parts.map((name, place) => partElement(figure, name, place, row[place + 1], whole, row[0], page));
-    const words = figure.parts.map((name, place) => `${name} ${formatValue(row[place + 1], figure.unit)}`).join(", ");
+    const parts = figure.parts.map((name, part) => partElement(figure, name, part, row[part + 1], whole, owner, page));
+    const words = figure.parts.map((name, part) => `${name} ${formatValue(row[part + 1], figure.unit)}`).join(", ");
+    const sum = figure.parts.reduce((before, _, part) => before + row[part + 1], 0);
+    const total = figure.totals ? make("span", { class: "bar-total" }, formatValue(sum, figure.unit)) : null;
     return make(
       "div",
-      { class: "bar-row" },
-      make("span", { class: "bar-name", title: row[0].slice(0, 200) }, row[0]),
-      make("div", { class: "bar", role: "img", "aria-label": `${row[0]}: ${words}` }, ...parts),
+      { class: total ? "bar-row with-total" : "bar-row" },
+      make("span", { class: "bar-name", title: owner.slice(0, 200) }, owner),
+      make("div", { class: "bar", role: "img", "aria-label": `${owner}: ${words}` }, ...parts),
+      total,
     );
   });
-  const hidden = figure.table.rows.length - rows.length;
+  const hidden = figure.bars.length - shown.length;
   const rest = hidden > 0 ? make("p", { class: "note" }, `${hidden} more in the table`) : null;
   return make("div", { class: "figure-body" }, make("div", { class: "legend" }, ...keys), make("div", { class: "bar-list" }, ...bars), rest, tableDetails(figure));
 }

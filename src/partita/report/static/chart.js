@@ -7,7 +7,7 @@ import { roundTicks, secondsUnit, tickWords } from "./axis.js";
 import { tableDetails } from "./table.js";
 
 const DASHES = ["", "7 3", "2 3", "9 3 2 3"];
-const MARGIN = { left: 62, right: 14, top: 10, bottom: 40 };
+const MARGIN = { left: 62, right: 14, top: 26, bottom: 40 };
 
 function extent(values) {
   let [low, high] = [Infinity, -Infinity];
@@ -49,25 +49,52 @@ class Scale {
   }
 }
 
+function dashOf(curve, at) {
+  return curve.style === "dashes" ? "5 4" : DASHES[Math.floor(at / 4) % DASHES.length];
+}
+
+function keyOf(curve, at) {
+  const sample = shape("svg", { width: 26, height: 10, "aria-hidden": "true" });
+  if (curve.style === "points") sample.append(shape("circle", { cx: 13, cy: 5, r: 4, fill: lineColour(at) }));
+  else sample.append(shape("line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: lineColour(at), "stroke-width": 2.5, "stroke-dasharray": dashOf(curve, at) }));
+  return make("span", { class: "key" }, sample, curve.name);
+}
+
+// Return the legend of a chart; a key that is pointed at shows its line in all charts of the group.
+export function legendOf(figure, page) {
+  const keys = figure.curves.map((curve, at) => {
+    const key = keyOf(curve, at);
+    key.addEventListener("pointerenter", () => page.bus.emit(`line ${figure.group}`, curve.name));
+    key.addEventListener("pointerleave", () => page.bus.emit(`line ${figure.group}`, null));
+    return key;
+  });
+  return make("div", { class: "legend" }, ...keys);
+}
+
 export class Chart {
   constructor(figure, page) {
     this.figure = figure;
     this.page = page;
     this.marker = null;
     this.chosen = 0;
+    this.ruler = null;
+    this.lit = null;
     this.svg = shape("svg", { class: "chart", tabindex: 0, role: "img", "aria-label": this.words() });
-    this.legend = make("div", { class: "legend" }, ...figure.curves.map((curve, at) => this.key(curve, at)));
-    this.element = make("div", { class: "figure-body" }, this.legend, this.svg, tableDetails(figure));
+    const legend = page.legends.has(figure.group) ? null : legendOf(figure, page);
+    this.element = make("div", { class: "figure-body" }, legend, this.svg, tableDetails(figure));
     this.svg.addEventListener("pointermove", (event) => this.hover(event));
     this.svg.addEventListener("pointerleave", () => {
       page.tip.hide();
       this.pointAt(null);
+      this.tell(null);
     });
     this.svg.addEventListener("keydown", (event) => this.key_down(event));
     this.redraw = oncePerFrame(() => this.draw());
     new ResizeObserver(this.redraw).observe(this.svg);
     page.onTheme(this.redraw);
     if (figure.follows) page.bus.on(figure.follows, (value) => this.mark(value));
+    page.bus.on(`line ${figure.group}`, (name) => this.light(name));
+    if (figure.group) page.bus.on(`x ${figure.group} ${figure.x.title}`, (value) => this.rule(value));
   }
 
   words() {
@@ -75,15 +102,28 @@ export class Chart {
     return `${this.figure.title}: ${this.figure.y.title} over ${this.figure.x.title}; lines ${lines}. Arrow keys walk along the points.`;
   }
 
-  key(curve, at) {
-    const sample = shape("svg", { width: 26, height: 10, "aria-hidden": "true" });
-    if (curve.style === "points") sample.append(shape("circle", { cx: 13, cy: 5, r: 4, fill: lineColour(at) }));
-    else sample.append(shape("line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: lineColour(at), "stroke-width": 2.5, "stroke-dasharray": this.dash(curve, at) }));
-    return make("span", { class: "key" }, sample, curve.name);
+  // Tell the charts of the group which place of their common axis is looked at.
+  tell(value) {
+    if (this.figure.group) this.page.bus.emit(`x ${this.figure.group} ${this.figure.x.title}`, value);
   }
 
-  dash(curve, at) {
-    return curve.style === "dashes" ? "5 4" : DASHES[Math.floor(at / 4) % DASHES.length];
+  rule(value) {
+    this.ruler = value;
+    this.placeRuler();
+  }
+
+  placeRuler() {
+    if (!this.x || !this.rulerLine) return;
+    const x = this.ruler === null ? -20 : this.x.at(this.ruler);
+    this.rulerLine.setAttribute("x1", x);
+    this.rulerLine.setAttribute("x2", x);
+  }
+
+  light(name) {
+    this.lit = name;
+    this.figure.curves.forEach((curve, at) => {
+      for (const part of this.parts ? this.parts[at] : []) part.setAttribute("opacity", name === null || curve.name === name ? 1 : 0.2);
+    });
   }
 
   mark(value) {
@@ -99,10 +139,14 @@ export class Chart {
     const xs = extent(figure.curves.flatMap((curve) => curve.x).filter((value) => !figure.logarithmic || value > 0));
     const ys = extent(figure.curves.flatMap((curve) => curve.y));
     if (figure.from_zero) ys[0] = Math.min(0, ys[0]);
+    if (figure.x_from_zero) xs[0] = Math.min(0, xs[0]);
     const room = (ys[1] - ys[0]) * 0.06;
     this.x = new Scale(xs, [MARGIN.left, width - MARGIN.right], figure.logarithmic);
     this.y = new Scale([figure.from_zero ? ys[0] : ys[0] - room, ys[1] + room], [height - MARGIN.bottom, MARGIN.top], false);
-    svg.replaceChildren(...this.frame(width, height), ...figure.curves.flatMap((curve, at) => this.line(curve, at)));
+    this.rulerLine = shape("line", { class: "ruler", x1: -20, x2: -20, y1: MARGIN.top, y2: height - MARGIN.bottom });
+    this.parts = figure.curves.map((curve, at) => this.line(curve, at));
+    svg.replaceChildren(...this.frame(width, height), this.rulerLine, ...this.parts.flat());
+    this.placeRuler();
     if (this.marker) svg.append(shape("circle", { class: "marker", cx: this.x.at(this.marker.x), cy: this.y.at(this.marker.y), r: 6 }));
     this.dot = shape("circle", { class: "dot", r: 4.5, cx: -20, cy: -20 });
     svg.append(this.dot);
@@ -112,7 +156,7 @@ export class Chart {
     const { figure } = this;
     const parts = [];
     const xTicks = this.x.ticks(Math.max(2, Math.floor(width / 90)));
-    const yTicks = this.y.ticks(5);
+    const yTicks = this.y.ticks(6);
     const xWords = figure.logarithmic ? xTicks.map((tick) => formatValue(tick, figure.x.unit)) : tickWords(xTicks, unitFor(figure.x.unit));
     const yWords = tickWords(yTicks, unitFor(figure.y.unit));
     yTicks.forEach((tick, at) => {
@@ -125,6 +169,7 @@ export class Chart {
       parts.push(shape("line", { class: "grid", x1: x, x2: x, y1: height - MARGIN.bottom, y2: height - MARGIN.bottom + 4 }));
       parts.push(shape("text", { class: "tick", x, y: height - MARGIN.bottom + 17, "text-anchor": "middle" }, xWords[at]));
     });
+    parts.push(shape("text", { class: "axis-title", x: 2, y: 11 }, figure.y.title));
     parts.push(shape("text", { class: "axis-title", x: width - MARGIN.right, y: height - 5, "text-anchor": "end" }, figure.x.title));
     return parts;
   }
@@ -146,7 +191,7 @@ export class Chart {
       else if (curve.style === "steps") path += `H${x.toFixed(1)}V${y.toFixed(1)}`;
       else path += `L${x.toFixed(1)} ${y.toFixed(1)}`;
     });
-    return [shape("path", { d: path, fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": this.dash(curve, at), "stroke-linejoin": "round" })];
+    return [shape("path", { d: path, fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": dashOf(curve, at), "stroke-linejoin": "round" })];
   }
 
   nearest(x, y) {
@@ -178,6 +223,7 @@ export class Chart {
     const box = this.svg.getBoundingClientRect();
     const found = this.nearest(event.clientX - box.left, event.clientY - box.top);
     this.pointAt(found);
+    this.tell(found ? this.figure.curves[found.at].x[found.point] : null);
     if (found) this.page.tip.show(this.pointWords(found.at, found.point), event.clientX, event.clientY);
   }
 

@@ -1,20 +1,21 @@
 // Colours that people who see fewer of them can still tell apart, in light and dark.
 
+const NEUTRAL = "#767d90";
 const BY_KIND = {
-  load: "#7b5ea7",
+  load: "#8d95a5",
   forward: "#2f74c0",
-  recompute: "#a8862a",
-  backward: "#e0913a",
-  backward_input: "#e0913a",
-  backward_weight: "#1f8f7a",
-  update: "#b3467f",
-  send: "#8a919c",
-  recv: "#8a919c",
-  all_reduce: "#c2452d",
-  all_gather: "#c2452d",
-  reduce_scatter: "#c2452d",
-  all_to_all: "#c2452d",
-  broadcast: "#c2452d",
+  recompute: "#86690c",
+  backward: "#cf7d22",
+  backward_input: "#cf7d22",
+  backward_weight: "#3a9e88",
+  update: "#a8456f",
+  send: NEUTRAL,
+  recv: NEUTRAL,
+  all_reduce: "#d4504a",
+  all_gather: "#d4504a",
+  reduce_scatter: "#d4504a",
+  all_to_all: "#d4504a",
+  broadcast: "#d4504a",
 };
 
 export const KIND_WORDS = {
@@ -34,14 +35,27 @@ export const KIND_WORDS = {
   broadcast: "broadcast",
 };
 
+// Neighbours are dark and light by turns, and none of the first is a colour of a kind.
 const STAGES = [
-  "#2f74c0", "#e0913a", "#1f8f7a", "#c2452d", "#7b5ea7", "#a8862a",
-  "#56a8d6", "#b3467f", "#5d7f2c", "#8c5a3c", "#3f5f9e", "#d47a9c",
+  "#6f55bd", "#8c9a2a", "#a8447a", "#4ba3a0", "#96602c", "#8f86e0",
+  "#4f7a33", "#d0708f", "#3d6f86", "#bd8a3a", "#5b62a8", "#6d8fa3",
+];
+
+const LINES = [
+  "#2f74c0", "#cf7d22", "#3a9e88", "#a8456f", "#86690c", "#6f55bd",
+  "#4ba3a0", "#d4504a", "#4f7a33", "#d0708f", "#3d6f86", "#8d95a5",
 ];
 
 const CLOCKS = ["#2b4fa8", "#2f86b8", "#3aa58f", "#b5a52c", "#dd8a2e", "#c8403a"];
 
 const PARTS = {
+  weights: STAGES[8],
+  gradients: STAGES[9],
+  master: STAGES[1],
+  state: STAGES[0],
+  activations: STAGES[3],
+  buffers: STAGES[7],
+  workspace: STAGES[4],
   forward: BY_KIND.forward,
   backward: BY_KIND.backward,
   "weight gradient": BY_KIND.backward_weight,
@@ -53,12 +67,17 @@ const PARTS = {
   free: "idle",
 };
 
+// Return what a kind is in a legend, where kinds of one colour are one.
+export function legendWord(name) {
+  return BY_KIND[name] === BY_KIND.all_reduce ? "collective" : KIND_WORDS[name];
+}
+
 export function kindColour(name) {
-  return BY_KIND[name] || "#8a919c";
+  return BY_KIND[name] || NEUTRAL;
 }
 
 export function stageColour(stage) {
-  return stage < 0 ? "#8a919c" : STAGES[stage % STAGES.length];
+  return stage < 0 ? NEUTRAL : STAGES[stage % STAGES.length];
 }
 
 // Return the colour of a part of a bar; parts that have none of their own get one by place.
@@ -67,7 +86,7 @@ export function partColour(name, place) {
 }
 
 export function lineColour(place) {
-  return STAGES[place % STAGES.length];
+  return LINES[place % LINES.length];
 }
 
 export function rgb(colour) {

@@ -1,34 +1,41 @@
-// Numbers for people: the units of the tables, as the command line writes them.
+// Numbers for people, as units.py writes them: three significant digits, four from 1000 on.
 
-function digits(value) {
-  const size = Math.abs(value);
-  return size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3;
+const SECONDS = [[1, "s"], [1e-3, "ms"], [1e-6, "us"]];
+const BYTES = [[1e15, "PB"], [1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]];
+const JOULES = [[1e9, "GJ"], [1e6, "MJ"], [1e3, "kJ"], [1, "J"], [1e-3, "mJ"], [1e-6, "uJ"]];
+
+function decimals(value) {
+  return Math.max(0, 2 - Math.floor(Math.log10(Math.max(1, Math.abs(value)))));
 }
 
-function plainNumber(value, most) {
-  return String(Number(value.toFixed(most === undefined ? digits(value) : most)));
+function scaled(value, factor, unit, more) {
+  return `${(value / factor).toFixed(decimals(value / factor) + more)} ${unit}`;
 }
 
-function scaled(value, steps) {
-  const size = Math.abs(value);
-  const step = steps.find(([least]) => size >= least) || steps[steps.length - 1];
-  return `${plainNumber(value / step[0])} ${step[1]}`;
+// Return a number with so many significant digits and no zeros behind them.
+function significant(value, digits) {
+  return String(Number(value.toPrecision(digits)));
 }
-
-const SECONDS = [[86400 * 2, "days"], [7200, "h"], [1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]];
-const BYTES = [[1e15, "PB"], [1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]];
-const JOULES = [[1e9, "GJ"], [1e6, "MJ"], [1e3, "kJ"], [1, "J"], [1e-3, "mJ"]];
 
 export function formatSeconds(value) {
-  if (value === 0) return "0 s";
-  const days = Math.abs(value) >= SECONDS[0][0];
-  return days ? `${plainNumber(value / 86400)} days` : scaled(value, Math.abs(value) >= 7200 ? [[3600, "h"]] : SECONDS.slice(2));
+  if (Math.abs(value) >= 36000) return Math.abs(value) < 1e9 ? scaled(value, 3600, "h", 0) : `${Number(value.toPrecision(3)).toExponential()} s`;
+  const step = SECONDS.find(([least]) => Math.abs(value) >= least);
+  if (step) return scaled(value, ...step, 0);
+  return value === 0 ? "0 s" : `${significant(value / 1e-9, 3)} ns`;
+}
+
+export function formatBytes(value) {
+  const step = BYTES.find(([least]) => Math.abs(value) >= least);
+  return step ? scaled(value, ...step, 0) : `${value.toFixed(value % 1 ? decimals(value) : 0)} B`;
+}
+
+export function formatJoules(value) {
+  return scaled(value, ...(JOULES.find(([least]) => Math.abs(value) >= least) || [1, "J"]), 1);
 }
 
 export function formatShare(value, sign) {
-  const percent = value * 100;
-  const text = Math.abs(percent) >= 10 ? percent.toFixed(0) : percent.toFixed(1);
-  return `${sign && percent > 0 ? "+" : ""}${text} %`;
+  const text = `${(value * 100).toFixed(Math.abs(value) < 0.0995 ? 1 : 0)} %`;
+  return sign && value >= 0 ? `+${text}` : text;
 }
 
 // Return a value of a table as text; null is what is not known.
@@ -36,12 +43,25 @@ export function formatValue(value, unit) {
   if (value === null || value === undefined) return "-";
   if (typeof value !== "number") return String(value);
   if (unit === "s") return formatSeconds(value);
-  if (unit === "bytes") return value === 0 ? "0 B" : scaled(value, BYTES);
-  if (unit === "J") return value === 0 ? "0 J" : scaled(value, JOULES);
+  if (unit === "bytes") return formatBytes(value);
+  if (unit === "J") return formatJoules(value);
   if (unit === "share") return formatShare(value, false);
   if (unit === "change") return formatShare(value, true);
-  const text = Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(5)));
+  const whole = Number.isInteger(value) || Math.abs(value) >= 1000;
+  const text = whole ? Math.round(value).toLocaleString("en") : unit ? value.toPrecision(4) : significant(value, 4);
   return unit ? `${text} ${unit}` : text;
+}
+
+// Return two sizes whose units say enough: "11.6 of 77.3 GB".
+export function formatOf(part, whole) {
+  const [one, two] = [formatBytes(part), formatBytes(whole)];
+  const [number, unit] = one.split(" ");
+  return two.endsWith(` ${unit}`) ? `${number} of ${two}` : `${one} of ${two}`;
+}
+
+// Return a text whose numbers are not cut from their units at the end of a line.
+export function withUnits(text) {
+  return text.replace(/(\d) (?=(?:%|[mun]?s|h|[kMGTP]?B|[mkMG]?J|MHz)(?![\w/]))/g, "$1\u00a0");
 }
 
 // Return seconds so exactly that two instructions can be told apart.

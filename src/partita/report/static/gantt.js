@@ -3,7 +3,7 @@
 import { exactSeconds, formatShare, formatValue } from "./format.js";
 import { unpack } from "./store.js";
 import { make, oncePerFrame } from "./dom.js";
-import { KIND_WORDS, clockColour, inkOn, kindColour, rgb, stageColour, themeOf } from "./colours.js";
+import { KIND_WORDS, clockColour, inkOn, kindColour, legendWord, rgb, stageColour, themeOf } from "./colours.js";
 import { roundTicks, secondsUnit, tickWords } from "./axis.js";
 import { tableDetails } from "./table.js";
 import { typeMarks } from "./cluster.js";
@@ -13,13 +13,15 @@ const TOP = 24;
 const GAP = 7;
 const BAR_HEIGHT = 17;
 const OTHER_HEIGHT = 11;
-const WIRE = 4;
-const LANES_SHOWN = 64;
+const WIRE = 6;
+const BAND = 5;
+const MOST_BANDS = 4;
+export const LANES_SHOWN = 64;
 const FONT = '11.5px system-ui, "Segoe UI", "DejaVu Sans", sans-serif';
 
 // Return the room beside the lanes: names on the left, figures on the right; all figures share it.
 export function margins(width) {
-  return width < 560 ? { left: 84, right: 54 } : { left: 128, right: 124 };
+  return width < 560 ? { left: 106, right: 54 } : { left: 128, right: 124 };
 }
 
 // Return a text that fits; of a name the end tells more than the beginning.
@@ -27,6 +29,12 @@ export function fitted(context, text, room) {
   let shown = text.length > 120 ? `…${text.slice(-120)}` : text;
   while (shown.length > 1 && context.measureText(shown).width > room) shown = `…${shown.slice(2)}`;
   return shown;
+}
+
+// Return the name of a lane, with how many devices it stands for.
+export function laneName(context, device, room) {
+  const count = device.count ? ` ×${device.count.toLocaleString("en")}` : "";
+  return `${fitted(context, device.name, room - context.measureText(count).width)}${count}`;
 }
 
 // Return the canvas at the resolution of the screen, cleared, with its context.
@@ -128,6 +136,7 @@ export class Gantt {
       this.lit = name;
       this.redraw();
     });
+    page.bus.on(`lanes ${figure.axis}`, (first) => this.turnTo(first));
     page.onTheme(() => this.recolour());
     new ResizeObserver(this.redraw).observe(this.canvas);
     this.canvas.partita = this;
@@ -137,6 +146,7 @@ export class Gantt {
     for (const about of this.figure.tracks) {
       this.tracks.push(new TrackRows(about, await unpack(about.data), this.figure));
     }
+    this.stages = this.tracks[0].lanes.map((lane) => this.tracks[0].stagesOf(lane));
     this.recolour();
   }
 
@@ -147,7 +157,7 @@ export class Gantt {
     const rows = [];
     for (const track of this.tracks) {
       for (let row = 0; row < track.rows; row += 1) {
-        const peer = track.peer[row] >= 0 ? this.figure.devices[track.peer[row]].name : "";
+        const peer = track.peer[row] >= 0 ? this.figure.peers[track.peer[row]] : "";
         rows.push([
           track.about.name, track.row[row], this.figure.devices[track.device[row]].name, this.figure.kinds[track.kind[row]],
           track.stage[row], track.microbatch[row], peer, track.from[row], track.to[row], track.about.sizes[track.size[row]],
@@ -158,7 +168,7 @@ export class Gantt {
   }
 
   controls() {
-    const { axis, figure } = this;
+    const { axis, figure, page } = this;
     const view = (words, from, to) => {
       const button = make("button", { type: "button" }, words);
       button.addEventListener("click", () => axis.show(from * axis.length, to * axis.length));
@@ -171,16 +181,20 @@ export class Gantt {
       this.mode = select.value;
       this.recolour();
     });
+    const alone = !page.steered.has(axis);
+    page.steered.add(axis);
     const hint = make("span", { class: "hint" }, "click, then wheel zooms · drag moves · , . step · Home");
     this.pager = make("span", { class: "pager" });
-    return make("div", { class: "controls" }, view("whole step", 0, 1), view("beginning", 0, 0.12), view("end", 0.88, 1), select, this.legend, this.pager, hint);
+    // One set of buttons moves all figures of an axis.
+    const views = alone ? [view("whole step", 0, 1), view("beginning", 0, 0.12), view("end", 0.88, 1)] : [];
+    return make("div", { class: "controls" }, ...views, select, this.legend, this.pager, alone ? hint : null);
   }
 
   palettes() {
     const { figure } = this;
     const entry = (colour, words) => ({ colour, rgb: rgb(colour), ink: inkOn(colour), words });
     if (this.mode === "kind") {
-      return { palette: figure.kinds.map((name) => entry(kindColour(name), KIND_WORDS[name])), of: (track) => (row) => track.kind[row] };
+      return { palette: figure.kinds.map((name) => ({ ...entry(kindColour(name), KIND_WORDS[name]), key: legendWord(name) })), of: (track) => (row) => track.kind[row] };
     }
     if (this.mode === "stage") {
       const palette = Array.from({ length: 13 }, (_, at) => entry(stageColour(at - 1), at ? `stage ${at - 1}` : "no stage"));
@@ -189,7 +203,7 @@ export class Gantt {
     const clocks = (this.tracks[0] && this.tracks[0].clocks) || figure.tracks[0].clocks;
     const known = clocks.filter((clock) => clock !== null);
     const [low, high] = [Math.min(...known), Math.max(...known)];
-    const palette = clocks.map((clock) => (clock === null ? entry("#8a919c", "no clock") : entry(clockColour((clock - low) / (high - low || 1)), `${clock} MHz`)));
+    const palette = clocks.map((clock) => (clock === null ? entry(kindColour("send"), "no clock") : entry(clockColour((clock - low) / (high - low || 1)), `${clock} MHz`)));
     return { palette, of: (track) => (row) => track.clock[row] };
   }
 
@@ -205,7 +219,7 @@ export class Gantt {
     for (const track of this.tracks) for (let row = 0; row < track.rows; row += 1) used.add(track.colourOf[row]);
     let shown = [...used].sort((one, two) => one - two).map((at) => palette[at]);
     if (this.mode === "clock" && shown.length > 6) shown = [0, 1, 2, 3, 4, 5].map((part) => shown[Math.round((part * (shown.length - 1)) / 5)]);
-    const words = new Map(shown.filter((each) => each.words !== KIND_WORDS.recv).map((each) => [each.words, each.colour]));
+    const words = new Map(shown.filter((each) => each.words !== KIND_WORDS.recv).map((each) => [each.key || each.words, each.colour]));
     this.legend.replaceChildren(...[...words].slice(0, 14).map(([text, colour]) => {
       const sample = make("i", { class: "swatch" });
       sample.style.background = colour;
@@ -235,20 +249,22 @@ export class Gantt {
   }
 
   turnPages() {
-    const count = this.figure.devices.length;
-    if (count <= LANES_SHOWN || this.pager.childElementCount) return;
-    const label = make("span", {});
-    const turn = (by) => {
-      this.first = Math.min(Math.max(this.first + by, 0), count - LANES_SHOWN);
-      label.textContent = ` devices ${this.first + 1} to ${this.first + LANES_SHOWN} of ${count} `;
-      this.redraw();
-    };
+    if (this.figure.devices.length <= LANES_SHOWN || this.pager.childElementCount) return;
+    this.pages = make("span", {});
+    const turn = (by) => this.page.bus.emit(`lanes ${this.figure.axis}`, this.first + by);
     const back = make("button", { type: "button", "aria-label": "devices before" }, "▲");
     const on = make("button", { type: "button", "aria-label": "devices after" }, "▼");
     back.addEventListener("click", () => turn(-LANES_SHOWN));
     on.addEventListener("click", () => turn(LANES_SHOWN));
-    this.pager.append(back, label, on);
-    turn(0);
+    this.pager.append(back, this.pages, on);
+    this.turnTo(0);
+  }
+
+  turnTo(first) {
+    const count = this.figure.devices.length;
+    this.first = Math.min(Math.max(first, 0), Math.max(0, count - LANES_SHOWN));
+    if (this.pages) this.pages.textContent = ` devices ${this.first + 1} to ${Math.min(this.first + LANES_SHOWN, count)} of ${count.toLocaleString("en")} `;
+    this.redraw();
   }
 
   draw() {
@@ -307,12 +323,13 @@ export class Gantt {
     context.textAlign = "left";
     context.fillStyle = theme.ink;
     const mark = this.marks.get(about.type);
-    const room = place.left - 12 - (mark ? 14 : 0);
-    context.fillText(fitted(context, about.name, room), 6, top + BAR_HEIGHT / 2);
+    const room = place.left - 12 - BAND - 6 - (mark ? 14 : 0);
+    context.fillText(laneName(context, about, room), 6, top + BAR_HEIGHT / 2);
     if (mark) {
       context.fillStyle = theme.soft;
-      context.fillText(mark, place.left - 18, top + BAR_HEIGHT / 2);
+      context.fillText(mark, place.left - 20 - BAND, top + BAR_HEIGHT / 2);
     }
+    this.drawBands(context, device, top);
     let y = top;
     this.tracks.forEach((track, at) => {
       const high = at ? OTHER_HEIGHT : BAR_HEIGHT;
@@ -326,6 +343,16 @@ export class Gantt {
       const named = this.tracks.length > 1 && place.width > 400 ? `${idle} ${track.about.name}` : idle;
       context.fillText(named, place.left + place.width + 8, y + high / 2);
       y += high + WIRE;
+    });
+  }
+
+  // Beside a lane stand the colours of its stages, as in the cluster and the model above it.
+  drawBands(context, device, top) {
+    const stages = this.stages[device].slice(0, MOST_BANDS);
+    const high = (this.place.lane - WIRE) / Math.max(1, stages.length);
+    stages.forEach((stage, at) => {
+      context.fillStyle = stageColour(stage);
+      context.fillRect(this.place.left - BAND - 4, top + at * high, BAND, high);
     });
   }
 
@@ -442,7 +469,7 @@ export class Gantt {
     if (row < 0) {
       const wait = track.latestAt(track.lanes[found.device].waits, found.time);
       const lines = ["idle", where, `at ${exactSeconds(found.time)}`];
-      if (wait >= 0) lines.push(`waits for ${this.figure.devices[track.peer[wait]].name}`);
+      if (wait >= 0) lines.push(`waits for ${this.figure.peers[track.peer[wait]]}`);
       return lines;
     }
     const kind = KIND_WORDS[this.figure.kinds[track.kind[row]]];
@@ -451,7 +478,7 @@ export class Gantt {
     if (track.microbatch[row] >= 0) about.push(`microbatch ${track.microbatch[row]}`);
     const lines = [about.join(" · "), where];
     lines.push(`${exactSeconds(track.from[row])} to ${exactSeconds(track.to[row])} (${exactSeconds(track.to[row] - track.from[row])})`);
-    if (track.peer[row] >= 0) lines.push(`to ${this.figure.devices[track.peer[row]].name}`);
+    if (track.peer[row] >= 0) lines.push(`to ${this.figure.peers[track.peer[row]]}`);
     const size = track.about.sizes[track.size[row]];
     if (size > 0) lines.push(formatValue(size, "bytes"));
     const clocks = track.clocks || track.about.clocks;
@@ -496,7 +523,7 @@ export class Gantt {
     const row = now.row < 0 || across ? start : Math.min(Math.max(start + along, begin), end - 1);
     this.chosen = { device, at: now.at, row, time: track.from[row] };
     this.canvas.dataset.row = track.row[row];
-    if (device < this.first || device >= this.first + LANES_SHOWN) this.first = Math.min(Math.max(device - 4, 0), Math.max(0, last + 1 - LANES_SHOWN));
+    if (device < this.first || device >= this.first + LANES_SHOWN) this.page.bus.emit(`lanes ${this.figure.axis}`, device - 4);
     const { axis } = this;
     if (track.from[row] < axis.from || track.to[row] > axis.to) axis.pan(track.from[row] - axis.from - (axis.to - axis.from) / 3);
     axis.point(track.from[row]);

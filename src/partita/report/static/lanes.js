@@ -21,6 +21,13 @@ export class TrackRows {
     this.lanes = this.cutLanes(figure.devices.length);
   }
 
+  // Return the stages that a lane computes, by number.
+  stagesOf(lane) {
+    const found = new Set();
+    for (let row = lane.compute[0]; row < lane.compute[1]; row += 1) if (this.stage[row] >= 0) found.add(this.stage[row]);
+    return [...found].sort((one, two) => one - two);
+  }
+
   setTimes(start, length, tick) {
     this.from = new Float64Array(this.rows);
     this.to = new Float64Array(this.rows);

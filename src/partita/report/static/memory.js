@@ -1,21 +1,23 @@
 // Memory of each device over a step, on the axis of the timeline above it.
 
-import { exactSeconds, formatValue } from "./format.js";
+import { exactSeconds, formatBytes, formatOf, formatShare } from "./format.js";
 import { unpack } from "./store.js";
 import { make, oncePerFrame } from "./dom.js";
 import { themeOf } from "./colours.js";
 import { tableDetails } from "./table.js";
-import { cleared, fitted, margins, steer } from "./gantt.js";
+import { LANES_SHOWN, cleared, laneName, margins, steer } from "./gantt.js";
 
 const CURVE = 30;
 const SPACE = 6;
+const METER = 4;
 
 export class MemoryCurves {
   constructor(figure, page, axis) {
     this.figure = figure;
     this.page = page;
     this.axis = axis;
-    const shown = figure.devices.map((device, at) => `${device.name} ${formatValue(figure.peak_bytes[at], "bytes")}`).slice(0, 16);
+    this.first = 0;
+    const shown = figure.devices.map((device, at) => `${device.name} ${formatBytes(figure.peak_bytes[at])}`).slice(0, 16);
     this.canvas = make("canvas", { class: "lanes", tabindex: 0, role: "application", "aria-roledescription": "memory over time", "aria-label": `${figure.title}; peaks: ${shown.join(", ")}. Arrows move, plus and minus zoom.` });
     this.element = make("div", { class: "figure-body" }, this.canvas, tableDetails(figure));
     this.redraw = oncePerFrame(() => this.draw());
@@ -26,6 +28,10 @@ export class MemoryCurves {
       page.tip.hide();
     });
     axis.onChange(this.redraw);
+    page.bus.on(`lanes ${figure.axis}`, (first) => {
+      this.first = Math.min(Math.max(first, 0), Math.max(0, figure.devices.length - LANES_SHOWN));
+      this.redraw();
+    });
     page.onTheme(this.redraw);
     new ResizeObserver(this.redraw).observe(this.canvas);
   }
@@ -74,30 +80,40 @@ export class MemoryCurves {
     const width = this.width();
     const [left, room] = [this.left(), this.width() - this.left() - this.side()];
     const theme = themeOf(this.canvas);
-    const context = cleared(this.canvas, width, figure.devices.length * (CURVE + SPACE) + 2);
-    figure.devices.forEach((device, at) => {
-      const top = at * (CURVE + SPACE);
-      const limit = figure.limit_bytes[at];
-      const most = Math.max(limit || 0, figure.peak_bytes[at], limit ? 0 : Math.max(...figure.peak_bytes)) || 1;
+    const devices = figure.devices.slice(this.first, this.first + LANES_SHOWN);
+    const high = devices.length * (CURVE + SPACE);
+    const context = cleared(this.canvas, width, high + 2);
+    devices.forEach((device, place) => {
+      const at = this.first + place;
+      const top = place * (CURVE + SPACE);
+      const [peak, limit] = [figure.peak_bytes[at], figure.limit_bytes[at]];
+      const over = limit !== null && peak > limit;
+      const most = figure.scale_bytes || 1;
       context.fillStyle = theme.lane;
       context.fillRect(left, top, room, CURVE);
-      context.fillStyle = limit !== null && figure.peak_bytes[at] > limit ? theme.alarm : theme.accent;
+      context.fillStyle = over ? theme.alarm : theme.accent;
       this.drawCurve(context, at, { left, top, room, most, axis });
-      if (limit !== null && figure.peak_bytes[at] > limit) {
+      if (limit !== null && limit <= most) {
         context.fillStyle = theme.ink;
-        context.fillRect(left, top + CURVE * (1 - limit / most), room, 1);
+        context.fillRect(left, Math.round(top + CURVE * (1 - limit / most)), room, 1);
       }
       context.textAlign = "left";
       context.fillStyle = theme.ink;
-      context.fillText(fitted(context, device.name, left - 12), 6, top + CURVE / 2);
-      context.fillStyle = limit !== null && figure.peak_bytes[at] > limit ? theme.alarm : theme.soft;
-      const peak = formatValue(figure.peak_bytes[at], "bytes");
-      context.fillText(limit === null || width < 560 ? peak : `${peak} of ${formatValue(limit, "bytes")}`, left + room + 8, top + CURVE / 2);
+      context.fillText(laneName(context, device, left - 12), 6, top + CURVE / 2);
+      context.fillStyle = over ? theme.alarm : theme.soft;
+      const words = limit === null || width < 560 ? formatBytes(peak) : formatOf(peak, limit);
+      const side = this.side() - 14;
+      context.fillText(words, left + room + 8, top + (limit === null ? CURVE / 2 : CURVE / 2 - 5));
+      if (limit === null) return;
+      context.fillStyle = theme.idle;
+      context.fillRect(left + room + 8, top + CURVE - 9, side, METER);
+      context.fillStyle = over ? theme.alarm : theme.accent;
+      context.fillRect(left + room + 8, top + CURVE - 9, Math.min(1, peak / limit) * side, METER);
     });
     if (axis.cursor === null || axis.cursor < axis.from || axis.cursor > axis.to) return;
     context.fillStyle = theme.ink;
     context.globalAlpha = 0.5;
-    context.fillRect(left + ((axis.cursor - axis.from) / (axis.to - axis.from)) * room, 0, 1, figure.devices.length * (CURVE + SPACE));
+    context.fillRect(left + ((axis.cursor - axis.from) / (axis.to - axis.from)) * room, 0, 1, high);
     context.globalAlpha = 1;
   }
 
@@ -125,12 +141,13 @@ export class MemoryCurves {
     if (!this.ranges) return;
     const box = this.canvas.getBoundingClientRect();
     const time = this.hand.timeAt(event);
-    const device = Math.floor((event.clientY - box.top) / (CURVE + SPACE));
-    if (device < 0 || device >= this.figure.devices.length) return;
+    const device = this.first + Math.floor((event.clientY - box.top) / (CURVE + SPACE));
+    if (device < this.first || device >= Math.min(this.first + LANES_SHOWN, this.figure.devices.length)) return;
     const point = this.pointAt(device, time);
     const limit = this.figure.limit_bytes[device];
-    const lines = [this.figure.devices[device].name, `${formatValue(point < 0 ? 0 : this.bytes[point], "bytes")} at ${exactSeconds(time)}`];
-    lines.push(`peak ${formatValue(this.figure.peak_bytes[device], "bytes")}${limit === null ? "" : ` of ${formatValue(limit, "bytes")}`}`);
+    const lines = [this.figure.devices[device].name, `${formatBytes(point < 0 ? 0 : this.bytes[point])} at ${exactSeconds(time)}`];
+    const peak = this.figure.peak_bytes[device];
+    lines.push(limit === null ? `peak ${formatBytes(peak)}` : `peak ${formatOf(peak, limit)}, ${formatShare(peak / limit)}`);
     this.axis.point(time);
     this.page.tip.show(lines, event.clientX, event.clientY);
   }

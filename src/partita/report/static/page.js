@@ -1,10 +1,11 @@
 // A page of figures: the words at its top, its sections, and what figures of one page share.
 
+import { withUnits } from "./format.js";
 import { Bus, make } from "./dom.js";
 import { Axis } from "./axis.js";
 import { Tip } from "./tip.js";
 import { tableDetails, tableElement } from "./table.js";
-import { Chart } from "./chart.js";
+import { Chart, legendOf } from "./chart.js";
 import { barsElement } from "./bars.js";
 import { clusterElement } from "./cluster.js";
 import { GraphStrip } from "./graph.js";
@@ -22,8 +23,13 @@ export class PageState {
     this.axes = new Map();
     this.bus = new Bus();
     this.themed = [];
+    this.drawn = [];
+    this.legends = new Set();
+    this.steered = new Set();
     const dark = window.matchMedia("(prefers-color-scheme: dark)");
     dark.addEventListener("change", () => this.themeChanged());
+    window.addEventListener("beforeprint", () => this.onPaper(true));
+    window.addEventListener("afterprint", () => this.onPaper(false));
   }
 
   axis(name, length) {
@@ -38,6 +44,17 @@ export class PageState {
 
   themeChanged() {
     for (const listener of this.themed) listener();
+  }
+
+  // Paper is light; what is on canvas is drawn anew before the printer takes it.
+  onPaper(begins) {
+    const { dataset } = document.documentElement;
+    if (begins) this.theme = dataset.theme || "";
+    const theme = begins ? "light" : this.theme;
+    if (theme) dataset.theme = theme;
+    else delete dataset.theme;
+    this.themeChanged();
+    for (const figure of this.drawn) figure.draw();
   }
 }
 
@@ -59,29 +76,41 @@ const KINDS = {
 };
 
 // Return an element for a figure, and a promise that it is drawn.
-export function figureElement(figure, page) {
+export function figureElement(figure, page, level = "h3") {
   const draw = KINDS[figure.kind];
   if (!draw) return { element: make("p", {}, `figure ${figure.kind} is not known`), done: Promise.resolve() };
   const drawn = draw(figure, page);
-  const head = figure.title ? make("h3", {}, figure.title) : null;
-  const note = figure.note ? make("p", { class: "note" }, figure.note) : null;
+  if (drawn.draw) page.drawn.push(drawn);
+  const head = figure.title ? make(level, { class: "title" }, withUnits(figure.title)) : null;
+  const note = figure.note ? make("p", { class: "note" }, withUnits(figure.note)) : null;
   const element = make("section", { class: `figure ${figure.kind}` }, head, note, drawn.element);
   return { element, done: drawn.load ? drawn.load() : Promise.resolve(), drawn };
 }
 
+// Return one legend for charts of the same lines; null = each has its own.
+function sharedLegend(figures, page) {
+  const charts = figures.filter((figure) => figure.kind === "chart" && figure.group);
+  if (charts.length < 2) return null;
+  page.legends.add(charts[0].group);
+  return legendOf(charts[0], page);
+}
+
 function sectionElement(section, page, waits) {
+  const legend = sharedLegend(section.figures, page);
   const parts = section.figures.map((figure) => {
-    const { element, done } = figureElement(figure, page);
+    const { element, done } = figureElement(figure, page, section.title ? "h3" : "h2");
     waits.push(done);
     return element;
   });
-  const words = section.words.map((line) => make("p", {}, line));
+  const lines = section.words.map((line) => withUnits(line));
+  const words = lines.length > 1 ? [make("ul", { class: "words" }, ...lines.map((line) => make("li", {}, line)))] : lines.map((line) => make("p", {}, line));
   return make(
     "section",
     { class: "section" },
     section.title ? make("h2", {}, section.title) : null,
     ...words,
-    make("div", { class: section.wide ? "figures" : "figures side-by-side" }, ...parts),
+    legend,
+    make("div", { class: section.wide ? "figures" : `figures side-by-side${legend ? " charts" : ""}` }, ...parts),
   );
 }
 
@@ -102,19 +131,27 @@ function commandElement(command) {
 export async function showPage(root, values, page) {
   if (values.version !== PAGE_VERSION) throw new Error(`this page is of version ${values.version}; expected ${PAGE_VERSION}`);
   const waits = [];
-  const facts = values.facts.map(([value, label]) => make("div", { class: "fact" }, make("dd", {}, value), make("dt", {}, label)));
-  const head = make(
+  const facts = values.facts.map(([value, label]) => make("div", { class: "fact" }, make("dt", {}, label), make("dd", {}, withUnits(value))));
+  const head = !values.title ? null : make(
     "header",
     { class: "head" },
     make("h1", {}, values.title),
     values.subtitle ? make("p", { class: "subtitle" }, values.subtitle) : null,
-    values.summary ? make("p", { class: "summary" }, values.summary) : null,
+    values.summary ? make("p", { class: "summary" }, withUnits(values.summary)) : null,
     facts.length ? make("dl", { class: "facts" }, ...facts) : null,
     values.command ? commandElement(values.command) : null,
   );
-  const sections = values.sections.map((section) => sectionElement(section, page, waits));
+  const sections = [];
+  for (const section of values.sections) {
+    const element = sectionElement(section, page, waits);
+    // Sections of a few words stand side by side.
+    const last = sections[sections.length - 1];
+    if (section.figures.length) sections.push(element);
+    else if (last && last.classList.contains("spoken")) last.append(element);
+    else sections.push(make("div", { class: "side-by-side spoken" }, element));
+  }
   const notes = values.notes.length ? make("section", { class: "section notes" }, make("h2", {}, "Assumed and left out"), make("ul", {}, ...values.notes.map((note) => make("li", {}, note)))) : null;
-  root.replaceChildren(head, ...sections, ...(notes ? [notes] : []));
+  root.replaceChildren(...[head, ...sections, notes].filter((part) => part));
   await Promise.all(waits);
 }
 

@@ -7,7 +7,7 @@ export async function startReport() {
   const values = JSON.parse(document.getElementById("data").textContent);
   const page = new PageState(document.body);
   const root = document.getElementById("page");
-  document.body.prepend(make("div", { class: "corner" }, themeButton(page)));
+  if (values.title) document.body.prepend(make("div", { class: "corner" }, themeButton(page)));
   await showPage(root, values, page);
   await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
   performance.mark("ready");

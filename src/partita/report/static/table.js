@@ -50,17 +50,23 @@ function fileName(title) {
   return `${title.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 60) || "figure"}.csv`;
 }
 
+// Return the points of a chart as rows of its table.
+function pointRows(figure) {
+  return figure.curves.flatMap((curve) => curve.x.map((x, at) => [curve.name, x, curve.y[at]]));
+}
+
 // Return what stands below a figure: its table, folded, and the button for its CSV.
 export function tableDetails(figure, rowsOf) {
+  const table = () => (figure.curves && !figure.table.rows.length ? { ...figure.table, rows: pointRows(figure) } : figure.table);
   const save = make("button", { type: "button", class: "quiet" }, "CSV");
   save.setAttribute("aria-label", `${figure.title}: save as CSV`);
   save.addEventListener("click", () => {
-    const full = rowsOf ? rowsOf() : figure.table;
+    const full = rowsOf ? rowsOf() : table();
     download(fileName(figure.title), csvOf(full.columns, full.rows), "text/csv");
   });
   const details = make("details", { class: "as-table" }, make("summary", {}, "as a table"));
   details.addEventListener("toggle", () => {
-    if (details.open && details.childElementCount === 1) details.append(tableElement(figure.table, { text: figure.title, hidden: true }));
+    if (details.open && details.childElementCount === 1) details.append(tableElement(table(), { text: figure.title, hidden: true }));
   });
   return make("div", { class: "below" }, details, save);
 }
