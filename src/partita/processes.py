@@ -140,6 +140,18 @@ def clock_identity() -> str:
         return ""
 
 
+def loopback_identity() -> str:
+    """Return what tells this process's 127.0.0.1 from others; empty if it is not known.
+
+    Containers of one machine have one clock, and each a network of its own.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"
+    except OSError:
+        return ""
+
+
 def lock_beside(path: Path, holder: str) -> TextIO:
     """Return the open lock beside a file that one process at a time may have; closing frees it.
 

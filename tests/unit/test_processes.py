@@ -17,6 +17,7 @@ from partita.processes import (
     how_it_ended,
     interface_towards,
     last_lines,
+    loopback_identity,
     machine_cores,
 )
 from partita.ranks.environment import RankEnvironment
@@ -76,6 +77,24 @@ def test_processes_of_one_machine_have_one_clock() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert other.stdout.strip() == clock_identity() != ""
+
+
+@LINUX
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+def test_processes_of_one_machine_may_have_networks_of_their_own() -> None:
+    code = "from partita.processes import loopback_identity; print(loopback_identity())"
+    found = [
+        subprocess.run(
+            [*apart, sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout.strip()
+        for apart in ((), ("unshare", "--net"))
+    ]
+    assert found[0] == loopback_identity() != ""
+    assert found[1] not in ("", found[0])
 
 
 def test_tying_a_process_to_its_parent_imports_no_torch() -> None:

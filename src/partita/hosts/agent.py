@@ -37,7 +37,7 @@ from partita.hosts.messages import (
     read_message,
     write_message,
 )
-from partita.processes import clock_identity, ended_by_signals
+from partita.processes import ended_by_signals, loopback_identity
 from partita.ranks.failures import write_error
 
 BEAT_S = 1.0
@@ -147,8 +147,8 @@ def main() -> int:
     os.dup2(2, 1)  # what others print must not be among the messages
     with socket.create_server(("", 0)) as listener:
         port = listener.getsockname()[1]
-    machine, hostname = clock_identity(), socket.gethostname()
-    voice.send(Hello(pid=os.getpid(), hostname=hostname, machine=machine, port=port))
+    loopback, hostname = loopback_identity(), socket.gethostname()
+    voice.send(Hello(pid=os.getpid(), hostname=hostname, loopback=loopback, port=port))
     try:
         with ended_by_signals():
             start = _await_start(ear := _Ear(sys.stdin.buffer), voice)

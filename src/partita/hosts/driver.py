@@ -247,9 +247,9 @@ class _Driver:
 
     def _start_message(self) -> Start:
         hellos = [agent.hello for agent in self._agents]
-        machines = {hello.machine for hello in hellos if hello is not None}
+        loopbacks = {hello.loopback for hello in hellos if hello is not None}
         address = self._place.addresses[0]
-        if len(machines) == 1 and "" not in machines:
+        if len(loopbacks) == 1 and "" not in loopbacks:
             address = "127.0.0.1"  # all agents are on one machine, whatever its names are
         assert hellos[0] is not None
         names = ("plan.json", "job.json")

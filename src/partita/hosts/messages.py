@@ -25,13 +25,13 @@ class Hello:
     Attributes:
         pid: Its process.
         hostname: The name that its host has for itself.
-        machine: Tells its machine from others; empty = not known.
+        loopback: Tells its 127.0.0.1 from those of others; empty = not known.
         port: A port of its host that is free.
     """
 
     pid: int
     hostname: str
-    machine: str
+    loopback: str
     port: int
 
 

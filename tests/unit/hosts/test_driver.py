@@ -35,7 +35,7 @@ from partita.runtime.launch import Ended
 from partita.runtime.restarts import Survival
 from partita.testing.builders import chain, host_cluster, pipeline
 
-HELLO = Hello(pid=1, hostname="here", machine="one", port=1234)
+HELLO = Hello(pid=1, hostname="here", loopback="one", port=1234)
 DONE = Done(ended=json.dumps(encode_part(Ended())))
 
 Play = Callable[["Agent"], None]
@@ -170,7 +170,7 @@ def test_what_agents_send_is_in_the_directory_and_told(directory: Path) -> None:
 
 def test_hosts_on_several_machines_meet_at_the_address_of_the_first(directory: Path) -> None:
     def other(agent: Agent) -> None:
-        agent.say(Hello(pid=2, hostname="there", machine="two", port=99))
+        agent.say(Hello(pid=2, hostname="there", loopback="two", port=99))
         start = agent.await_told(Start)
         assert isinstance(start, Start)
         assert (start.index, start.address, start.port) == (1, "10.0.0.10", 1234)
