@@ -10,7 +10,9 @@ from partita.core.plan import Shard, Stage, equal_microbatches
 from partita.core.problem import Schedule
 from partita.cost.condensed import Candidate, CondensedModel
 from partita.cost.judge import judge
+from partita.cost.memory import memory_limits, peak_memory
 from partita.kernels import Threshold
+from partita.program.lower import lower
 from partita.testing.builders import flat_cluster, host_cluster, paired_cluster, random_pipeline
 
 SCHEDULES = [schedule for schedule in Schedule if schedule.row.flushes]
@@ -90,6 +92,9 @@ def test_a_condensed_plan_has_the_value_of_its_program(schedule, shard, make_clu
         model = CondensedModel(problem, np.arange(len(problem.graph)), len(problem.graph))
         found = model.measure(candidate_of(problem, plan))
         wanted = judge(problem, plan, bottleneck=False)
+        excess = peak_memory(problem, plan, lower(problem, plan)) - memory_limits(problem, plan)
+        place = [problem.cluster.index_of[name] for name in plan.devices]
+        assert model.excess == pytest.approx(dict(zip(place, excess, strict=True)), rel=1e-9)
         assert found.over_bytes == pytest.approx(wanted.over_bytes, rel=1e-9, abs=1e-6)
         if wanted.feasible:
             assert found.value == pytest.approx(wanted.value.value, rel=1e-9)

@@ -130,6 +130,8 @@ class CondensedModel:
         num_units: Number of units.
         measured: Plans that were measured.
         skeletons: Skeletons that were made for them.
+        excess: Bytes that each device of the plan measured last needs beyond its limit; negative =
+            that many are free. Empty where the plan could not run.
     """
 
     problem: Problem
@@ -137,6 +139,7 @@ class CondensedModel:
     num_units: int
     measured: int = 0
     skeletons: int = 0
+    excess: dict[int, float] = field(default_factory=dict)
     _tables: "_Tables" = field(init=False)
     _figures: dict[int, UnitFigures] = field(default_factory=dict)
     _held: dict[tuple[int, int, int], tuple[Array, Array]] = field(default_factory=dict)
@@ -183,6 +186,7 @@ class CondensedModel:
             cutoff: Plans whose busiest device computes so long are not played.
         """
         self.measured += 1
+        self.excess = {}
         rounds = {stage.round for stage in plan.stages}
         if not self._is_allowed(plan) or any(plan.microbatches % length for length in rounds):
             return CANNOT_RUN
@@ -286,6 +290,7 @@ class CondensedModel:
         figures = self._plan_figures(plan, skeleton, sums, used, extra, tied, cutoff)
         inputs = [skeleton.rows, skeleton.terms, sums, runs, self._links, figures]
         value = run(measure, len(skeleton.rows.kind), inputs, [skeleton.scratch], EFFORT)
+        self.excess = dict(zip(used, skeleton.scratch.excess.tolist(), strict=True))
         if value == -1.0:
             return Measured(math.inf, float(skeleton.scratch.result[0]))
         if value < 0:
@@ -823,6 +828,7 @@ def _scratch(rows: Rows, stages: int, tables: _Tables) -> Scratch:
         result=np.zeros(2),
         times=np.zeros((int(Kind.UPDATE) + 1) * stages * len(tables.first)),
         used=np.zeros(devices),
+        excess=np.zeros(devices),
         busy=np.zeros(devices),
         out_port=whole(count),
         in_port=whole(count),

@@ -366,6 +366,7 @@ class Scratch(NamedTuple):
         result: Excess of memory, and 1 where the value is one of the simulation.
         times: Seconds of the kinds of compute by (kind, class, stage).
         used: Memory of each device.
+        excess: What each device needs beyond its limit at its peak; negative = that much is free.
         busy: Compute of each device.
         out_port: By row.
         in_port: By row.
@@ -376,6 +377,7 @@ class Scratch(NamedTuple):
     result: Column
     times: Column
     used: Column
+    excess: Column
     busy: Column
     out_port: Column
     in_port: Column
@@ -441,10 +443,10 @@ def _excess(
         used[d] += sums.held[stage]
         # ``busy`` holds the largest scratch memory for now.
         busy[d] = max(busy[d], sums.scratch[stage] / figures.tp[stage])
-    over = 0.0
+    excess = scratch.excess
     for d in range(len(used)):
         used[d] += busy[d]
-        over = max(over, used[d] - figures.limit[d])
+        excess[d] = used[d] - figures.limit[d]
     for k in range(len(terms.device)):
         index = terms.index[k]
         part = terms.part[k]
@@ -458,7 +460,10 @@ def _excess(
         else:
             value = sums.brought[index] / figures.tp[index]
         used[d] += terms.sign[k] * value
-        over = max(over, used[d] - figures.limit[d])
+        excess[d] = max(excess[d], used[d] - figures.limit[d])
+    over = 0.0
+    for d in range(len(used)):
+        over = max(over, excess[d])
     return over
 
 

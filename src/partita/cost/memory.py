@@ -428,21 +428,21 @@ def _gather_terms(program: Program, matching: Matching) -> list[MemoryTerms]:
 
 def _last_before_next(program: Program, rows: Array, consumer: Array) -> Array:
     """Return the last compute of the stage before its next gather."""
-    last = consumer.copy()
-    gathers = set(rows.tolist())
-    compute = program.is_compute
-    for index, row in enumerate(rows.tolist()):
-        device, stage = int(program.device[row]), int(program.stage[row])
-        for after in range(int(consumer[index]) + 1, int(program.ptr[device + 1])):
-            if program.stage[after] == stage and after in gathers:
-                break
-            if (
-                compute[after]
-                and program.stage[after] == stage
-                and program.kind[after] != Kind.UPDATE
-            ):
-                last[index] = after
-    return last
+    size = len(program)
+    home = program.device.astype(np.int64) * (int(program.stage.max(initial=0)) + 1)
+    home = (home + program.stage) * (size + 1)
+    order = np.argsort(home[rows] + rows)
+    after = home[rows] + consumer
+    # What follows the compute that waits, up to the next gather of its stage on its device.
+    gathers = np.append((home[rows] + rows)[order], np.iinfo(np.int64).max)
+    place = np.searchsorted(gathers, after, side="right")
+    until = np.minimum(gathers[np.minimum(place, len(rows))], home[rows] + size)
+    own = np.flatnonzero(program.is_compute & (program.kind != Kind.UPDATE))
+    computes = np.sort(home[own] + own)
+    last = np.searchsorted(computes, until) - 1
+    found = computes[np.maximum(last, 0)]
+    result: Array = np.where((last >= 0) & (found > after), found - home[rows], consumer)
+    return result
 
 
 def _running(

@@ -13,14 +13,17 @@ from partita.core.precision import PRECISIONS
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.core.program import Kind
 from partita.cost.memory import (
+    GATHERED,
     memory_breakdown,
     memory_events,
+    memory_terms,
     peak_memory,
     saved_by_stage,
     static_memory,
 )
 from partita.cost.predict import simulate
 from partita.program.lower import lower
+from partita.program.matching import match
 from partita.testing.builders import (
     Figures,
     Traits,
@@ -318,6 +321,30 @@ def test_all_that_comes_goes_again(schedule):
         assert (timeline.memory_bytes >= base[timeline.memory_device] - 1e-6).all()
         order = np.lexsort((timeline.memory_s, timeline.memory_device))
         assert np.array_equal(order, np.arange(len(order)))
+
+
+def test_copies_of_stages_that_take_turns_live_until_the_next_gather_of_their_own():
+    problem, plan = random_pipeline(
+        random.Random(4), schedule=Schedule.ONE_F_ONE_B, shard=Shard.PARAMETERS
+    )
+    program = lower(problem, plan)
+    gathers = (program.kind == Kind.ALL_GATHER) & (program.stage >= 0)
+    rows = np.flatnonzero(gathers)
+    consumer = match(program).consumer[rows]
+    rows, consumer = rows[consumer >= 0], consumer[consumer >= 0]
+    assert len(rows) > 2
+    wanted = []
+    for row, last in zip(rows.tolist(), consumer.tolist(), strict=True):
+        alike = (program.device == program.device[row]) & (program.stage == program.stage[row])
+        own = np.flatnonzero(alike & (np.arange(len(program)) > last))
+        until = own[np.isin(own, rows)].min(initial=len(program))
+        runs = program.is_compute[own] & (program.kind[own] != Kind.UPDATE) & (own < until)
+        wanted.append(own[runs].max(initial=last))
+    terms = memory_terms(problem, plan, program)
+    ends = (terms.part == GATHERED) & terms.at_end
+    assert dict(zip(terms.cell[ends], terms.row[ends], strict=True)) == dict(
+        zip(rows, wanted, strict=True)
+    )
 
 
 def test_an_all_gather_after_the_step_needs_no_copy():

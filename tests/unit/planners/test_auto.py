@@ -25,8 +25,10 @@ from partita.planners.auto.evaluator import Evaluator
 from partita.planners.auto.frame import Batch, frame_of
 from partita.planners.auto.moves import NEIGHBOURHOODS, Position
 from partita.planners.auto.planner import FEWEST_STEPS, USUAL_STEPS, plan_auto, usual_steps
-from partita.planners.auto.sketch import fair_shares, sketch_of
+from partita.planners.auto.recompute import beyond_estimate, fitted
+from partita.planners.auto.sketch import Sketch, fair_shares, replicated, sketch_of
 from partita.planners.auto.starts import (
+    Recuts,
     chain_starts,
     data_parallel_starts,
     device_lines,
@@ -378,6 +380,69 @@ def test_the_estimate_of_a_balanced_pipeline_is_near():
     sketch = sketch_of(frame, solution.plan)
     assert sketch is not None
     assert Estimator(frame).estimate(sketch).guess == pytest.approx(solution.value)
+
+
+def two_stages(memory_bytes, *, bulky=4):
+    """Return a frame and a pipeline of four ops on two devices; even ops are cheap to run again."""
+    figures = Figures(
+        forward_s=[0.1, 1.0] * 2, saved_bytes=[40.0, 60.0] * 2, tensor_bytes=1.0, batch_size=1
+    )
+    objective = Objective(microbatches=bulky, microbatch_size=1)
+    cluster = flat_cluster(2, memory_bytes=memory_bytes)
+    problem = Problem(graph=chain(4, figures), cluster=cluster, objective=objective)
+    frame = frame_of(problem)
+    start = Sketch(
+        stage_of=np.array([0, 0, 1, 1]),
+        stages=(replicated([0]), replicated([1])),
+        recompute=np.zeros(4, dtype=bool),
+        schedule=Schedule.ONE_F_ONE_B,
+        batch=Batch(count=bulky, size=1),
+    )
+    return frame, start
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "again"), [(210.0, [False, False]), (170.0, [True, False])]
+)
+def test_stages_recompute_what_takes_least_time_for_its_memory_and_no_more(memory_bytes, again):
+    """The first stage has two microbatches in flight, so 200 bytes and a buffer, or 164."""
+    frame, start = two_stages(memory_bytes)
+    estimator = Estimator(frame)
+    found = fitted(estimator, start)
+    assert found.recompute.tolist() == [*again, False, False]
+    assert estimator.estimate(found).over_bytes <= 0
+
+
+def test_a_fit_follows_what_was_measured():
+    """Where a device needs more than the estimate says, its stage recomputes more, and no other."""
+    frame, start = two_stages(210.0)
+    estimator = Estimator(frame)
+    limit = 210.0
+    measured = {0: -3.0, 1: 101.0 - limit}
+    beyond = beyond_estimate(estimator, start, measured)
+    assert beyond == pytest.approx([limit - 3.0 - 201.0, 0.0])
+    found = fitted(estimator, start, reserve_bytes=[beyond[0] + 5.0, beyond[1]])
+    assert found.recompute.tolist() == [True, False, False, False]
+
+
+def test_a_search_keeps_what_is_dear_to_run_again():
+    frame, _ = two_stages(170.0)
+    plan = plan_auto(frame.problem, iterations=10).plan
+    check_memory(frame.problem, plan)
+    assert not plan.recompute[[1, 3]].any()
+
+
+def test_cutting_anew_is_repeatable_and_keeps_the_devices():
+    problem = random_problem(7, microbatches=4)
+    frame = frame_of(problem)
+    estimator = Estimator(frame)
+    start = likely_starts(frame, estimator, Effort(iterations=1))[0]
+    twice = [Recuts(frame, estimator).near(start, random.Random(5)) for _ in range(2)]
+    assert [one.key for one in twice[0]] == [one.key for one in twice[1]]
+    assert twice[0]
+    for one in twice[0]:
+        assert set(one.used) <= set(frame.devices)
+        one.plan(problem, frame.units).check_fits(problem)
 
 
 def test_the_chain_program_finds_the_balanced_split():

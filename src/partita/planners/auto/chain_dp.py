@@ -10,8 +10,9 @@ other microbatches add there: compute on the slowest share, the link, the reduct
 step takes about ``sum p + max q``, so the program runs for several limits Q, from the least that
 any split has to none (Alpa, Zheng et al. 2022, section 5.2, does so on equal devices). A device
 may stay unused. A stage that does not fit shards its optimizer state over its replicas, which costs
-next to nothing; if that does not do, it recomputes its activations, then both, then it shards all
-its state and gathers weights as it needs them; else it is out. What is in flight on a stage follows
+next to nothing; if that does not do, it recomputes the activations that take least time for their
+bytes, then both, then more of them (``recompute``), at last it shards all its state and gathers
+weights as it needs them; else it is out. What is in flight on a stage follows
 from the devices behind it, as in 1F1B.
 
 Differences from PipeDream's program: fill and drain count, a device line may mix types (shares
@@ -33,6 +34,7 @@ from partita.core.problem import Metric, Schedule
 from partita.kernels import Column, Number, Threshold, kernel, run
 from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.frame import Batch, Frame
+from partita.planners.auto.recompute import LEVEL_SHARES, level_sums, levels
 from partita.planners.auto.sketch import Sketch, cut_order, fair_shares, replicated
 from partita.planners.auto.units import crossing_sums, cut_points, sums_before
 
@@ -41,9 +43,9 @@ ALIGNED_FROM = 8
 SHORT_LINE = 32
 LIMITS = 6
 """Bottlenecks Q that are tried between the least and none."""
-SHARDS = (Shard.NONE, Shard.OPTIMIZER, Shard.PARAMETERS)
+SHARDS = (Shard.NONE, Shard.OPTIMIZER, Shard.GRADIENTS, Shard.PARAMETERS)
 """What stages shard."""
-_ALL = 2
+_GRADIENTS, _ALL = 2, 3
 _CELLS = Threshold(size=1_000_000, total=2_000_000, loaded=True)
 """When tables and splits are compiled, in cells that are looked at; a cell of a table takes about
 as long to make as eight to look at."""
@@ -60,6 +62,9 @@ class Line(NamedTuple):
         backward: Likewise.
         static: Bytes of weights, gradients and optimizer state before each point.
         saved: Bytes kept of a microbatch before each point.
+        freed: Of them, by level of recomputation, what is not kept.
+        rerun: Seconds to compute that again, by level and class.
+        level_of: The level at which each unit recomputes.
         reduced: Bytes that replicas reduce before each point.
         barred: Units before each point that a class may not run.
         cut: Bytes that cross each point.
@@ -72,6 +77,9 @@ class Line(NamedTuple):
     backward: Array
     static: Array
     saved: Array
+    freed: Array
+    rerun: Array
+    level_of: Array
     reduced: Array
     barred: Array
     cut: Array
@@ -88,6 +96,7 @@ def line_of(frame: Frame, estimator: Estimator, order: Array, batch: Batch) -> L
     def at(values: Array) -> Array:
         return sums_before(values[..., order])[..., points]
 
+    freed, rerun = level_sums(estimator, batch.size, order)
     return Line(
         order=order,
         points=points,
@@ -95,6 +104,9 @@ def line_of(frame: Frame, estimator: Estimator, order: Array, batch: Batch) -> L
         backward=at(backward),
         static=at(frame.static_bytes),
         saved=at(frame.saved_bytes(batch.size)),
+        freed=sums_before(freed)[..., points],
+        rerun=sums_before(rerun)[..., points],
+        level_of=levels(estimator, batch.size),
         reduced=at(frame.reduced_bytes),
         barred=at((~frame.allowed).astype(np.float64)),
         cut=cut[points],
@@ -238,7 +250,9 @@ class ChainProgram:
             barred=line.barred[kinds].ravel(),
             load=np.array([most[c] * turns for c in kinds]),
             level=np.array([level for level, _ in ways]),
-            recomputes=np.array([again for _, again in ways]),
+            again=np.array([again for _, again in ways]),
+            freed=line.freed.ravel(),
+            rerun=line.rerun[:, kinds].ravel(),
             held=np.concatenate([self._held(SHARDS[level], r) for level, _ in ways]),
             saved=line.saved,
             cut=line.cut,
@@ -248,7 +262,6 @@ class ChainProgram:
             room=float(frame.limit_bytes[kinds].min()),
             flying=self._flying(d, r),
             passes=2.0 if frame.trains else 1.0,
-            most_turns=max(shares) * turns,
             # Replicas with ports of their own send side by side.
             sends=count / ports - 1,
             fixed=fixed if r > 1 else 0.0,
@@ -262,24 +275,34 @@ class ChainProgram:
         run(fill_table, size, (place,), (made.p, made.q, made.way), _CELLS)
         return made
 
-    def _ways(self, r: int, *, even: bool) -> list[tuple[int, bool]]:
-        """Return what a stage may do to fit, the cheapest first: level of sharding, recomputation.
+    def _ways(self, r: int, *, even: bool) -> list[tuple[int, int]]:
+        """Return what a stage may do to fit, the cheapest first: levels of sharding, recomputation.
 
         Args:
             r: Replicas.
             even: Whether replicas have equal shares, without which only optimizers are sharded.
         """
         if not self.frame.trains:
-            return [(0, False)]
+            return [(0, 0)]
         shards = self.shards and r > 1
-        ways = [(0, False), (1, False), (0, True), (1, True)] if shards else [(0, False), (0, True)]
-        return [*ways, (_ALL, True)] if shards and even else ways
+        most = len(LEVEL_SHARES)
+        # Gradients are reduced in every round, so they are divided only where little else does.
+        ways = [
+            (shard, again)
+            for again in range(most + 1)
+            for shard in (0, 1, _GRADIENTS)
+            if shard == 0 or (shards and (shard == 1 or (even and again)))
+        ]
+        return [*ways, (_ALL, 1), (_ALL, most)] if shards and even else ways
 
     def _held(self, shard: Shard, replicas: int) -> Array:
         """Return the bytes of weights and state before each point, as replicas shard them."""
         if shard is Shard.NONE:
             return self.line.static
         held = self.frame.held_bytes(shard, replicas)
+        if shard is Shard.PARAMETERS:
+            # A stage has its weights whole while it computes.
+            held = held + self.frame.weight_bytes
         return sums_before(held[self.line.order])[self.line.points]
 
     def _solve(
@@ -346,7 +369,7 @@ class ChainProgram:
             ways = self._ways(r, even=len(set(table.shares)) == 1)
             level, again = ways[int(table.way[i * len(line.points) + j])]
             stages.append(replicated(self.devices[d : d + r], table.shares, SHARDS[level]))
-            recompute[stage_of == number] = again
+            recompute |= (stage_of == number) & (line.level_of <= again)
         return Sketch(
             stage_of=stage_of,
             stages=tuple(stages),
@@ -381,7 +404,9 @@ class _Place(NamedTuple):
         barred: Units before each point that a class may not run.
         load: Microbatches of the most loaded replica of each class.
         level: Of each way to fit, what is sharded.
-        recomputes: Whether it recomputes.
+        again: Its level of recomputation.
+        freed: Bytes before each point that are not kept, by level of recomputation.
+        rerun: Seconds to compute that again, by level and class of the devices here.
         held: Bytes of weights and state before each point.
         saved: Bytes kept of a microbatch before each point.
         cut: Bytes that cross each point.
@@ -390,7 +415,6 @@ class _Place(NamedTuple):
         room: Bytes that a device may use.
         flying: Microbatches in flight.
         passes: Times that a microbatch crosses a link.
-        most_turns: Microbatches of the most loaded replica.
         sends: Messages over the link behind, beyond the first.
         fixed: Seconds of a reduction.
         per_byte: Likewise, for each byte.
@@ -402,7 +426,9 @@ class _Place(NamedTuple):
     barred: Column
     load: Column
     level: Column
-    recomputes: Column
+    again: Column
+    freed: Column
+    rerun: Column
     held: Column
     saved: Column
     cut: Column
@@ -411,7 +437,6 @@ class _Place(NamedTuple):
     room: Number
     flying: Number
     passes: Number
-    most_turns: Number
     sends: Number
     fixed: Number
     per_byte: Number
@@ -424,15 +449,18 @@ def fill_table(place: _Place, p: Column, q: Column, way: Column) -> None:
     points, kinds, ways = len(place.saved), len(place.load), len(place.level)
     for i in range(points):
         for j in range(i + 1, points):
-            # Two buffers for what comes in, as in the estimates. Recomputing keeps the inputs of
-            # all in flight, and everything of the one at work.
+            # A buffer for what comes in and one for the gradients of what goes out, as in the
+            # estimates. Recomputing keeps the inputs of all in flight, and what it brings back of
+            # the one at work.
             saved = place.saved[j] - place.saved[i]
-            plain = place.flying * saved + 2 * place.cut[i]
-            again = saved + (place.flying + 2) * place.cut[i]
             chosen = 0
             while chosen < ways:
-                held = place.held[chosen * points + j] - place.held[chosen * points + i]
-                if held + (again if place.recomputes[chosen] else plain) <= place.room:
+                level = place.again[chosen] * points
+                freed = place.freed[level + j] - place.freed[level + i]
+                inputs = place.cut[i] if freed > 0 else 0.0
+                use = place.flying * (saved - freed + inputs) + freed + place.cut[i] + place.cut[j]
+                use += place.held[chosen * points + j] - place.held[chosen * points + i]
+                if use <= place.room:
                     break
                 chosen += 1
             barred = 0.0
@@ -440,26 +468,26 @@ def fill_table(place: _Place, p: Column, q: Column, way: Column) -> None:
                 barred += place.barred[kind * points + j] - place.barred[kind * points + i]
             if chosen == ways or barred != 0:
                 continue
-            # A microbatch on the slowest class, its forward again, and all microbatches of the most
-            # loaded replica.
-            once, factor, load = 0.0, 0.0, 0.0
+            # A microbatch on the slowest class, with what is computed again, and all microbatches
+            # of the most loaded replica.
+            once, load = 0.0, 0.0
             for kind in range(kinds):
                 ahead = place.forward[kind * points + j] - place.forward[kind * points + i]
                 behind = place.backward[kind * points + j] - place.backward[kind * points + i]
-                both = ahead + behind
+                row = (place.again[chosen] * kinds + kind) * points
+                both = ahead + behind + place.rerun[row + j] - place.rerun[row + i]
                 once = max(once, both)
-                factor = max(factor, ahead)
                 load = max(load, both * place.load[kind])
-            if not place.recomputes[chosen]:
-                factor = 0.0
             reduced = place.fixed + place.per_byte * (place.reduced[j] - place.reduced[i])
             if place.level[chosen] == _ALL:
                 reduced *= place.rounds
+            elif place.level[chosen] == _GRADIENTS:
+                reduced *= max(1.0, place.rounds / 3)
             cell = i * points + j
             way[cell] = chosen
-            p[cell] = once + factor + place.passes * place.moved[j]
+            p[cell] = once + place.passes * place.moved[j]
             # All microbatches less the one that ``p`` counts.
-            beyond = load + factor * place.most_turns - once - factor + reduced
+            beyond = load - once + reduced
             q[cell] = max(0.0, beyond, place.sends * place.moved[j])
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from partita.core.cluster import Level
 from partita.core.columns import Array
-from partita.core.plan import Stage
+from partita.core.plan import Shard, Stage
 from partita.core.program import Kind
 from partita.cost.condensed import CondensedModel
 from partita.cost.condensed_kernel import Runs
@@ -42,6 +42,24 @@ class Estimate(NamedTuple):
     guess: float
     load: Array
     over_bytes: float
+
+
+class StageMemory(NamedTuple):
+    """What the memory of a stage consists of, on the device with least room for it.
+
+    Attributes:
+        room: Memory that a plan may use there.
+        static: Bytes all the time.
+        inputs: Bytes of a microbatch that come from earlier stages.
+        received: The same with the gradients that come from later ones.
+        flying: Microbatches in flight.
+    """
+
+    room: list[float]
+    static: list[float]
+    inputs: list[float]
+    received: list[float]
+    flying: list[int]
 
 
 class Crossing(NamedTuple):
@@ -72,6 +90,7 @@ class _Figures(NamedTuple):
         brought: Bytes that recomputing brings back.
         inputs: Bytes of inputs that are kept because of it.
         reduced: Bytes that replicas reduce.
+        gathered: Bytes of the parameters that those which divide them gather.
     """
 
     seconds: list[tuple[list[float], list[float]]]
@@ -82,6 +101,7 @@ class _Figures(NamedTuple):
     brought: list[float]
     inputs: list[float]
     reduced: list[float]
+    gathered: list[float]
 
 
 class Estimator:
@@ -100,6 +120,7 @@ class Estimator:
         self._behind: dict[tuple[tuple[int, ...], int], tuple[float, float, int]] = {}
         self._limit: list[float] = frame.limit_bytes[frame.class_of].tolist()
         self._class_of = self.model.class_of.tolist()
+        self._price: dict[int, Array] = {}
 
     def seconds(self, size: int) -> tuple[Array, Array]:
         """Return forward and backward by class and unit for a microbatch."""
@@ -213,6 +234,10 @@ class Estimator:
             brought=sums.brought.tolist(),
             inputs=sums.inputs.tolist(),
             reduced=sums.reduced.tolist(),
+            gathered=[
+                size if stage.shard is Shard.PARAMETERS else 0.0
+                for stage, size in zip(sketch.stages, sums.gathered.tolist(), strict=True)
+            ],
         )
 
     def _stage_seconds(
@@ -258,11 +283,9 @@ class Estimator:
     def _over_bytes(self, sketch: Sketch, figures: _Figures) -> float:
         """Return by how much the fullest device exceeds its limit, about.
 
-        Weights, what is in flight by the schedule, and two buffers for everything received.
+        Weights, what is in flight by the schedule, and a buffer for everything that is received.
         """
-        received = [0.0] * len(sketch.stages)
-        for pair in figures.pairs:
-            received[pair.target] += pair.bytes
+        _, received = self._received(sketch, figures.pairs)
         window = self._window(sketch, figures.pairs)
         need: dict[int, float] = {}
         for number, stage in enumerate(sketch.stages):
@@ -270,10 +293,44 @@ class Estimator:
             for group, share in zip(stage.devices, stage.shares, strict=True):
                 mine = sketch.batch.count * share // stage.round
                 flying = min(mine, -(-window[number] * share // stage.round))
-                use = flying * kept + figures.brought[number] + 2 * received[number]
+                use = flying * kept + figures.brought[number] + received[number]
+                use += figures.gathered[number]
                 total = figures.static[number] + use / stage.tp
                 need[group[0]] = need.get(group[0], 0.0) + total
         return max(use - self._limit[device] for device, use in need.items())
+
+    def recompute_price(self, size: int) -> Array:
+        """Return forward seconds per byte that a unit keeps; ``inf`` where it keeps nothing."""
+        if size not in self._price:
+            forward, saved = self.seconds(size)[0].mean(axis=0), self.frame.saved_bytes(size)
+            price = np.full(len(saved), np.inf)
+            self._price[size] = np.divide(forward, saved, out=price, where=saved > 0)
+        return self._price[size]
+
+    def stage_memory(self, sketch: Sketch) -> StageMemory:
+        """Return what the memory of each stage consists of, about."""
+        figures = self._figures(sketch)
+        inputs, received = self._received(sketch, figures.pairs)
+        window = self._window(sketch, figures.pairs)
+        room, flying = [], []
+        for number, stage in enumerate(sketch.stages):
+            room.append(min(self._limit[group[0]] for group in stage.devices))
+            most = max(stage.shares)
+            mine = sketch.batch.count * most // stage.round
+            flying.append(min(mine, -(-window[number] * most // stage.round)))
+        static = [a + b for a, b in zip(figures.static, figures.gathered, strict=True)]
+        return StageMemory(room, static, inputs, received, flying)
+
+    def _received(self, sketch: Sketch, pairs: list[Crossing]) -> tuple[list[float], list[float]]:
+        """Return what comes from earlier stages, and that with the gradients from later ones."""
+        ahead = [0.0] * len(sketch.stages)
+        both = ahead.copy()
+        for pair in pairs:
+            ahead[pair.target] += pair.bytes
+            both[pair.target] += pair.bytes
+            if self.frame.trains:
+                both[pair.source] += pair.bytes
+        return ahead, both
 
     def _window(self, sketch: Sketch, pairs: list[Crossing]) -> list[int]:
         """Return the microbatches in flight on each stage."""

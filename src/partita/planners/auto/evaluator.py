@@ -70,12 +70,14 @@ class Evaluator:
             self.effort.spend()
 
     def evaluate(self, sketch: Sketch, cutoff: float = math.inf) -> Judgement:
-        """Return what becomes of a sketch.
+        """Return what becomes of a sketch; ``model.excess`` is its own if it is measured now.
 
         Args:
             sketch: The sketch.
             cutoff: A value that interests; those that cannot be below it may count as unable.
         """
+        if self.model is not None:
+            self.model.excess = {}
         known = self._known.get(sketch.key)
         if known is not None:
             return known

@@ -32,6 +32,8 @@ from partita.planners.auto.sketch import Sketch, fair_shares, replicated
 
 MAX_PAIRS = 24
 """Pairs of stages that a move between any two of them looks at, the most unequal first."""
+_STEPS = (1, 4, 16)
+"""By how many units the recomputation of a stage changes."""
 _EVEN = (Shard.GRADIENTS, Shard.PARAMETERS)
 """What only replicas with equal shares can shard."""
 
@@ -94,8 +96,10 @@ def relocate(position: Position) -> Iterator[Sketch]:
 def _moved(position: Position, units: Array, target: int) -> Sketch:
     stage_of, again = position.sketch.stage_of.copy(), position.sketch.recompute.copy()
     there = stage_of == target
-    # Recomputation is a property of a stage: units take over that of where they go.
-    again[units] = bool(again[there].all())
+    # Units take over what those of their price do where they go.
+    price = position.estimator.recompute_price(position.sketch.batch.size)
+    dearest = price[there & again].max(initial=-1.0)
+    again[units] = price[units] <= dearest
     stage_of[units] = target
     return _compact(replace(position.sketch, stage_of=stage_of, recompute=again))
 
@@ -405,29 +409,29 @@ def _rebatched(position: Position, batch: Batch) -> Iterator[Sketch]:
 
 
 def recompute(position: Position) -> Iterator[Sketch]:
-    """Turn the recomputation of a stage, or of all, on or off."""
+    """Let units of a stage, or all of them, recompute or no longer do."""
     sketch = position.sketch
     if not position.frame.trains:
         return
     if sketch.recompute.any():
         yield replace(sketch, recompute=np.zeros(len(sketch.recompute), dtype=bool))
-    if not sketch.recompute.all():
-        yield replace(sketch, recompute=np.ones(len(sketch.recompute), dtype=bool))
-    for stage in range(len(sketch.stages)):
-        inside = sketch.stage_of == stage
-        again = sketch.recompute.copy()
-        again[inside] = not bool(again[inside].any())
-        yield replace(sketch, recompute=again)
-        yield from _recompute_part(sketch, np.flatnonzero(inside))
+    price = position.estimator.recompute_price(sketch.batch.size)
+    helps = np.isfinite(price)
+    if not sketch.recompute[helps].all():
+        yield replace(sketch, recompute=helps)
+    order = np.lexsort((price, sketch.stage_of))
+    order = order[helps[order]]
+    ends = np.searchsorted(sketch.stage_of[order], np.arange(len(sketch.stages) + 1))
+    for first, last in pairwise(ends.tolist()):
+        yield from _recompute_part(sketch, order[first:last])
 
 
 def _recompute_part(sketch: Sketch, units: Array) -> Iterator[Sketch]:
-    """Let one unit more or less, or half of a stage that recomputes, do so: a part may suffice."""
+    """Let fewer or more units of a stage do so, none or all: those first that come first."""
     count = int(sketch.recompute[units].sum())
-    if count == 0:
-        return
-    for wanted in sorted({count - 1, count + 1, len(units) // 2} - {count}):
-        if 0 < wanted < len(units):
+    near = [count + sign * step for step in _STEPS for sign in (-1, 1)]
+    for wanted in dict.fromkeys((*near, 0, len(units))):
+        if 0 <= wanted <= len(units) and wanted != count:
             again = sketch.recompute.copy()
             again[units] = np.arange(len(units)) < wanted
             yield replace(sketch, recompute=again)

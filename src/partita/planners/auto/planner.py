@@ -48,7 +48,7 @@ from partita.planners.auto.portfolio import (
 )
 from partita.planners.auto.search import Search
 from partita.planners.auto.sketch import Sketch, shape, sketch_of, structure
-from partita.planners.auto.starts import likely_starts
+from partita.planners.auto.starts import Recuts, likely_starts
 from partita.planners.auto.units import most_units
 from partita.planners.effort import Effort, SearchTrace
 from partita.planners.equal_shapes import equal_plans
@@ -141,13 +141,13 @@ class _Auto:
         frame = frame_of(working.work)
         self.evaluator = Evaluator(frame, effort)
         estimator = Estimator(frame, self.evaluator.model)
-        self.search = Search(frame, self.evaluator, estimator, self.bound.value, effort.seed)
+        recuts = Recuts(frame, estimator) if self.evaluator.model is not None else None
+        self.search = Search(
+            frame, self.evaluator, estimator, self.bound.value, effort.seed, recuts
+        )
         self.first = math.inf
         # Plans with degrees that no move changes, or that cut units, are kept as they are.
         self.fixed = [plan for plan in starts if not self._begin_with(plan)]
-        if self.evaluator.model is not None:
-            for plan in equal_plans(working.problem):
-                self._begin_with(plan)
 
     def _begin_with(self, plan: Plan) -> bool:
         """Measure a plan that was given; return whether the search can change it."""
@@ -166,6 +166,7 @@ class _Auto:
         self._ask_plain()
         self._ask_specialists()
         self._look_at(likely_starts(self.search.frame, self.search.estimator, self.effort))
+        self._look_at_equal()
         self._ask_others()
         self._improve()
         return self._solution(options)
@@ -214,12 +215,21 @@ class _Auto:
         """Measure starts, and the first few again after they were improved by estimate."""
         for number, sketch in enumerate(sketches):
             if number < MIN_MEASURED or not self.effort.is_over():
-                self.search.measure(sketch)
+                self.search.measure_fitted(sketch, eases=True)
         # Where measuring costs as little as estimating, the search does that.
         settled = 0 if self.evaluator.model is not None else MAX_SETTLED
         for sketch in sketches[:settled]:
             if not self.effort.is_over():
                 self.search.measure(self.search.settle(sketch))
+
+    def _look_at_equal(self) -> None:
+        """Measure the plans of equal shapes, those of few stages first: they are quick to play."""
+        if self.evaluator.model is None:
+            return
+        for plan in sorted(equal_plans(self.working.problem), key=lambda plan: len(plan.stages)):
+            if not self.effort.is_counted and self.effort.used() >= QUICK_SHARE:
+                break
+            self._begin_with(plan)
 
     def _improve(self) -> None:
         """Run the local search from the best starts that differ in shape."""

@@ -21,7 +21,9 @@ from partita.planners.auto.estimate import Estimate, Estimator
 from partita.planners.auto.evaluator import Evaluator
 from partita.planners.auto.frame import Frame
 from partita.planners.auto.moves import CHEAP, NEIGHBOURHOODS, Move, Position
+from partita.planners.auto.recompute import beyond_estimate, fitted, refitted
 from partita.planners.auto.sketch import Sketch, shape
+from partita.planners.auto.starts import Recuts
 
 FIRST_ROUND = 8
 """Candidates that each start may measure before the worse half of them is given up."""
@@ -37,6 +39,10 @@ MAX_PLACES = 6
 """Shapes among which that place is chosen."""
 GOOD_ENOUGH = 1.005
 """A value that is no more than this above the bound is not improved further."""
+RECUT_SHARE = 0.5
+"""Of the places that are searched, those that are cut anew."""
+MAX_REFITS, REFIT_SHARE = 3, 0.3
+"""How often a sketch that does not fit recomputes more, where it exceeds less of the memory."""
 MAX_NEIGHBOURS = 300
 """Neighbours that are estimated around one sketch."""
 MAX_FAILURES = 48
@@ -75,6 +81,7 @@ class Search:
         estimator: Estimates them.
         bound: No plan is below; reaching it ends the search.
         seed: Of the random moves.
+        recuts: Cuts along other lines of devices; ``None`` = they are not tried.
         met: Everything measured.
     """
 
@@ -83,6 +90,7 @@ class Search:
     estimator: Estimator
     bound: float = 0.0
     seed: int = 0
+    recuts: Recuts | None = None
     met: list[tuple[Judgement, Sketch]] = field(default_factory=list)
 
     def measure(self, sketch: Sketch, cutoff: float = math.inf) -> Judgement:
@@ -92,6 +100,35 @@ class Search:
         if fresh:
             self.met.append((judgement, sketch))
         return judgement
+
+    def measure_fitted(
+        self, sketch: Sketch, cutoff: float = math.inf, *, eases: bool = False
+    ) -> End:
+        """Return what becomes of a sketch that recomputes as much as it needs to, once measured.
+
+        Args:
+            sketch: The sketch.
+            cutoff: A value that interests.
+            eases: Whether to recompute less where memory is left, too.
+        """
+        end = best = End(self.measure(sketch, cutoff), sketch)
+        model = self.evaluator.model
+        for _ in range(MAX_REFITS):
+            if model is None or not model.excess or not end.sketch.is_divided:
+                break
+            over = max(model.excess.values())
+            if over > REFIT_SHARE * float(self.frame.limit_bytes.max()):
+                break
+            if over <= 0 and not (eases and end.sketch.recompute.any()):
+                break
+            beyond = beyond_estimate(self.estimator, end.sketch, model.excess)
+            again = fitted(self.estimator, end.sketch, reserve_bytes=beyond)
+            if self.evaluator.seen(again.key):
+                break
+            end = End(self.measure(again, cutoff), again)
+            if end.judgement.rank < best.judgement.rank:
+                best = end
+        return best
 
     @property
     def is_done(self) -> bool:
@@ -132,14 +169,15 @@ class Search:
                     return None, 0
                 self.evaluator.spend()
                 left, failures = left - 1, failures + 1
-                judgement = self.measure(candidate, end.judgement.score)
-                if judgement.rank < end.judgement.rank:
-                    return End(judgement, candidate), left
+                found = self.measure_fitted(candidate, end.judgement.score)
+                if found.judgement.rank < end.judgement.rank:
+                    return found, left
         return None, left
 
     def _all_near(self, position: Position, moves: Sequence[Move]) -> Iterator[Sketch]:
         """Yield the neighbours that were not measured yet, in their order."""
-        for candidate in chain.from_iterable(move(position) for move in moves):
+        for near in chain.from_iterable(move(position) for move in moves):
+            candidate = refitted(self.estimator, position.sketch, near)
             if not self.evaluator.seen(candidate.key):
                 yield candidate
 
@@ -150,7 +188,8 @@ class Search:
         fits = judged.score < math.inf
         ranked: list[tuple[float, int, Sketch]] = []
         near = chain.from_iterable(move(position) for move in moves)
-        for number, candidate in enumerate(islice(near, MAX_NEIGHBOURS)):
+        for number, neighbour in enumerate(islice(near, MAX_NEIGHBOURS)):
+            candidate = refitted(self.estimator, position.sketch, neighbour)
             if self.evaluator.seen(candidate.key):
                 continue
             estimate = self.estimator.estimate(candidate)
@@ -199,12 +238,12 @@ class Search:
                 islice(chain.from_iterable(move(position) for move in moves), MAX_NEIGHBOURS)
             )
             if near:
-                sketch = rng.choice(near)
+                sketch = refitted(self.estimator, sketch, rng.choice(near))
         return sketch
 
     def run(self, starts: Sequence[Sketch]) -> None:
         """Improve the starts, the better half of them ever longer; then shake the best."""
-        ends = [End(self.measure(start), start) for start in starts]
+        ends = [self.measure_fitted(start, eases=True) for start in starts]
         best = min(ends, key=lambda end: end.judgement.rank, default=None)
         most = FIRST_ROUND
         while ends and not self.is_done:
@@ -230,8 +269,7 @@ class Search:
             turn, begun = divmod(idle - PATIENCE, SHAKES_PER_PLACE)
             if turn >= 0 and not begun:
                 here = best if turn % 2 else self._elsewhere(rng)
-            start = self.shake(here.sketch, rng)
-            end = self.improve(End(self.measure(start), start), SHAKE_ROUND)
+            end = self.improve(self._start_near(here, rng), SHAKE_ROUND)
             idle += 1
             stale = stale + 1 if len(self.met) == fresh else 0
             fresh = len(self.met)
@@ -239,6 +277,16 @@ class Search:
                 here = end
             if end.judgement.rank < best.judgement.rank:
                 best, idle = end, 0
+
+    def _start_near(self, here: End, rng: random.Random) -> End:
+        """Return a place to search from: a shaken sketch, or the best of some that are cut anew."""
+        if self.recuts is None or rng.random() >= RECUT_SHARE:
+            return self.measure_fitted(self.shake(here.sketch, rng))
+        ends = [
+            self.measure_fitted(sketch, eases=True) for sketch in self.recuts.near(here.sketch, rng)
+        ]
+        best = min(ends, key=lambda end: end.judgement.rank, default=None)
+        return best if best is not None else self.measure_fitted(self.shake(here.sketch, rng))
 
     def _elsewhere(self, rng: random.Random) -> End:
         """Return one of the best few sketches of different shapes."""

@@ -4,8 +4,10 @@ The chain program cuts lines: orders of the units along the data, beside orders 
 """
 
 import math
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -14,11 +16,13 @@ import numpy as np
 from partita.core.columns import Array
 from partita.core.plan import Shard
 from partita.core.problem import Metric
+from partita.core.schedules import DEFAULT_SCHEDULE
 from partita.planners.auto.chain_dp import ChainProgram, line_of
 from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.frame import Batch, Frame
 from partita.planners.auto.moves import Position, reschedule
 from partita.planners.auto.portfolio import SHARE
+from partita.planners.auto.recompute import fitted
 from partita.planners.auto.sketch import Sketch, fair_shares, replicated, shape
 from partita.planners.auto.units import layer_order
 from partita.planners.effort import Effort
@@ -30,6 +34,11 @@ MAX_LIKELY = 14
 MAX_ALIKE = 2
 """Starts of one shape among them."""
 MAX_REPLICA_COUNTS = 12
+OTHER_BATCH, SHARDED = 0.15, 0.6
+"""How often a split anew takes other microbatches, and may shard."""
+NEARLY = 0.2
+"""Share of the memory by which a plan may exceed it by estimate and still be measured."""
+_CUT, _MOVE = 0.4, 0.7
 
 
 def likely_starts(frame: Frame, estimator: Estimator, effort: Effort) -> list[Sketch]:
@@ -91,8 +100,89 @@ def chain_starts(frame: Frame, estimator: Estimator, effort: Effort) -> Iterator
                 shards=shards,
                 known=known,
             )
-            yield from program.sketches()
-            yield from program.even_sketches()
+            for sketch in (*program.sketches(), *program.even_sketches()):
+                yield fitted(estimator, sketch)
+
+
+@dataclass(slots=True)
+class Recuts:
+    """Splits along lines of devices near that of a sketch, by the chain program.
+
+    Moves of single devices and units do not lead from one order of device types along a pipeline to
+    another; cutting anew does. Lines of units are kept from one call to the next.
+
+    Attributes:
+        frame: The frame.
+        estimator: Its estimator.
+        most: Sketches of a call, the best by estimate.
+    """
+
+    frame: Frame
+    estimator: Estimator
+    most: int = 3
+    _lines: dict[tuple[bytes, Batch], tuple[Any, dict[tuple[object, ...], Any]]] = field(
+        default_factory=dict
+    )
+    _orders: list[Array] = field(default_factory=list)
+
+    def near(self, sketch: Sketch, rng: random.Random) -> list[Sketch]:
+        """Return splits along a line of devices that is drawn near that of a sketch."""
+        if not self._orders:
+            self._orders = unit_orders(self.frame, MAX_ORDERS)
+        order, batch = rng.choice(self._orders), sketch.batch
+        if rng.random() < OTHER_BATCH:
+            batch = rng.choice(likely_batches(self.frame))
+        devices = self._drawn_line(sketch, rng)
+        key = (order.tobytes(), batch)
+        if key not in self._lines:
+            self._lines[key] = (line_of(self.frame, self.estimator, order, batch), {})
+        line, known = self._lines[key]
+        program = ChainProgram(
+            frame=self.frame,
+            estimator=self.estimator,
+            line=line,
+            devices=devices,
+            batch=batch,
+            replicas=replica_counts(self.frame, len(devices), batch),
+            schedule=sketch.schedule if not sketch.schedule.row.interleaves else DEFAULT_SCHEDULE,
+            shards=self.frame.trains and rng.random() < SHARDED,
+            known=known,
+        )
+        found = [fitted(self.estimator, one) for one in program.sketches()]
+        ranked = [(self.estimator.estimate(one), one) for one in found]
+        limit = self.frame.limit_bytes.max()
+        ranked.sort(key=lambda pair: (pair[0].over_bytes > NEARLY * limit, pair[0].guess))
+        return [one for _, one in ranked[: self.most]]
+
+    def _drawn_line(self, sketch: Sketch, rng: random.Random) -> list[int]:
+        """Return the devices in the order of the sketch's stages, with a few runs moved."""
+        used = [d for d in sketch.used if d in set(self.frame.devices)]
+        spare = [d for d in self.frame.devices if d not in set(used)]
+        runs = self._runs([*used, *spare])
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(runs))
+            kind = rng.random()
+            if kind < _CUT and len(runs[at]) > 1:
+                cut = rng.randrange(1, len(runs[at]))
+                runs[at : at + 1] = [runs[at][:cut], runs[at][cut:]]
+            if kind < _MOVE:
+                run = runs.pop(rng.randrange(len(runs)))
+                runs.insert(rng.randint(0, len(runs)), run)
+            else:
+                other = rng.randrange(len(runs))
+                runs[at], runs[other] = runs[other], runs[at]
+        return [device for run in runs for device in run]
+
+    def _runs(self, devices: Sequence[int]) -> list[list[int]]:
+        """Return maximal runs of devices of one class on one host."""
+        hosts, runs = self.frame.problem.cluster.devices, list[list[int]]()
+        kinds = [(int(self.frame.class_of[d]), hosts[d].host) for d in devices]
+        for index, device in enumerate(devices):
+            if index and kinds[index] == kinds[index - 1]:
+                runs[-1].append(device)
+            else:
+                runs.append([device])
+        return runs
 
 
 def likely_batches(frame: Frame) -> list[Batch]:

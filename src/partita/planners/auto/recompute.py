@@ -1,0 +1,158 @@
+"""Units that recompute: those that bring most memory for their time, no more than needed.
+
+What an op keeps from forward to backward and what it takes to compute it again have little to do
+with one another: element-wise ops keep as much as products of matrices and take a hundredth of the
+time. So units are ranked by seconds of forward per byte that they keep. The chain program chooses
+among a few *levels*, the units of least price up to a share of all forward seconds; ``fitted`` lets
+every stage recompute as many units, in that order, as its devices need.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from partita.core.columns import Array
+from partita.core.plan import Shard, Stage
+from partita.planners.auto.estimate import Estimator, StageMemory
+from partita.planners.auto.sketch import Sketch
+
+LEVEL_SHARES = (0.02, 0.1, 0.35, 1.0)
+"""Shares of all forward seconds that the units of a level take; the last holds all that help."""
+NEVER = len(LEVEL_SHARES) + 1
+"""The level of units that keep nothing: to compute them again brings nothing."""
+
+
+def levels(estimator: Estimator, size: int) -> Array:
+    """Return the first level at which each unit recomputes, from 1 on."""
+    price = estimator.recompute_price(size)
+    forward = estimator.seconds(size)[0].mean(axis=0)
+    order = np.argsort(price, kind="stable")
+    before = np.cumsum(forward[order]) - forward[order]
+    total = float(forward.sum()) or 1.0
+    level = np.empty(len(order), dtype=np.int64)
+    level[order] = 1 + np.searchsorted(np.array(LEVEL_SHARES), before / total, side="right")
+    return np.where(np.isfinite(price), np.minimum(level, len(LEVEL_SHARES)), NEVER)
+
+
+def fitted(
+    estimator: Estimator,
+    sketch: Sketch,
+    *,
+    reserve_bytes: Sequence[float] = (),
+    kept: Array | None = None,
+) -> Sketch:
+    """Return a sketch whose stages recompute as little as makes them fit, by estimate.
+
+    Where recomputing all does not do, replicas shard their optimizers, too. Sketches in which a
+    device runs several stages are returned as they are.
+
+    Args:
+        estimator: Figures of the frame.
+        sketch: The sketch.
+        reserve_bytes: What the devices of each stage need beyond the estimate; empty = nothing.
+        kept: Whether each stage stays as it is; ``None`` = none does.
+    """
+    frame = estimator.frame
+    if not frame.trains or not sketch.is_divided or not np.isfinite(frame.limit_bytes).any():
+        return sketch
+    memory = estimator.stage_memory(sketch)
+    saved = frame.saved_bytes(sketch.batch.size)
+    price = estimator.recompute_price(sketch.batch.size)
+    order = np.lexsort((price, sketch.stage_of))
+    ends = np.searchsorted(sketch.stage_of[order], np.arange(len(sketch.stages) + 1))
+    again, stages = sketch.recompute.copy(), list(sketch.stages)
+    for number, stage in enumerate(sketch.stages):
+        if kept is not None and kept[number]:
+            continue
+        units = order[ends[number] : ends[number + 1]]
+        bytes_ = saved[units]
+        beyond = reserve_bytes[number] if len(reserve_bytes) else 0.0
+        count = _least_count(bytes_, memory, number, beyond)
+        for shard in _sharding(stage):
+            # Optimizers are divided for next to nothing, gradients where nothing else does.
+            if count == 0 or (count is not None and shard is not Shard.OPTIMIZER):
+                break
+            held = float(frame.held_bytes(shard, stage.num_replicas)[units].sum())
+            gained = memory.static[number] - held
+            count = _least_count(bytes_, memory, number, beyond - gained)
+            stages[number] = replace(stage, shard=shard)
+        if count is None:
+            count = int((bytes_ > 0).sum())
+        again[units] = False
+        again[units[:count]] = True
+    if tuple(stages) == sketch.stages and np.array_equal(again, sketch.recompute):
+        return sketch
+    return replace(sketch, recompute=again, stages=tuple(stages))
+
+
+def _sharding(stage: Stage) -> tuple[Shard, ...]:
+    """Return what replicas of a stage may divide beyond what they do, the cheapest first."""
+    if stage.num_replicas < 2 or stage.shard in (Shard.GRADIENTS, Shard.PARAMETERS):
+        return ()
+    more = (Shard.OPTIMIZER,) if stage.shard is Shard.NONE else ()
+    return (*more, Shard.GRADIENTS) if len(set(stage.shares)) == 1 else more
+
+
+def _least_count(saved: Array, memory: StageMemory, stage: int, reserve_bytes: float) -> int | None:
+    """Return the least number of units in their order that make a stage fit; ``None`` = none."""
+    room, inputs = memory.room[stage] - reserve_bytes, memory.inputs[stage]
+    flying, total = memory.flying[stage], float(saved.sum())
+    room -= memory.static[stage] + memory.received[stage]
+    if flying * total <= room:
+        return 0
+    freed = np.cumsum(saved)
+    use = flying * (total - freed + inputs) + freed
+    fits = np.flatnonzero(use <= room)
+    return int(fits[0]) + 1 if len(fits) else None
+
+
+def beyond_estimate(
+    estimator: Estimator, sketch: Sketch, excess: Mapping[int, float]
+) -> list[float]:
+    """Return what the fullest device of each stage needs beyond the estimate, once measured.
+
+    Args:
+        estimator: Figures of the frame.
+        sketch: A sketch in which every device runs one stage.
+        excess: What each device needs beyond its limit; negative = that much is free.
+    """
+    memory, count = estimator.stage_memory(sketch), len(sketch.stages)
+    saved = estimator.frame.saved_bytes(sketch.batch.size)
+    total = np.bincount(sketch.stage_of, weights=saved, minlength=count)
+    freed = np.bincount(sketch.stage_of, weights=saved * sketch.recompute, minlength=count)
+    result = []
+    for number, stage in enumerate(sketch.stages):
+        inputs = memory.inputs[number]
+        use = memory.static[number] + memory.received[number] + freed[number]
+        again = inputs if freed[number] > 0 else 0.0
+        use += memory.flying[number] * (total[number] - freed[number] + again)
+        most = max(excess[group[0]] for group in stage.devices)
+        result.append(float(memory.room[number] + most - use))
+    return result
+
+
+def refitted(estimator: Estimator, old: Sketch, new: Sketch) -> Sketch:
+    """Return a neighbour whose changed stages recompute as they need to; others stay."""
+    alike = new.batch == old.batch and new.schedule is old.schedule
+    if alike and new.stage_of is old.stage_of and new.stages == old.stages:
+        return new
+    kept = None
+    if alike and len(old.stages) == len(new.stages):
+        moved = np.flatnonzero(new.stage_of != old.stage_of)
+        kept = np.array([a == b for a, b in zip(old.stages, new.stages, strict=True)])
+        kept[old.stage_of[moved]] = False
+        kept[new.stage_of[moved]] = False
+    return fitted(estimator, new, kept=kept)
+
+
+def level_sums(estimator: Estimator, size: int, order: Array) -> tuple[Array, Array]:
+    """Return by level, none first, what recomputes along an order of units, a column per place.
+
+    Bytes that it keeps no longer, and its forward seconds by class.
+    """
+    level = levels(estimator, size)[order]
+    saved = estimator.frame.saved_bytes(size)[order]
+    forward = estimator.seconds(size)[0][:, order]
+    masks = np.array([level <= number for number in range(NEVER)])
+    return saved * masks, forward * masks[:, None, :]
