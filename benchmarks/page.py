@@ -2,28 +2,32 @@
 
 Medians of five. *Ready* is from navigation to two frames after the first whole picture; frames are
 counted while the wheel zooms and while a drag pans; a redraw is the script of one whole view. The
-edit of a plan (a boundary between two stages moved by an op, at 64 microbatches) is lowered,
-simulated and made into figures, as CPU time of this process. There is no GPU here, so that all is
-drawn in software.
+edit of a plan (a boundary dragged by an op, at 64 microbatches) is what the page's server does for
+it: lower, simulate, figures, JSON; as CPU time of this process. There is no GPU here, so that all
+is drawn in software.
 """
 
 import dataclasses
+import json
 import statistics
 import tempfile
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from _browser import Watched, browser_or_skip
 from _harness import Measured, cpu_s, run_benchmark
 
 import partita
-from partita.core.plan import Plan
+from partita.core.codec import write_json
 from partita.core.solution import Solution
-from partita.cost.predict import simulate
+from partita.flows.edits import cuts_of
 from partita.flows.report import save_page
 from partita.report.figures import Track, memory_figure, timeline_figure
 from partita.report.page import MODULES, STYLES, Page, Section, static_text
+from partita.service.ui.editing import Editor
+from partita.service.ui.held import DocumentStore
+from partita.service.ui.router import OWN_MODULES
 
 REPEATS = 5
 FRAMES_S = 1.0
@@ -140,25 +144,25 @@ def look(browser: Any, path: Path) -> dict[str, float]:
 
 
 def edit_s() -> tuple[float, int]:
-    """Return the CPU seconds of a boundary that is moved by an op, and the instructions."""
+    """Return the CPU seconds in which a dragged boundary is answered, and the instructions."""
     found = partita.plan(
         "chain201", cluster="13x2xa100", planner="uniform", microbatches=64, schedule="zero-bubble"
     )
     solution: Solution = found.solution
-    problem, plan = solution.problem, solution.plan
-    first, count, moved = int(np.flatnonzero(plan.stage_of == 1)[0]), 0, 0
+    store = DocumentStore(2**28)
+    held = store.add("chain201.plan.json", "solution", "", write_json(solution))
+    editor = Editor(store)
+    editor.answer(held.key, [])  # a page shows the plan before it is changed
+    cut = cuts_of(solution.plan)[0]
+    count, moved = 0, 0
 
     def answer() -> None:
         # Another plan each time, as in a drag: nothing that was derived from one helps the next.
         nonlocal count, moved
-        moved = moved % 3 + 1
-        stage_of = plan.stage_of.copy()
-        stage_of[first : first + moved] = 0
-        changed: Plan = dataclasses.replace(plan, stage_of=stage_of)
-        timeline = simulate(problem, changed)
-        timeline_figure([Track(name="predicted", timeline=timeline)], cluster=problem.cluster)
-        memory_figure(timeline, cluster=problem.cluster)
-        count = len(timeline)
+        moved += 1
+        answered = editor.answer(held.key, [f"cut:0={cut + moved}"])
+        json.dumps(answered)
+        count = answered["instructions"]
 
     return statistics.median(cpu_s(answer) for _ in range(REPEATS)), count
 
@@ -175,6 +179,8 @@ def measure() -> Measured:
             missed.append(f"{name} {value:.4g}; wanted {'>=' if least else '<='} {bound:g}")
 
     static = sum(len(static_text(name).encode()) for name in (*MODULES, *STYLES))
+    own = files("partita.service.ui").joinpath("static")
+    static += sum(len(own.joinpath(name).read_bytes()) for name in OWN_MODULES)
     note("static_bytes", float(static), MOST_STATIC_BYTES)
     with tempfile.TemporaryDirectory() as folder, browser_or_skip() as browser:
         for size in SIZES:

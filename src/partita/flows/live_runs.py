@@ -18,12 +18,13 @@ from partita.report.figures import Figure, TableColumn, table_figure
 from partita.report.study_figures import losses_figure, steps_figure
 from partita.runtime.directory import RESULTS, has_results
 from partita.runtime.metric_rows import METRICS, read_metrics
-from partita.runtime.run_state import Progress, read_state
+from partita.runtime.run_state import EVENTS, Progress, RunState, read_events, read_state
 
 SILENT_S = 60.0
 """Seconds without a word after which a run that has not ended counts as silent."""
 SETTLED = 4
 """The first of so many parts of the steps is left out of the speed."""
+MOST_EVENTS = 50
 _LAST_LINES = 12
 
 
@@ -103,7 +104,7 @@ def runs_in(root: Path) -> list[Path]:
     """Return the run directories in a folder, the one that was written to last first."""
     if not root.is_dir():
         return []
-    marks = ("plan.json", RESULTS, METRICS, "state.json")
+    marks = ("plan.json", RESULTS, METRICS, EVENTS, "state.json")
     found = [
         (max(path.stat().st_mtime for path in written), folder.name, folder)
         for folder in root.iterdir()
@@ -146,11 +147,13 @@ def _look(folder: Path, *, whole: bool) -> RunView:
         (path.stat().st_mtime for path in folder.iterdir() if path.is_file()),
         default=folder.stat().st_mtime,
     )
-    state, note = _state(folder, heard_s)
+    events, driver = read_events(folder)
+    state, note = _state(folder, heard_s, driver)
     predicted_s, predicted_bytes, steps = math.nan, {}, 0
     if results:
         predicted_s = results.get("predicted_step_s") or math.nan
         steps = int(results.get("steps") or 0)
+    steps = steps or next((int(event["steps"]) for event in events[::-1] if "steps" in event), 0)
     plan = folder / "plan.json"
     if whole and plan.is_file():
         solution = load(plan)
@@ -171,6 +174,7 @@ def _look(folder: Path, *, whole: bool) -> RunView:
         predicted_bytes=predicted_bytes,
         heard_s=heard_s,
         lines=_log(folder) if whole else (),
+        events=[_event(event) for event in events if "text" in event][-MOST_EVENTS:],
     )
 
 
@@ -181,9 +185,17 @@ def _results(folder: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _state(folder: Path, heard_s: float) -> tuple[str, str]:
+def _event(event: Mapping[str, Any]) -> str:
+    """Return an event with the time of day at which it happened."""
+    clock = time.strftime("%H:%M:%S", time.localtime(float(event.get("at_s", 0.0))))
+    return f"{clock} {str(event['text'])[:500]}"
+
+
+def _state(folder: Path, heard_s: float, driver: RunState | None) -> tuple[str, str]:
     """Return what a run is at, and why."""
-    driven = read_state(folder)
+    driven = read_state(folder) or driver
+    if driven is not None and driven is driver and has_results(folder):
+        return "ended", ""
     if driven is not None and driven.has_vanished:
         return "lost", "its driver has ended without a word"
     if driven is not None and driven.progress is not Progress.RUNNING:

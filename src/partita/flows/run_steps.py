@@ -28,6 +28,7 @@ from partita.core.precision import DEFAULT_OPTIMIZER, parse_precision
 from partita.core.problem import Mode, Objective, Problem
 from partita.core.program import TransferMode
 from partita.core.solution import Solution
+from partita.documents import save
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.flows.baselines import baseline_plan
 from partita.flows.elastic import execute_surviving
@@ -80,7 +81,7 @@ from partita.runtime.rank import StepNews
 from partita.runtime.rank_capture import Capture
 from partita.runtime.recipe import NanPolicy, Recipe, Schedule
 from partita.runtime.restarts import never
-from partita.runtime.run_state import driving
+from partita.runtime.run_state import RunEvents, driving
 from partita.runtime.saving import AUTO
 from partita.runtime.weights import weights_in
 from partita.units import parse_tokens
@@ -307,6 +308,7 @@ def _carry_out(prepared: PreparedRun, watch: _Watch, directory: Path | None) -> 
     used = used_names(plan)
     baseline = (request.baseline or "") if isinstance(request, TrainRequest) else ""
     directory = run_directory_of(prepared) if directory is None else directory
+    on_progress = _noted(prepared, directory, on_progress)
     execution = Execution(
         job=with_checkpoints(
             replace(
@@ -364,6 +366,23 @@ def _carry_out(prepared: PreparedRun, watch: _Watch, directory: Path | None) -> 
             stop=watch.stop,
         )
         return None if outcome is None else write_files(outcome, execution, request)
+
+
+def _noted(prepared: PreparedRun, directory: Path, on_progress: OnProgress) -> OnProgress:
+    """Leave the plan in the run directory, and return what notes there what is told of the run.
+
+    Of hosts that share the directory the first one does.
+    """
+    if prepared.host.index:
+        return on_progress
+    save(prepared.solution, directory / "plan.json")
+    events = RunEvents(directory, prepared.steps)
+
+    def noted(text: str) -> None:
+        events(text)
+        on_progress(text)
+
+    return noted
 
 
 def run_directory_of(prepared: PreparedRun) -> Path:

@@ -2,7 +2,8 @@
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class StepRow:
         step_s: Seconds since the step before; NaN for the first, and where an evaluation or a
             restart lies in between.
         memory_bytes: Most memory of a rank that has said so; 0 = unknown.
+        rank_memory_bytes: The same of each rank, by rank.
     """
 
     step: int
@@ -37,6 +39,13 @@ class StepRow:
     step_s: float = math.nan
     held_out_loss: float | None = None
     memory_bytes: float = 0.0
+    rank_memory_bytes: Mapping[int, float] = field(default_factory=dict)
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what is known of the whole step, by name: numbers alone."""
+        values = self.to_json()
+        ranks = values.pop("rank_memory_bytes", {})
+        return values | {f"memory_bytes/rank{rank}": value for rank, value in ranks.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Return what is known, by name."""
@@ -50,6 +59,7 @@ class StepRow:
             "time_s": round(self.time_s, 6),
             "step_s": self.step_s,
             "memory_bytes": self.memory_bytes or None,
+            "rank_memory_bytes": {str(k): v for k, v in self.rank_memory_bytes.items()} or None,
         }
         return {
             name: value

@@ -60,7 +60,7 @@ class TensorBoard:
 
     def write(self, row: StepRow) -> None:
         """Add the numbers of a row."""
-        for name, value in row.to_json().items():
+        for name, value in row.numbers().items():
             if name != "step":
                 self._writer.add_scalar(name, value, row.step)
 
@@ -81,7 +81,7 @@ class WeightsAndBiases:
 
     def write(self, row: StepRow) -> None:
         """Log a row."""
-        values = row.to_json()
+        values = row.numbers()
         self._run.log(values, step=values.pop("step"))
 
     def close(self) -> None:
@@ -190,4 +190,5 @@ class Tracker:
             time_s=now_s - self._begin_s,
             step_s=now_s - before_s if follows else math.nan,
             memory_bytes=max(self._memory.values(), default=0.0),
+            rank_memory_bytes=dict(sorted(self._memory.items())),
         )

@@ -1,4 +1,6 @@
-"""What a run on other hosts is at, in its directory: who drives it, and how it ended.
+"""What a run is at, in its directory: who drives it, what happens in it, and how it ended.
+
+Runs on other hosts have a state that commands follow; any run notes its events.
 
 Read without torch, from any terminal that sees the directory.
 """
@@ -6,11 +8,13 @@ Read without torch, from any terminal that sees the directory.
 import json
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from partita.core.codec import decode_part, parse_json
 from partita.documents import write_text
@@ -18,6 +22,7 @@ from partita.errors import FormatError, PartitaError, UnsupportedError
 from partita.processes import clock_identity
 
 STATE = "state.json"
+EVENTS = "events.jsonl"
 
 
 class Progress(StrEnum):
@@ -62,6 +67,17 @@ class RunState:
         return self.progress is Progress.RUNNING and self.is_here and _born(self.pid) != self.born
 
 
+def running_here(on: str = "") -> RunState:
+    """Return the state of a run that this process drives."""
+    return RunState(
+        progress=Progress.RUNNING,
+        on=on,
+        pid=os.getpid(),
+        born=_born(os.getpid()),
+        machine=clock_identity(),
+    )
+
+
 def _born(pid: int) -> str:
     """Return when a process began, by its system; empty = there is none."""
     try:
@@ -92,16 +108,53 @@ def read_state(directory: Path) -> RunState | None:
         raise exc.at(str(path)) from exc
 
 
+class RunEvents:
+    """What happens in a run, a line each in its directory, for those who look at it meanwhile.
+
+    Args:
+        directory: The run directory.
+        steps: Steps that it is to make.
+    """
+
+    def __init__(self, directory: Path, steps: int) -> None:
+        self._path = directory / EVENTS
+        self._write({"steps": steps, "driver": asdict(running_here())})
+
+    def __call__(self, text: str) -> None:
+        """Note what people should know of it."""
+        self._write({"text": text})
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"at_s": time.time(), **values}) + "\n")
+
+
+def read_events(directory: Path) -> tuple[list[dict[str, Any]], RunState | None]:
+    """Return what happened in a run so far, and the process that drives it, where it says so.
+
+    A line that is not whole is left out.
+    """
+    try:
+        lines = (directory / EVENTS).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return [], None
+    found: list[dict[str, Any]] = []
+    driver = None
+    for line in lines:
+        try:
+            event = parse_json(line)
+            if "driver" in event:
+                driver = decode_part(event["driver"], RunState, "driver")
+        except (FormatError, TypeError):
+            continue
+        found.append(event)
+    return found, driver
+
+
 @contextmanager
 def driving(directory: Path, on: str) -> Iterator[None]:
     """Say in its directory what a run is at, from the beginning to the end."""
-    state = RunState(
-        progress=Progress.RUNNING,
-        on=on,
-        pid=os.getpid(),
-        born=_born(os.getpid()),
-        machine=clock_identity(),
-    )
+    state = running_here(on)
     write_state(directory, state)
     try:
         yield

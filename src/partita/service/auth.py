@@ -74,7 +74,9 @@ class RequireToken:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self.app(scope, receive, send)
             return
-        if self._keys is not None and (self._only_page or is_page(scope["path"])):
+        if self._keys is not None and (
+            self._only_page or is_page(scope["path"]) or scope["path"] == ENTRY
+        ):
             await self._see_page(scope, receive, send, self._keys)
             return
         shown = _shown(scope)

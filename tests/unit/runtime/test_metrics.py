@@ -39,6 +39,9 @@ def test_a_row_has_the_shares_of_all_ranks(tmp_path: Path) -> None:
     assert [row["loss"] for row in read] == [2.0, 1.5]
     assert "held_out_loss" not in read[0]
     assert read[1]["held_out_loss"] == 1.5
+    assert read[1]["rank_memory_bytes"] == {"0": 100.0, "1": 300.0}
+    assert second.numbers()["memory_bytes/rank1"] == 300.0
+    assert all(isinstance(value, int | float) for value in second.numbers().values())
 
 
 def test_a_step_done_again_counts_once_and_a_torn_line_not(tmp_path: Path) -> None:

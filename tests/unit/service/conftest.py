@@ -16,11 +16,10 @@ from partita.service.app import make_app
 from partita.service.settings import EnergySettings, Settings
 from partita.service.users import Users
 
-_spec = importlib.util.spec_from_file_location(
-    "whole_app", Path(__file__).with_name("whole_app.py")
-)
-sys.modules["whole_app"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(sys.modules["whole_app"])
+for _name in ("whole_app", "page_app"):
+    _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
+    sys.modules[_name] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[_name])
 
 Open = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 

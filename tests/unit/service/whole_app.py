@@ -1,4 +1,4 @@
-"""An app with both servers and users of every role, and the page that describes who may do what."""
+"""An app with both servers, the page and users of every role; and who may do what by the docs."""
 
 import importlib.util
 import sys
@@ -14,7 +14,7 @@ import httpx
 from partita.fleet.live.fleet import Fleet
 from partita.fleet.live.scheduler import FleetSettings
 from partita.service.app import make_app
-from partita.service.settings import EnergySettings, Settings
+from partita.service.settings import EnergySettings, PageSettings, Settings
 from partita.service.users import Role, User, Users
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,7 +67,8 @@ def whole_app(folder: Path, users: Users = USERS, **rest: Any) -> tuple[Any, Fle
     energy = EnergySettings(
         state=folder / "energy.sqlite", scheduler="all-max", microbatches=2, poll_limit_s=0.05
     )
-    return make_app(Settings(users=users, energy=energy, **rest), fleet), fleet
+    page = PageSettings(runs=folder / "runs", fleet="http://127.0.0.1:9")
+    return make_app(Settings(users=users, energy=energy, page=page, **rest), fleet), fleet
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from partita.fleet.policies.table import allocator_names, ordering_names
 from partita.planners.table import PLANNERS
 from partita.report.figures import cluster_figure
 from partita.report.page import MODULES, STYLES
-from partita.service.errors import Refusal, answers
+from partita.service.errors import Refusal, answers, printable
 from partita.service.settings import PageSettings
 from partita.service.ui.editing import Editor
 from partita.service.ui.held import DocumentStore
@@ -242,11 +242,14 @@ def _add_documents(router: APIRouter, page: Page) -> None:
 
     @router.post(f"{HOME}/api/cluster", responses=answers(*COMMON))
     def cluster(body: ClusterBody) -> dict[str, Any]:
-        """Return the figure of a cluster that is typed."""
+        """Return the figure of a cluster that is typed; what is not whole yet is no failure."""
         text = body.text.strip()
         if text.startswith(HELD):
             text = _said(partial(page.store.get, text.removeprefix(HELD))).text
-        found = _said(lambda: cluster_of(text))
+        try:
+            found = cluster_of(text)
+        except PartitaError as exc:
+            return {"problem": printable(str(exc))}
         hosts = len({device.host for device in found.devices})
         return {
             "figure": cluster_figure(found),
@@ -334,8 +337,11 @@ def _stream(events: AsyncIterator[str]) -> Response:
 def _add_edits(router: APIRouter, page: Page) -> None:
     @router.post(f"{HOME}/api/edit", responses=answers(*COMMON))
     def edit(body: EditBody) -> Response:
-        """Return a plan with edits, simulated at once, and why it would not do."""
-        return JSONResponse(_said(lambda: page.editor.answer(body.plan, body.edits)))
+        """Return a plan with edits, simulated at once; or why no plan comes of them."""
+        try:
+            return JSONResponse(page.editor.answer(body.plan, body.edits))
+        except PartitaError as exc:
+            return JSONResponse({"problem": printable(str(exc))})
 
     @router.post(f"{HOME}/api/edit/save", responses=answers(*COMMON))
     def save(body: EditBody) -> dict[str, Any]:

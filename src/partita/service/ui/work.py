@@ -386,11 +386,11 @@ def _frontier(work: Work) -> None:
     title = work.text_of(name)[0]
     source = work.held(name, Solution, Frontier, what="a plan or a frontier")
     if isinstance(source, Frontier) and not options:
-        frontier, words = source, []
+        frontier = source
         said = make(FrontierRequest, source=title)
     else:
         result = frontier_request(make(FrontierRequest, source=source, **options), work.words)
-        frontier, words = result.frontier, result.lines()[1:]
+        frontier = result.frontier
         said = make(FrontierRequest, source=title, **options)
     solution = frontier.solution
     graph = title if solution is None else solution.problem.graph.name
@@ -398,8 +398,6 @@ def _frontier(work: Work) -> None:
         frontier, name=graph, command=typed_command("energy", "frontier", request=said)
     )
     work.put("frontier", f"{graph}.frontier.json", frontier, page.summary[:300])
-    if words:
-        page = replace(page, summary=" ".join(f"{line}." for line in words))
     work.show(page)
 
 

@@ -22,6 +22,8 @@ async function ask(method, path, body) {
     throw new Error("the server does not answer; is 'partita ui' still running?");
   }
   const found = await answer.json().catch(() => null);
+  // What somebody typed may be wrong without anything having failed.
+  if (answer.ok && found && typeof found.problem === "string") throw new Error(found.problem);
   if (!answer.ok) throw new Error(wordsOf(answer.status, found));
   return found;
 }

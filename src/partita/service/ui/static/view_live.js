@@ -83,7 +83,7 @@ export async function liveView(app, values) {
         make("h3", {}, name),
         found.note ? make("p", { class: "note" }, found.note) : null,
         make("dl", { class: "facts" }, ...facts.map(([value, words]) => make("div", { class: "fact" }, make("dd", {}, value), make("dt", {}, words)))),
-        events.length ? make("div", {}, make("h3", {}, "Stragglers and clocks"), make("ul", { class: "events" }, ...events)) : null,
+        events.length ? make("div", {}, make("h3", {}, "What happened"), make("ul", { class: "events" }, ...events)) : null,
         make("div", { class: "side-by-side" }, ...drawn.map(({ element }) => element)),
         lines,
         report ? make("p", { class: "actions" }, report) : null,
