@@ -173,7 +173,7 @@ def run(
         when: From which size on it is compiled; ``None`` = ``ROWS``.
     """
     if pays(function, size, when):
-        return compiled(function)(*inputs, *outputs)
+        return compiled(function)(*map(_contiguous, inputs), *outputs)
     # Most are arrays: asking for them here saves a call each, which small inputs would notice.
     array = np.ndarray
     given = [v.tolist() if type(v) is array else as_lists(v) for v in inputs]
@@ -186,6 +186,15 @@ def run(
             for part, column in zip(output, values, strict=True):
                 part[:] = column
     return result
+
+
+def _contiguous(value: Column) -> Column:
+    """Return an input whose arrays have no gaps: for those with gaps Numba would compile again."""
+    if type(value) is np.ndarray:
+        return value if value.flags.c_contiguous else np.ascontiguousarray(value)
+    if hasattr(value, "_fields"):
+        return type(value)(*map(_contiguous, value))
+    return value
 
 
 def as_lists(value: _Value) -> _Value:

@@ -61,6 +61,15 @@ def test_a_kernel_fills_named_tuples_interpreted_and_compiled(size):
     assert filled.total.tolist() == [1.0 + 3.0 * 0.1, 1.0 + 3.0 * 0.2]
 
 
+def test_columns_with_gaps_are_closed_and_not_compiled_for():
+    known = [*compiled(_add_up).signatures]
+    gaps = Table(np.array([[0.1, 9.0], [0.2, 9.0]])[:, 0], np.zeros((2, 2))[:, 0])
+    filled = Filled(np.zeros(2))
+    assert run(_add_up, 10**6, (gaps, 1.0), (filled,)) == 2
+    assert filled.total.tolist() == [1.0 + 3.0 * 0.1, 1.0 + 3.0 * 0.2]
+    assert len(compiled(_add_up).signatures) == max(1, len(known))
+
+
 @kernel
 def _at(column, row):
     return column[row] if row >= 0 else 0.0

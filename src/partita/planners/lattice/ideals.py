@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partita.core.columns import Array, Longs, group_rows
+from partita.core.columns import Array, Longs, frozen_array, group_rows
 from partita.kernels import ROWS, Threshold, run
 from partita.planners.lattice.kernels import COUNT, OVER, STEPS, count_sets, fill_sets
 from partita.planners.lattice.quotient import Quotient
@@ -193,7 +193,11 @@ def _counted(order: _Precedence, limit: int) -> Longs:
     run(
         count_sets,
         limit,
-        (order.succ_ptr, order.succ, order.rank, np.array([limit, antichain])),
+        # Frozen, as those of a graph are: Numba would compile again for columns that are not.
+        (
+            *(frozen_array(x, np.int64) for x in (order.succ_ptr, order.succ, order.rank)),
+            np.array([limit, antichain]),
+        ),
         (waiting, stack, begin, place, totals),
         Threshold(INTERPRETED + 1, ROWS.total),
     )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.core.columns import Array, Flags, Floats, Longs, sum_by
+from partita.core.columns import Array, Flags, Floats, Longs, frozen_array, sum_by
 from partita.kernels import Threshold, run
 from partita.planners.annealing import anneal_rounds
 from partita.planners.effort import Effort
@@ -207,7 +207,10 @@ def _given(model: SplitModel, flow: Flow) -> tuple[Given, OpFlow]:
         share_bytes=model.shared_bytes,
     )
     op_s = np.where(np.isfinite(flow.op_s), flow.op_s, longest)
-    return given, OpFlow(flow.node_of, flow.succ_ptr, flow.succ, op_s, flow.is_block)
+    # Frozen, as those of a graph are: Numba would compile again for columns that are not.
+    node_of = frozen_array(flow.node_of, np.int64)
+    succ_ptr, succ = frozen_array(flow.succ_ptr, np.int64), frozen_array(flow.succ, np.int64)
+    return given, OpFlow(node_of, succ_ptr, succ, op_s, flow.is_block)
 
 
 def _class_of(model: SplitModel) -> Longs:

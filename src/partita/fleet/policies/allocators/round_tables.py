@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.core.columns import Floats, Longs
+from partita.core.columns import Floats, Longs, frozen_array
 from partita.fleet.policies.kernels import JOB_ROUNDS
 from partita.fleet.policies.kernels.placing import NUM_PIECES, Queue, Site, Table
 from partita.fleet.policies.snapshot import Allocation, Snapshot
@@ -96,8 +96,9 @@ def lay_out(snapshot: Snapshot, *, worth: Worth | None = None) -> RoundTables:
     count = len(servers)
     site = Site(
         klass=profiles.server_class,
-        cpus=servers.cpus,
-        memory=servers.memory_gb,
+        # Frozen also where they came from another process: Numba would compile again otherwise.
+        cpus=frozen_array(servers.cpus, np.float64),
+        memory=frozen_array(servers.memory_gb, np.float64),
         free_gpus=gpus,
         free_cpus=servers.cpus.copy(),
         free_memory=servers.memory_gb.copy(),
