@@ -1,9 +1,10 @@
 """Runs commands of ``partita``, or a text in Python, each in a process forked from this warm one.
 
 A process of its own imports torch and what captures models for seconds, the parts of partita for
-another half. Here a request is a line of JSON on standard input (arguments, folder, environment,
-text of Python if it is no command, files for what is printed and for the exit code), the answer a
-line with the number of the process. Several may run at a time.
+another half. All test processes connect to this one, by a socket that was opened for it and whose
+number is its argument. A request is a line of JSON (arguments, folder, environment, text of Python
+if it is no command, files for what is printed and for the exit code), the answer a line with the
+number of the process. Several may run at a time. It ends with its standard input.
 
 What such a process starts in Python (ranks, mostly) is forked from it as well, unless its
 environment has ``FRESH`` set: each would import the same again for seconds. It gets what a fresh
@@ -18,8 +19,9 @@ import os
 import pkgutil
 import random
 import runpy
-import select
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import traceback
@@ -30,16 +32,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import partita
-import partita.cli.main
-
 WARM = ("numba", "scipy.optimize", "torch._dynamo", "torch.distributed.fsdp", "torch.export")
 """What the parts import only when they are called."""
 
 
 def warm_up() -> None:
     """Import what commands import."""
-    parts = [part.name for part in pkgutil.walk_packages(partita.__path__, "partita.")]
+    package = importlib.import_module("partita")
+    parts = [part.name for part in pkgutil.walk_packages(package.__path__, "partita.")]
     for name in (*WARM, *parts):
         if not name.endswith(".__main__") and ".inside" not in name:  # those run when imported
             importlib.import_module(name)
@@ -186,7 +186,6 @@ def code_of(what: Callable[[], None]) -> int:
 def run(request: dict) -> int:
     """Run a request in this process, which ends with it; return the exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.set_wakeup_fd(-1)
     os.setsid()
     # A shell that starts tests in the background lets them ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -205,7 +204,7 @@ def run(request: dict) -> int:
     text, arguments = request["python"], request["arguments"]
     sys.argv = ["partita" if text is None else "-c", *arguments]
     if text is None:
-        return code_of(lambda: partita.cli.main.main(arguments))
+        return code_of(lambda: sys.modules["partita.cli.main"].main(arguments))
     sys.path.insert(0, request["folder"])
     module = sys.modules["__main__"] = ModuleType("__main__")
     return code_of(lambda: exec(compile(text, "<string>", "exec"), module.__dict__))
@@ -222,31 +221,60 @@ def write_codes(running: dict[int, Path]) -> None:
             del running[child]
 
 
+def fork(request: dict, own: Sequence[int]) -> int:
+    """Run a request in a process without this one's own files; return the number of that."""
+    child = os.fork()
+    if child == 0:
+        signal.set_wakeup_fd(-1)
+        for file in own:
+            os.close(file)
+        os._exit(run(request))
+    return child
+
+
 def main() -> None:
     """Serve requests until there are no more."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    warm_up()
+    listening = socket.socket(fileno=int(sys.argv[1]))
     wakes, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with those whom it serves
+    ready = selectors.DefaultSelector()
+    for file in (0, wakes, listening):
+        ready.register(file, selectors.EVENT_READ)
+    connections: dict[socket.socket, Any] = {}
     running: dict[int, Path] = {}
+    is_warm = False
     while True:
-        ready, _, _ = select.select([0, wakes], [], [])
-        if wakes in ready:
-            os.read(wakes, 4096)
-            write_codes(running)
-        if 0 in ready:
-            line = sys.stdin.readline()  # one at a time: the next comes after the answer
-            if not line:
-                break
-            request = json.loads(line)
-            child = os.fork()
-            if child == 0:
-                os._exit(run(request))
-            running[child] = Path(request["code"])
-            answers.write(f"{child}\n")
-            answers.flush()
+        for key, _ in ready.select():
+            if key.fileobj == 0:  # nothing is ever written there
+                return
+            if key.fileobj == wakes:
+                os.read(wakes, 4096)
+                write_codes(running)
+            elif key.fileobj is listening:
+                connection, _ = listening.accept()
+                connections[connection] = connection.makefile("rw", encoding="utf-8")
+                ready.register(connection, selectors.EVENT_READ)
+            else:
+                words = connections[key.fileobj]
+                line = words.readline()  # one at a time: the next comes after the answer
+                if not line:
+                    ready.unregister(key.fileobj)
+                    words.close()
+                    connections.pop(key.fileobj).close()
+                    key.fileobj.close()
+                    continue
+                if not is_warm:
+                    warm_up()
+                    is_warm = True
+                request = json.loads(line)
+                others = (file.fileno() for file in (ready, listening, *connections))
+                child = fork(request, [wakes, wake, *others])
+                running[child] = Path(request["code"])
+                words.write(f"{child}\n")
+                words.flush()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,15 +36,17 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Several test processes share few cores; torch's own threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+HERE = Path(__file__).parent
 IN_A_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let all tests, in whatever process, share one empty cache of profiles: none of the user's."""
+    """Let all tests, in whatever process, share what is not the user's: a cache, warm processes."""
     if not IN_A_WORKER:  # workers inherit it
         cache = tempfile.TemporaryDirectory(prefix="partita-profiles-")
         config.add_cleanup(cache.cleanup)
         os.environ["PARTITA_CACHE"] = cache.name
+        start_command_server(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -167,12 +170,47 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
 
+COMMANDS = "PARTITA_TEST_COMMANDS"
+"""Variable of the environment: the socket of the process that commands are forked from."""
+
+
+def start_command_server(config: pytest.Config) -> None:
+    """Start what commands of all test processes are forked from; it gets warm when it is needed."""
+    folder = tempfile.TemporaryDirectory(prefix="partita-commands-")
+    config.add_cleanup(folder.cleanup)
+    os.environ[COMMANDS] = str(Path(folder.name) / "socket")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.environ[COMMANDS])
+        listening.listen()
+        server = subprocess.Popen(
+            [
+                sys.executable,
+                Path(__file__).with_name("command_server.py"),
+                str(listening.fileno()),
+            ],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,  # it ends with this process, however that ends
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listening.fileno()],
+        )
+
+    def end() -> None:
+        assert server.stdin is not None
+        server.stdin.close()
+        server.terminate()
+        server.wait()
+
+    config.add_cleanup(end)
+
+
 class Commands:
     """Runs ``partita``, or Python, in processes of their own, forked from one that is warm."""
 
     def __init__(self) -> None:
-        self._server: subprocess.Popen[str] | None = None
         self._files = tempfile.TemporaryDirectory()
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.connect(os.environ[COMMANDS])
+        self._words = self._server.makefile("rw", encoding="utf-8")
 
     def start(
         self,
@@ -191,9 +229,6 @@ class Commands:
             out: Where it prints to, if not to what ``communicate`` returns.
             environment: Set besides that of the tests.
         """
-        server = self._server = self._server or self._start()
-        assert server.stdin is not None
-        assert server.stdout is not None
         place = Path(tempfile.mkdtemp(dir=self._files.name))
         files = {name: str(place / name) for name in ("out", "err", "code")}
         request = {
@@ -204,9 +239,9 @@ class Commands:
             **files,
             **({} if out is None else {"out": out}),
         }
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        return WarmProcess(int(server.stdout.readline()), place)
+        self._words.write(json.dumps(request) + "\n")
+        self._words.flush()
+        return WarmProcess(int(self._words.readline()), place)
 
     def run(
         self,
@@ -228,23 +263,10 @@ class Commands:
         printed = process.communicate(timeout_s)
         return subprocess.CompletedProcess(arguments, process.wait(0), *printed)
 
-    def _start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("command_server.py")],
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
     def close(self) -> None:
-        """End the warm process."""
-        if self._server is not None:
-            assert self._server.stdin is not None
-            assert self._server.stdout is not None
-            self._server.stdin.close()
-            self._server.stdout.close()
-            self._server.wait()
+        """Leave the warm process."""
+        self._words.close()
+        self._server.close()
         self._files.cleanup()
 
 

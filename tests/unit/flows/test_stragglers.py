@@ -63,10 +63,10 @@ def test_an_emulated_run_goes_on_with_a_plan_around_its_straggler(tmp_path: Path
     found = partita.run(
         planned(),
         emulate=True,
-        emulate_scale=0.5,
+        emulate_scale=2.0,
         emulate_slow=("d1=3",),
         replan=True,
-        steps=400,
+        steps=80,
         runs=str(tmp_path),
         on_progress=said.append,
     )
