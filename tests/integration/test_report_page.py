@@ -1,6 +1,7 @@
 """Reports in a real browser: they draw what the documents say, and nothing of a text runs."""
 
 import dataclasses
+import io
 import json
 import random
 import re
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from _browser import HOSTILE, Watched
+from PIL import Image
 
 import partita
 from partita.core.program import FIRST_COLLECTIVE, LAST_COMPUTE, Kind
@@ -24,6 +26,7 @@ from partita.flows.report import save_page
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 PIXELS = 200
+HOSTILE_ESCAPED = HOSTILE[1].replace("<", "&lt;") + '&lt;main id="page">'
 ARIA = Path(__file__).parents[1] / "golden" / "report.aria.yml"
 WORDS = {
     Kind.LOAD: "load",
@@ -165,7 +168,7 @@ def test_idle_shares_of_lanes_are_the_simulators(
     watched.check()
 
 
-def hostile(solution: Solution) -> Solution:
+def hostile(solution: Solution, most: int = 10_000) -> Solution:
     """Return a plan whose every name is a text that a careless page would run."""
     problem, plan = solution.problem, solution.plan
     cluster, graph = problem.cluster, problem.graph
@@ -184,7 +187,7 @@ def hostile(solution: Solution) -> Solution:
             dataclasses.replace(device, name=name_of[device.name]) for device in cluster.devices
         ),
     )
-    names = tuple(f"{HOSTILE[at % len(HOSTILE)]}{at}" for at in range(len(graph)))
+    names = tuple(f"{HOSTILE[at % len(HOSTILE)][:most]}{at}" for at in range(len(graph)))
     graph = dataclasses.replace(
         graph, name=HOSTILE[1], ops=dataclasses.replace(graph.ops, names=names)
     )
@@ -314,3 +317,55 @@ def test_plans_side_by_side_and_fleets_draw_without_errors(
     watched = opened(tmp_path / "fleet.html")
     assert watched.page.locator("svg.chart path").count() >= 8
     watched.check()
+
+
+def _notebook(outputs: list[str], folder: Path) -> Path:
+    path = folder / "notebook.html"
+    path.write_text(f'<!doctype html><meta charset="utf-8"><body>{"<hr>".join(outputs)}</body>')
+    return path
+
+
+def test_a_notebook_draws_the_figures_in_sandboxes_and_names_are_text(
+    solution: Solution, tmp_path: Path, browser: Any
+) -> None:
+    named = hostile(solution, most=200)  # a frame that is too large is left out
+    shown = [named._repr_html_(), partita.simulate(named).timeline._repr_html_()]
+    shown.append(shown[0].replace("<iframe ", "<a ").replace("</iframe>", "</a>"))
+    context = browser.new_context(viewport={"width": 1000, "height": 900})
+    watched = Watched(context.new_page(), "file://")
+    watched.page.goto(f"file://{_notebook(shown, tmp_path)}")
+    frames = watched.page.frames[1:]
+    assert len(frames) == 2
+    for at, frame in enumerate(frames):
+        watched.page.locator("iframe").nth(at).scroll_into_view_if_needed()  # drawn when seen
+        frame.wait_for_selector("html[data-ready]", state="attached")
+        assert frame.evaluate("window.__xss") is None
+        assert frame.evaluate("window.origin") == "null"
+    frames[0].locator(".device").first.hover()
+    assert HOSTILE[0] in frames[0].locator(".tip").inner_text()
+    assert frames[1].locator("canvas.lanes").count() == 2
+    assert frames[1].evaluate("document.querySelector('canvas.lanes').partita.draws") > 0
+    assert HOSTILE[1] in watched.page.locator("body").inner_text()
+    watched.check()
+    # Where frames are taken out, as some sites do, the picture is still there.
+    assert watched.page.locator("img").nth(2).is_visible()
+    # A page that were careless would be noticed.
+    policy = "Content-Security-Policy"
+    careless = shown[0].replace(policy, "x").replace('&lt;main id="page">', f"{HOSTILE_ESCAPED}")
+    watched.page.goto(f"file://{_notebook([careless], tmp_path)}")
+    frame = watched.page.frames[1]
+    frame.wait_for_function("window.__xss === 1")
+    context.close()
+
+
+def test_a_notebook_whose_frames_may_run_nothing_shows_the_picture_below_them(
+    solution: Solution, tmp_path: Path, browser: Any
+) -> None:
+    text = partita.simulate(solution).timeline._repr_html_().replace("allow-scripts", "")
+    context = browser.new_context(viewport={"width": 1000, "height": 900})
+    page = context.new_page()
+    page.goto(f"file://{_notebook([text], tmp_path)}")
+    box = page.locator("img").bounding_box()
+    picture = Image.open(io.BytesIO(page.screenshot(clip=box))).convert("RGB")
+    context.close()
+    assert len(picture.getcolors(1_000_000)) > 20

@@ -60,14 +60,22 @@ class Columns:
 
 
 class Displayed(Columns):
-    """Columns that people look at: one line as text, a table and a picture in a notebook."""
+    """Columns that people look at: one line as text, a table and figures in a notebook."""
 
     def __repr__(self) -> str:
         return str(load_target("partita.report.notebook:line")(self))
 
     def _repr_html_(self) -> str:
-        """Return a table and a picture, without scripts, for notebooks."""
+        """Return a table and figures for notebooks."""
         return str(load_target("partita.report.notebook:to_html")(self))
+
+    def _repr_mimebundle_(
+        self, include: object = None, exclude: object = None
+    ) -> Mapping[str, str]:
+        """Return what front ends of notebooks choose from: HTML, a picture, a line."""
+        del include, exclude  # what is left out is the front end's business
+        found: Mapping[str, str] = load_target("partita.report.notebook:to_bundle")(self)
+        return found
 
 
 def derived(owner: Columns, key: object, make: Callable[[], _T]) -> _T:

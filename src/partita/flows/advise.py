@@ -240,11 +240,9 @@ class Advice(Result):
             *(f"start: {line}" for line in self.start_lines()),
         ]
 
-    def picture(self) -> str:
-        """Return the pipeline of a step."""
-        from partita.report.notebook import picture  # noqa: PLC0415 (notebooks alone need it)
-
-        return picture(self.answer.summary.evaluation.timeline)
+    def document(self) -> object:
+        """Return the step, which a notebook draws."""
+        return self.answer.summary.evaluation.timeline
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values under stable keys; what is not known is null."""

@@ -135,11 +135,9 @@ class Explanation(Result):
         """Return where the time and the memory of each device go."""
         return list(self.devices)
 
-    def picture(self) -> str:
-        """Return the pipeline of a step."""
-        from partita.report.notebook import picture  # noqa: PLC0415 (notebooks alone need it)
-
-        return picture(self.summary.evaluation.timeline)
+    def document(self) -> object:
+        """Return the step, which a notebook draws."""
+        return self.summary.evaluation.timeline
 
     def lines(self) -> list[str]:
         """Return what bounds the plan, and what its critical path does."""

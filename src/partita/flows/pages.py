@@ -302,6 +302,7 @@ def compare_page(plans: Sequence[NamedPlan], *, title: str, command: str = "") -
             f"{format_seconds(each.summary.evaluation.step_s)}",
             axis="compare",
             length_s=longest,
+            steers=rank == 1,
         )
         for rank, each in enumerate(ranked[:MOST_SIDE_BY_SIDE], 1)
     ]

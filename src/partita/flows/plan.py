@@ -108,11 +108,9 @@ class PlanResult(Result):
         known = {name: part.to_json() for name, part in parts.items() if part is not None}
         return {**self.answer.to_json(), **known, "solution": encode(self.solution)}
 
-    def picture(self) -> str:
-        """Return the pipeline of a step."""
-        from partita.report.notebook import picture  # noqa: PLC0415 (notebooks alone need it)
-
-        return picture(self.answer.summary.evaluation.timeline)
+    def document(self) -> object:
+        """Return the step, which a notebook draws."""
+        return self.answer.summary.evaluation.timeline
 
     def lines(self) -> list[str]:
         """Return the plan in a few lines."""

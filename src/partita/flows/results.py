@@ -19,15 +19,24 @@ class Result:
         """Return the table that a notebook shows below the lines; empty = none."""
         return []
 
-    def picture(self) -> str:
-        """Return a picture as SVG that a notebook shows below the table; empty = none."""
-        return ""
+    def document(self) -> object | None:
+        """Return the document that a notebook draws below the table; None = none."""
+        return None
 
     def __repr__(self) -> str:
         return "\n".join(self.lines())
 
     def _repr_html_(self) -> str:
-        """Return the lines, the table and the picture as HTML, for notebooks."""
+        """Return the lines, the table and the figures as HTML, for notebooks."""
         from partita.report.notebook import shown  # noqa: PLC0415 (notebooks alone need it)
 
-        return shown(self.lines(), self.rows(), self.picture())
+        return shown(self.lines(), self.rows(), self.document())
+
+    def _repr_mimebundle_(
+        self, include: object = None, exclude: object = None
+    ) -> Mapping[str, str]:
+        """Return what front ends of notebooks choose from: HTML, a picture, a text."""
+        from partita.report.notebook import bundle  # noqa: PLC0415 (notebooks alone need it)
+
+        del include, exclude  # what is left out is the front end's business
+        return bundle(self.lines(), self.rows(), self.document())

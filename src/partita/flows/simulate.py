@@ -95,11 +95,9 @@ class Simulation(Result):
             for index, name in enumerate(timeline.devices)
         ]
 
-    def picture(self) -> str:
-        """Return the pipeline of a step."""
-        from partita.report.notebook import picture  # noqa: PLC0415 (notebooks alone need it)
-
-        return picture(self.timeline)
+    def document(self) -> object:
+        """Return the step, which a notebook draws."""
+        return self.timeline
 
     def lines(self) -> list[str]:
         """Return the time of a step in two lines."""

@@ -98,6 +98,7 @@ def timeline_figure(
     axis: str = "step",
     length_s: float | None = None,
     colour: str = "kind",
+    steers: bool = True,
 ) -> Figure:
     """Return what every device does when; of several tracks, one below the other per device.
 
@@ -108,6 +109,7 @@ def timeline_figure(
         axis: Figures of one axis move together.
         length_s: Seconds of the whole axis; None = those of the longest track.
         colour: What colours the bars at first: ``kind``, ``stage`` or ``clock``.
+        steers: Whether it has the buttons that move all figures of its axis.
     """
     first = tracks[0].timeline
     longest = max(track.timeline.makespan_s for track in tracks)
@@ -119,6 +121,7 @@ def timeline_figure(
         "axis": axis,
         "length_s": longest if length_s is None else length_s,
         "colour": colour,
+        "steers": steers,
         "devices": _grouped_labels(first, cluster, groups),
         "peers": list(first.devices),
         "kinds": [kind.name.lower() for kind in Kind],
@@ -142,7 +145,7 @@ def alike_devices(timeline: Timeline) -> list[list[int]]:
         return one_each(timeline)
     order = np.lexsort((timeline.kind, timeline.start_s, timeline.device))
     scale = 1e5 / max(timeline.makespan_s, 1e-300)
-    columns = [timeline.kind, timeline.stage]
+    columns: list[Array] = [timeline.kind, timeline.stage]
     columns += [np.rint(at * scale) for at in (timeline.start_s, timeline.end_s)]
     rows = np.stack([column[order].astype(np.int32) for column in columns], axis=1)
     ends = np.searchsorted(timeline.device[order], np.arange(len(timeline.devices) + 1))

@@ -1,8 +1,9 @@
-"""How documents look in a notebook: a line, a table and a picture, without scripts.
+"""How documents look in a notebook: a line, a table, and the figures of a report in a frame.
 
-The picture is an image of its own (a data address with SVG), so that its styles stay in it and
-nothing in it can run; its colours are readable on light and dark. The table takes the page's own
-colours. All of it stays under 200 kB, whatever is shown.
+The frame is a sandbox: its scripts reach nothing of the notebook, and its own policy lets it load
+nothing. Below it lies a picture, an image of its own (a data address with SVG) whose colours are
+readable on light and dark: wherever frames or scripts are taken out or do not run, it is what is
+seen. The table takes the page's own colours. All of it stays under 200 kB, whatever is shown.
 """
 
 import base64
@@ -24,6 +25,18 @@ from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
+from partita.fleet.study.panels import completion_times
+from partita.fleet.study.study import run_of
+from partita.report.figures import (
+    Figure,
+    Track,
+    cluster_figure,
+    graph_figure,
+    memory_figure,
+    timeline_figure,
+)
+from partita.report.page import render_frame
+from partita.report.study_figures import fleet_figures, frontier_figure
 from partita.report.svg import timeline_svg
 from partita.report.svg_frame import STYLE, opening, plain, rect, text_at
 from partita.report.svg_frame import line as line_between
@@ -33,6 +46,13 @@ Row: TypeAlias = Mapping[str, object]
 MAX_BYTES = 200_000
 _MAX_PICTURE = 120_000
 """Bytes of a picture before it is packed as text, which makes them a third more."""
+_MOST_BELOW = 40_000
+"""Bytes of a picture that lies below a frame, or stands beside the HTML."""
+_MARGIN = 1000
+_MOST_FRAMED = 50_000
+"""Instructions of a timeline in a frame."""
+_MOST_HIGH = 640
+"""Pixels of a frame; what is higher is scrolled."""
 _MOST_ROWS = 24
 _MOST_LETTERS = 80
 _WIDTH = 760
@@ -66,22 +86,83 @@ def picture(value: object) -> str:
     raise TypeError(f"{type(value).__name__} has no picture")
 
 
+@singledispatch
+def figures(value: object) -> list[Figure]:
+    """Return the figures of a document that a frame shows; none = only its picture is shown."""
+    del value
+    return []
+
+
 def to_html(value: object) -> str:
     """Return a document as HTML for a notebook, under 200 kB."""
-    return shown([line(value)], rows(value), picture(value))
+    return shown([line(value)], rows(value), value)
 
 
-def shown(lines: Sequence[str], table: Sequence[Row], svg: str = "") -> str:
-    """Return lines, a table and a picture as HTML; what is too long is left out, and said."""
+def to_bundle(value: object) -> dict[str, str]:
+    """Return what a front end may choose from: HTML, a picture, a line."""
+    return bundle([line(value)], rows(value), value)
+
+
+def bundle(
+    lines: Sequence[str], table: Sequence[Row], document: object | None = None
+) -> dict[str, str]:
+    """Return lines, a table and a document by their media types."""
+    svg = "" if document is None else picture(document)
+    kept = {"image/svg+xml": svg} if 0 < len(svg.encode()) <= _MOST_BELOW else {}
+    text = _shown(lines, table, svg, document)
+    return {"text/plain": "\n".join(lines), "text/html": text, **kept}
+
+
+def shown(lines: Sequence[str], table: Sequence[Row], document: object | None = None) -> str:
+    """Return lines, a table and a document as HTML; what is too long is left out, and said."""
+    return _shown(lines, table, "" if document is None else picture(document), document)
+
+
+def _shown(lines: Sequence[str], table: Sequence[Row], svg: str, document: object | None) -> str:
     text = "".join(f"<div>{html.escape(one[:2000])}</div>" for one in lines[:_MOST_ROWS])
     more = len(table) - _MOST_ROWS
     note = f"<div>... {more} more rows</div>" if more > 0 else ""
     parts = [f"<style>{_STYLE}</style>", text, html_table(table[:_MOST_ROWS]), note]
+    label = html.escape(lines[0][:200] if lines else "picture")
+    image = ""
     if 0 < len(svg.encode()) <= _MAX_PICTURE:
         packed = base64.b64encode(svg.encode()).decode()
-        label = html.escape(lines[0][:200] if lines else "picture")
-        parts.append(f'<img alt="{label}" src="data:image/svg+xml;base64,{packed}">')
+        image = f'<img alt="{label}" src="data:image/svg+xml;base64,{packed}">'
+    used = sum(len(part.encode()) for part in (*parts, image)) + _MARGIN
+    parts.append(_framed(image, document, label, MAX_BYTES - used))
     return f'<div class="partita-shown">{"".join(parts)}</div>'
+
+
+def _framed(image: str, document: object | None, label: str, room: int) -> str:
+    """Return a picture below a frame with the figures of a document, if these fit into the room."""
+    found = figures(document)
+    if not found:
+        return image
+    text = render_frame(found, title=html.unescape(label))
+    for letter, escape in (("&", "&amp;"), ("<", "&lt;"), ("'", "&#39;")):
+        text = text.replace(letter, escape)
+    if len(text.encode()) > room:
+        return image
+    high = min(_MOST_HIGH, sum(map(_height, found)))
+    # The frame covers the picture, and is no higher than its place.
+    place = f"position:relative;min-height:{high}px;overflow:hidden"
+    over = "position:absolute;left:0;top:0;width:100%;height:100%;border:0"
+    return (
+        f'<div style="{place}">{image}<iframe title="{label}" style="{over}" '
+        f"sandbox=\"allow-scripts allow-downloads\" srcdoc='{text}'></iframe></div>"
+    )
+
+
+def _height(figure: Figure) -> int:
+    """Return about how many pixels a figure is high in a notebook."""
+    kind, lanes = figure["kind"], len(figure.get("devices", ()))
+    if kind == "timeline":
+        return 150 + 30 * lanes
+    if kind == "memory":
+        return 130 + 36 * lanes
+    if kind == "cluster":
+        return 100 + 52 * math.ceil(lanes / 6)
+    return 330
 
 
 class Progress:
@@ -215,6 +296,11 @@ def _svg(height: float, title: str, body: Sequence[str]) -> str:
     return "\n".join([*opening(_WIDTH, height, title, STYLE), *body, "</svg>"])
 
 
+@figures.register
+def _(value: Cluster) -> list[Figure]:
+    return [cluster_figure(value)]
+
+
 @line.register
 def _(value: Problem) -> str:
     graph = value.graph
@@ -246,6 +332,11 @@ def _(value: Problem) -> list[Row]:
 @picture.register
 def _(value: Problem) -> str:
     return picture(value.cluster)
+
+
+@figures.register
+def _(value: Problem) -> list[Figure]:
+    return [cluster_figure(value.cluster), graph_figure(value.graph)]
 
 
 @line.register
@@ -319,6 +410,12 @@ def _(value: Solution) -> str:
     return picture(value.plan)
 
 
+@figures.register
+def _(value: Solution) -> list[Figure]:
+    problem = value.problem
+    return [cluster_figure(problem.cluster, value.plan), graph_figure(problem.graph, value.plan)]
+
+
 @line.register
 def _(value: Timeline) -> str:
     busy = float(value.utilisation.mean()) if len(value.devices) else 0.0
@@ -343,11 +440,21 @@ def _(value: Timeline) -> list[Row]:
 
 @picture.register
 def _(value: Timeline) -> str:
-    for lanes in _LANES:  # many instructions are many rectangles
-        svg = timeline_svg(value, width=_WIDTH, max_lanes=lanes)
-        if len(svg.encode()) <= _MAX_PICTURE:
-            return svg
+    # Many instructions are many rectangles; a frame has room above a small picture only.
+    for limit, choices in ((_MOST_BELOW, _LANES[:-1]), (_MAX_PICTURE, _LANES)):
+        for lanes in choices:
+            svg = timeline_svg(value, width=_WIDTH, max_lanes=lanes)
+            if len(svg.encode()) <= limit:
+                return svg
     return ""
+
+
+@figures.register
+def _(value: Timeline) -> list[Figure]:
+    if len(value) > _MOST_FRAMED:
+        return []
+    found = [timeline_figure([Track(name=value.origin.value, timeline=value)])]
+    return [*found, memory_figure(value)] if len(value.memory_device) else found
 
 
 @line.register
@@ -384,6 +491,11 @@ def _(value: Frontier) -> str:
         [("clocks found", value.time_s, value.energy_j), ("bound", value.time_s, value.bound_j)],
         (format_seconds, format_joules),
     )
+
+
+@figures.register
+def _(value: Frontier) -> list[Figure]:
+    return [frontier_figure(value)]
 
 
 @line.register
@@ -425,6 +537,25 @@ def _(value: FleetHistory) -> str:
         [("jobs", done, share)],
         (format_seconds, format_share),
     )
+
+
+@figures.register
+def _(value: FleetHistory) -> list[Figure]:
+    return fleet_figures([run_of(value)])[1:]
+
+
+@picture.register
+def _(value: tuple) -> str:  # type: ignore[type-arg]  # singledispatch takes no parameters
+    """Completion times of several runs of a fleet, over one another."""
+    curves = [(line.name, line.x * 3600, line.y) for line in completion_times(value)]
+    return _curves(
+        "share of jobs done within a time of their arrival", curves, (format_seconds, format_share)
+    )
+
+
+@figures.register
+def _(value: tuple) -> list[Figure]:  # type: ignore[type-arg]  # likewise
+    return fleet_figures(value)[1:]
 
 
 _Label: TypeAlias = Callable[[float], str]

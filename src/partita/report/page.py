@@ -27,6 +27,7 @@ MODULES = (
 """Modules of a report; each imports only from those before it."""
 STYLES = ("style.css",)
 _IMPORT = re.compile(r"^import \{[^{}\n]*\} from \"\./[\w.]+\";\n", re.MULTILINE)
+_PADDING = re.compile(r"^(?:\s+|//.*\n)+", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(async )?(function|class|const) )", re.MULTILINE)
 
 
@@ -94,6 +95,22 @@ class Page:
 
 def render_page(page: Page) -> str:
     """Return a page as one HTML file."""
+    shown = (
+        f"<noscript><h1>{html.escape(page.title)}</h1><p>{html.escape(page.summary)}</p></noscript>"
+    )
+    return _document(page, title=page.title, shown=shown)
+
+
+def render_frame(figures: Sequence[Figure], *, title: str) -> str:
+    """Return figures as the HTML of a frame in somebody else's page.
+
+    It stays transparent until it has drawn: where no script may run, what is below it is seen.
+    """
+    page = Page(title="", sections=[Section(figures=figures)])
+    return _document(page, title=title, kind=' class="frame"')
+
+
+def _document(page: Page, *, title: str, kind: str = "", shown: str = "") -> str:
     script, style = _script(), _style()
     policy = "; ".join(
         (
@@ -109,15 +126,13 @@ def render_page(page: Page) -> str:
     )
     return (
         "<!doctype html>\n"
-        '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<html lang="en"{kind}>\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
         '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{html.escape(page.title)}</title>\n"
+        f"<title>{html.escape(title)}</title>\n"
         f"<style>{style}</style>\n</head>\n<body>\n"
-        f'<main id="page"><noscript><h1>{html.escape(page.title)}</h1>'
-        f"<p>{html.escape(page.summary)}</p></noscript></main>\n"
+        f'<main id="page">{shown}</main>\n'
         f'<script type="application/json" id="data">{json_in_html(page.to_json())}</script>\n'
         f'<script type="module">{script}</script>\n</body>\n</html>\n'
     )
@@ -145,9 +160,12 @@ def static_text(name: str) -> str:
 
 @cache
 def _script() -> str:
-    """Return all modules as one script: imports are left out, since all names are in one scope."""
+    """Return all modules as one script: imports are left out, since all names are in one scope.
+
+    So are indents and lines of comments, which are a sixth of the text.
+    """
     parts = [_EXPORT.sub("", _IMPORT.sub("", static_text(name))) for name in MODULES]
-    return "\n".join(parts)
+    return _PADDING.sub("", "\n".join(parts))
 
 
 @cache

@@ -187,6 +187,7 @@ def test_modules_can_be_put_into_one_script() -> None:
     for name in MODULES:
         text = static_text(name)
         for line in text.splitlines():
+            assert line.count("`") % 2 == 0, f"{name}: {line}"  # indents are left out
             if line.startswith("import"):
                 found = re.fullmatch(r'import \{ ([\w, ]+) \} from "\./([\w.]+)";', line)
                 assert found, f"{name}: {line}"

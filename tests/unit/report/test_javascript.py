@@ -207,7 +207,7 @@ def _modules() -> list[Path]:
     return [
         path
         for room in (report, service)
-        for path in sorted(Path(str(room.__path__[0])).glob("static/**/*.js"))
+        for path in sorted(Path(str(room.__path__[0])).rglob("static/*.js"))
     ]
 
 

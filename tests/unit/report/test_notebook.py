@@ -1,6 +1,8 @@
-"""Documents in a notebook: one line as text; a table and a picture as HTML, without scripts."""
+"""Documents in a notebook: one line as text; a table, figures in a sandbox and a picture."""
 
 import base64
+import html
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -81,8 +83,35 @@ def test_names_of_others_stay_text() -> None:
     assert "<script" not in text + pictured(text)
 
 
+@pytest.mark.parametrize("value", DOCUMENTS, ids=lambda value: type(value).__name__)
+def test_front_ends_choose_between_html_a_picture_and_text(value) -> None:
+    found = value._repr_mimebundle_()
+    assert found["text/plain"] == repr(value)
+    assert found["text/html"] == value._repr_html_()
+    assert found["image/svg+xml"] == pictured(found["text/html"])
+    frame = re.search(r"<iframe [^>]*srcdoc='([^']*)'></iframe>", found["text/html"])
+    if type(value).__name__ == "Plan":  # without a graph there is nothing to draw but its picture
+        assert frame is None
+        return
+    assert frame is not None
+    assert 'sandbox="allow-scripts allow-downloads"' in frame[0]  # never allow-same-origin
+    inside = html.unescape(frame[1])
+    assert "default-src 'none'; script-src 'sha256-" in inside
+    data = re.search(r'id="data">(.*?)</script>', inside, re.DOTALL)
+    assert data is not None
+    assert json.loads(data[1])["sections"][0]["figures"]
+
+
+def test_a_timeline_that_is_too_large_for_a_frame_is_a_picture() -> None:
+    planned = partita.plan("gpt-small", cluster="16xa100", planner="uniform", microbatches=400)
+    text = partita.simulate(planned, perturb=0.3)._repr_html_()
+    assert len(text.encode()) < MAX_BYTES
+    assert "<iframe" not in text
+    assert pictured(text).startswith("<svg")
+
+
 def test_what_is_too_long_is_cut_and_said() -> None:
-    text = shown(["x"], [{"a": "y" * 5000}] * 500, "<svg>" + " " * 500_000 + "</svg>")
+    text = shown(["x"], [{"a": "y" * 5000}] * 500)
     assert len(text) < 10_000
     assert "476 more rows" in text
     assert html_table([]) == ""

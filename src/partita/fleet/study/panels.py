@@ -72,7 +72,7 @@ def panels_of(runs: Sequence[Run]) -> list[Panel]:
             title=f"Completion times{at}: share of jobs that took no longer",
             x_label="hours from arrival to end (logarithmic)",
             y_label="share of jobs",
-            lines=[_cdf_line(run) for run in highest],
+            lines=completion_times(highest),
             percent=True,
             logarithmic=True,
         )
@@ -136,6 +136,11 @@ def _loads_panel(runs: Sequence[Run]) -> Panel:
         y_label="hours",
         lines=lines,
     )
+
+
+def completion_times(runs: Sequence[Run]) -> list[Line]:
+    """Return the share of jobs that took no longer than so many hours, a line per run."""
+    return [_cdf_line(run) for run in runs[:MOST_LINES]]
 
 
 def _cdf_line(run: Run) -> Line:

@@ -107,6 +107,10 @@ class FrontierResult(Result):
         )
         return [{"step (s)": t, "energy (J)": e, "bound (J)": b} for t, e, b in columns]
 
+    def document(self) -> object:
+        """Return the frontier, which a notebook draws."""
+        return self.frontier
+
 
 def frontier(
     source: Source | None = None,

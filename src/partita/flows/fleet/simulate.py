@@ -164,6 +164,10 @@ class FleetResult(Result):
             for run in self.runs
         ]
 
+    def document(self) -> object:
+        """Return the runs, whose curves a notebook draws."""
+        return tuple(self.runs)
+
 
 def simulate_fleet(
     trace: str | Trace,

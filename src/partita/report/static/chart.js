@@ -80,7 +80,7 @@ export class Chart {
     this.ruler = null;
     this.lit = null;
     this.svg = shape("svg", { class: "chart", tabindex: 0, role: "img", "aria-label": this.words() });
-    const legend = page.legends.has(figure.group) ? null : legendOf(figure, page);
+    const legend = figure.legend === "above" ? null : legendOf(figure, page);
     this.element = make("div", { class: "figure-body" }, legend, this.svg, tableDetails(figure));
     this.svg.addEventListener("pointermove", (event) => this.hover(event));
     this.svg.addEventListener("pointerleave", () => {

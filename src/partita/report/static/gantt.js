@@ -168,7 +168,7 @@ export class Gantt {
   }
 
   controls() {
-    const { axis, figure, page } = this;
+    const { axis, figure } = this;
     const view = (words, from, to) => {
       const button = make("button", { type: "button" }, words);
       button.addEventListener("click", () => axis.show(from * axis.length, to * axis.length));
@@ -181,13 +181,11 @@ export class Gantt {
       this.mode = select.value;
       this.recolour();
     });
-    const alone = !page.steered.has(axis);
-    page.steered.add(axis);
     const hint = make("span", { class: "hint" }, "click, then wheel zooms · drag moves · , . step · Home");
     this.pager = make("span", { class: "pager" });
     // One set of buttons moves all figures of an axis.
-    const views = alone ? [view("whole step", 0, 1), view("beginning", 0, 0.12), view("end", 0.88, 1)] : [];
-    return make("div", { class: "controls" }, ...views, select, this.legend, this.pager, alone ? hint : null);
+    const views = figure.steers ? [view("whole step", 0, 1), view("beginning", 0, 0.12), view("end", 0.88, 1)] : [];
+    return make("div", { class: "controls" }, ...views, select, this.legend, this.pager, figure.steers ? hint : null);
   }
 
   palettes() {

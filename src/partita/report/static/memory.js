@@ -34,6 +34,7 @@ export class MemoryCurves {
     });
     page.onTheme(this.redraw);
     new ResizeObserver(this.redraw).observe(this.canvas);
+    this.canvas.partita = this;
   }
 
   async load() {

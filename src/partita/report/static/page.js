@@ -23,9 +23,6 @@ export class PageState {
     this.axes = new Map();
     this.bus = new Bus();
     this.themed = [];
-    this.drawn = [];
-    this.legends = new Set();
-    this.steered = new Set();
     const dark = window.matchMedia("(prefers-color-scheme: dark)");
     dark.addEventListener("change", () => this.themeChanged());
     window.addEventListener("beforeprint", () => this.onPaper(true));
@@ -54,7 +51,7 @@ export class PageState {
     if (theme) dataset.theme = theme;
     else delete dataset.theme;
     this.themeChanged();
-    for (const figure of this.drawn) figure.draw();
+    for (const canvas of document.querySelectorAll("canvas.lanes")) canvas.partita.draw();
   }
 }
 
@@ -80,7 +77,6 @@ export function figureElement(figure, page, level = "h3") {
   const draw = KINDS[figure.kind];
   if (!draw) return { element: make("p", {}, `figure ${figure.kind} is not known`), done: Promise.resolve() };
   const drawn = draw(figure, page);
-  if (drawn.draw) page.drawn.push(drawn);
   const head = figure.title ? make(level, { class: "title" }, withUnits(figure.title)) : null;
   const note = figure.note ? make("p", { class: "note" }, withUnits(figure.note)) : null;
   const element = make("section", { class: `figure ${figure.kind}` }, head, note, drawn.element);
@@ -91,14 +87,13 @@ export function figureElement(figure, page, level = "h3") {
 function sharedLegend(figures, page) {
   const charts = figures.filter((figure) => figure.kind === "chart" && figure.group);
   if (charts.length < 2) return null;
-  page.legends.add(charts[0].group);
   return legendOf(charts[0], page);
 }
 
 function sectionElement(section, page, waits) {
   const legend = sharedLegend(section.figures, page);
   const parts = section.figures.map((figure) => {
-    const { element, done } = figureElement(figure, page, section.title ? "h3" : "h2");
+    const { element, done } = figureElement(legend ? { ...figure, legend: "above" } : figure, page, section.title ? "h3" : "h2");
     waits.push(done);
     return element;
   });
