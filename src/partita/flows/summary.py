@@ -196,6 +196,9 @@ def describe_plan(plan: Plan) -> str:
     if visits:
         return f"{len(plan.stages)} stages on {used} devices{end}"
     words = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+    if replicas != [1] and len({stage.devices for stage in plan.stages}) == 1 < len(plan.stages):
+        # All devices have all stages: the units in which they gather and reduce.
+        words, end = f"1 stage in {len(plan.stages)} units", end.rpartition(", ")[0]
     if replicas != [1]:
         per_stage = [stage.num_replicas for stage in plan.stages]
         same = len(replicas) == 1

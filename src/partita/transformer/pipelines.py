@@ -7,6 +7,7 @@ the seconds of ``price.py``, by the same simulator that plays every other plan; 
 ``plan_of`` say it all as documents: blocks are ops with costs at their degrees.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -39,7 +40,7 @@ from partita.cost.predict import simulate
 from partita.transformer.activations import kept_bytes, layer_bytes
 from partita.transformer.kernels import Machine
 from partita.transformer.layout import Layout
-from partita.transformer.price import Groups, Passes, passes_of
+from partita.transformer.price import Groups, Passes, held_params, passes_of
 from partita.transformer.search import Task, case_of
 from partita.transformer.shape import Numbers
 
@@ -300,11 +301,15 @@ def plan_of(lanes: Sequence[Pipeline], graph: Graph, cluster: Cluster) -> Plan:
     )
     stage_of = [0, *(chunk for chunk, n in enumerate(chunks) for _ in range(n)), len(chunks) - 1]
     layout = first.layout
-    # Fully sharded blocks are gathered one by one: each is a stage of its own on all devices.
-    by_unit = layout.zero == len(SHARDS) - 1 and layout.pp == 1 and len(used) > 1
+    # Fully sharded blocks are gathered one by one, and gradients of equal replicas leave in buckets
+    # as layers finish: each unit is a stage of its own on all devices. Beside a pipeline a bucket
+    # is a chunk, as in Megatron.
+    whole = layout.zero == len(SHARDS) - 1
+    by_unit = layout.pp == 1 and len(used) > 1
+    by_unit = by_unit and (whole or (len(lanes) == 1 and layout.dp * layout.cp > 1))
     if by_unit:
-        stage_of = list(range(len(graph.ops)))
-        stages *= len(graph.ops)
+        stage_of = _units(first.task, layout)
+        stages *= stage_of[-1] + 1
     return Plan(
         fingerprint=graph.fingerprint,
         devices=tuple(cluster.device_names[device] for device in used),
@@ -313,6 +318,25 @@ def plan_of(lanes: Sequence[Pipeline], graph: Graph, cluster: Cluster) -> Plan:
         schedule=Schedule.INTERLEAVED if layout.vp > 1 or by_unit else Schedule.ONE_F_ONE_B,
         microbatch_sizes=equal_microbatches(turns * sum(shares), layout.microbatch),
     )
+
+
+LEAST_BUCKET, BUCKET_PER_RANK = 4e7, 1e6
+"""Parameters of a bucket of gradients: at least, and for each rank (Megatron's)."""
+
+
+def _units(task: Task, layout: Layout) -> list[int]:
+    """Return the unit of each op: a block, or as many as a bucket of gradients takes.
+
+    Embedding and head are units of their own. Fully sharded blocks are one each.
+    """
+    layers, count = task.shape.layers, 1
+    if layout.zero < len(SHARDS) - 1:
+        held = held_params(case_of(task, [layout], task.machine))
+        each = as_number(held.block + held.experts)
+        bucket = max(LEAST_BUCKET, BUCKET_PER_RANK * layout.dp * layout.cp)
+        count = min(layers, math.ceil(bucket / each))
+    of_layers = [1 + layer // count for layer in range(layers)]
+    return [0, *of_layers, of_layers[-1] + 1]
 
 
 def _stage(places: Sequence[Place], index: Mapping[int, int], shares: tuple[int, ...]) -> Stage:
@@ -493,8 +517,8 @@ def _rows(task: Task, place: Place) -> dict[int, list[float]]:
     experts = calls(Kind.ALL_TO_ALL, layout.ep, near, sent, of.expert_s)
     forward, embedding, head = map(as_number, (of.forward_s, of.embedding_s, of.head_s))
     replay, expert_replay = as_number(of.replay), as_number(of.expert_replay)
-    # Collectives of fully sharded units are in the Program, beside the compute that they slow down.
-    units = of.slowed_s if layout.zero == len(SHARDS) - 1 else of.units_s
+    # Collectives of sharded units are in the Program, beside the compute that they slow down.
+    units = of.slowed_s if layout.pp == 1 else of.units_s
     forward, away = forward + as_number(of.offload_s) / 2, as_number(of.offload_s) / 2
     block = [forward, as_number(of.backward_s + units) + away, as_number(of.recompute_s)]
     # While a block runs backward, what it computes again and about its own gradients live.

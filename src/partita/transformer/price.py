@@ -430,7 +430,7 @@ class _Units(NamedTuple):
 
     Attributes:
         added: Seconds that they add, with what of them nothing hides.
-        slowed: Of fully sharded units, what compute under them loses.
+        slowed: Of it, what compute under their collectives loses.
     """
 
     added: Numbers
@@ -469,7 +469,11 @@ def _units_s(
     gradients = np.where(layouts.pp == 1, added(backward, reduced), 0.0)
     return _Units(
         added=np.where(zero >= 3, whole, np.where(zero == 2, gradients, 0.0)),
-        slowed=np.where(zero >= 3, slowed, 0.0),
+        slowed=np.where(
+            zero >= 3,
+            slowed,
+            np.where((zero == 2) & (np.asarray(layouts.pp) == 1), beside(backward, reduced), 0.0),
+        ),
     )
 
 
@@ -541,7 +545,7 @@ class Passes(NamedTuple):
         replay: 1 where recomputation repeats them; of experts ``expert_replay``.
         expert_replay: See ``replay``.
         units_s: What sharded units add to a block's two passes.
-        slowed_s: Of that, what compute loses to the collectives of fully sharded units under it.
+        slowed_s: Of that, what compute loses to their collectives under it.
         offload_s: What shows in its two passes of activations that host memory keeps.
         head_s: Head, loss, their backward and collectives.
         embedding_s: Embedding and its backward.

@@ -11,6 +11,7 @@ from partita.catalogue.shorthand import read_shorthand
 from partita.core.plan import Shard
 from partita.core.precision import parse_precision
 from partita.core.problem import Objective, Problem
+from partita.core.program import Kind
 from partita.cost.links import fabric_of
 from partita.cost.predict import simulate
 from partita.cost.proof import check
@@ -79,8 +80,8 @@ def test_the_program_of_a_layout_is_proved_and_takes_about_its_price(name, clust
     # The closed form spreads what the last stage has beside its layers; few layers show it most.
     assert played == pytest.approx(closed, rel=0.1)
     timeline = simulate(problem, plan)
-    # Reductions and gathers of the Program do not hide under the compute of their own stage, which
-    # is one unit there.
+    # Beside a pipeline the Program's reductions do not hide under the compute of their own chunk,
+    # and what ZeRO-1 and 2 updated is gathered at the end of a step.
     assert closed * 0.9 < timeline.makespan_s < closed * 1.25
     assert timeline.peak_bytes.max() == pytest.approx(float(priced.total_bytes[0]), rel=0.25)
 
@@ -109,6 +110,31 @@ def test_simulated_a_plan_takes_as_long_and_as_much_as_it_was_planned_to(
     total = float(price_all(task, [layout]).total_bytes[0])
     assert 0.75 * total < timeline.peak_bytes.max() < 1.02 * total
     assert graph.parameters.elements.sum() == pytest.approx(task.shape.params, rel=1e-3)
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_gradients_leave_in_buckets_while_backward_goes_on(zero, cluster):
+    task = task_on(cluster, "llama3-8b", batch=32, length=4096)
+    lane = regular_pipeline(task, Layout(dp=16, zero=zero), cluster)
+    graph = graph_of([lane])
+    plan = plan_of([lane], graph, cluster)
+    assert len(plan.stages) == 34  # embedding, blocks and head
+    objective = Objective().with_precision(parse_precision("bf16"), "adam")
+    problem = Problem(graph=graph, cluster=cluster, objective=objective)
+    timeline = simulate(problem, plan)
+    reduces = np.isin(timeline.kind, [Kind.ALL_REDUCE, Kind.REDUCE_SCATTER])
+    end_s = timeline.end_s[timeline.kind == Kind.BACKWARD].max()
+    # Bucket after bucket; only those of the last blocks and the embedding are left.
+    assert (timeline.start_s[reduces] < end_s).mean() > 0.9
+
+
+def test_small_blocks_share_a_bucket(cluster):
+    task = task_on(cluster, "llama3-8b")
+    task = replace(task, shape=replace(task.shape, hidden=1024, ffn=2048, heads=8, kv_heads=8))
+    lane = regular_pipeline(task, Layout(dp=16, zero=1), cluster)
+    plan = plan_of([lane], graph_of([lane]), cluster)
+    # Ten million parameters a block, forty million a bucket.
+    assert np.bincount(plan.stage_of).tolist() == [1, *[4] * 8, 1]
 
 
 def test_experts_have_teams_of_their_own(cluster):
