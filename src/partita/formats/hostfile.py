@@ -20,6 +20,8 @@ _SLOTS = re.compile(
 _LINE = re.compile(rf"{_NAME}(?::\d{{1,5}})?(?:\s+[a-z_-]+\s*=\s*\S+)*")
 _COUNTED = re.compile(rf"{_NAME}(?:\s+slots\s*=|:\d{{1,5}}$)")
 _MOST_HOSTS = 100_000
+_LONGEST = 500
+"""Characters of a line; patterns would take long for what is no host."""
 
 
 def is_hostfile(text: str) -> bool:
@@ -27,7 +29,9 @@ def is_hostfile(text: str) -> bool:
     lines = [line for line in _lines(text[:100_000]) if line]
     if len(text) > 100_000:
         lines = lines[:-1]
-    has_slots = any(_COUNTED.search(line) for line in lines)
+    if any(len(line) > _LONGEST for line in lines):
+        return False
+    has_slots = any(_COUNTED.match(line) for line in lines)
     return has_slots and all(_LINE.fullmatch(line) for line in lines)
 
 
@@ -42,7 +46,7 @@ def read_hostfile(text: str, known: Completion, *, name: str = "hostfile") -> Cl
     for number, line in enumerate(_lines(text), 1):
         if not line:
             continue
-        match = _SLOTS.fullmatch(line)
+        match = _SLOTS.fullmatch(line) if len(line) <= _LONGEST else None
         if match is None:
             raise FormatError(f"{short(line)}; expected such as host slots=4", line=number)
         count = match[2] or match[3]

@@ -38,6 +38,8 @@ _MEMORY = re.compile(r"\[?(\d{1,12})(?:\s*MiB)?\]?")
 _QUERY_COLUMNS = frozenset({"index", "uuid", "pci.bus_id", "memory.total", "gpu_uuid", "gpu_name"})
 _FAILED = "Failed to run topology matrix"
 _MOST_GPUS = 256
+_LONGEST = 4000
+"""Characters of a line; a matrix of all GPUs has fewer."""
 _MIB = 2**20
 SYSTEM_SHARE = 0.5
 """Rate of a way between sockets, as a share of that of PCI Express."""
@@ -83,7 +85,7 @@ def is_nvidia_smi(text: str) -> bool:
     has_matrix = any(_is_head(words) for words in map(str.split, lines))
     return has_matrix or any(
         _columns(line) or _LISTED.fullmatch(line.strip()) or _TABLED.fullmatch(line)
-        for line in lines
+        for line in _narrow(lines)
     )
 
 
@@ -114,7 +116,8 @@ def read_smi_text(text: str) -> SmiText:
     """
     lines = _lines(text)
     cells = _matrix(lines)
-    titled = {**_tabled(lines), **_listed(lines), **_queried(lines)}
+    narrow = _narrow(lines)
+    titled = {**_tabled(narrow), **_listed(narrow), **_queried(lines)}
     if not cells and not titled:
         why = "nvidia-smi could not make its matrix" if _FAILED in text else "no GPUs are in it"
         raise FormatError(f"{why}; expected what nvidia-smi topo -m or --query-gpu prints")
@@ -129,8 +132,13 @@ def read_smi_text(text: str) -> SmiText:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines without the codes that colour or underline them."""
-    return [line.rstrip() for line in _ANSI.sub("", text).splitlines()]
+    """Return the lines without the codes that colour or underline them; none that is too long."""
+    return _narrow([line.rstrip() for line in _ANSI.sub("", text).splitlines()], _LONGEST)
+
+
+def _narrow(lines: Sequence[str], most: int = 300) -> list[str]:
+    """Return the lines; empty ones for those that patterns would take long for."""
+    return [line if len(line) <= most else "" for line in lines]
 
 
 def _is_head(words: Sequence[str]) -> bool:

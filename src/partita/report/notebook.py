@@ -62,7 +62,8 @@ _STYLE = (
     ".partita-shown table{border-collapse:collapse;margin:.4em 0;color:inherit}"
     ".partita-shown th,.partita-shown td{padding:.15em .7em;text-align:right;"
     "border-bottom:1px solid rgba(128,128,128,.35);background:transparent;color:inherit}"
-    ".partita-shown th:first-child,.partita-shown td:first-child{text-align:left}"
+    ".partita-shown th:first-child,.partita-shown td:first-child,.partita-shown .text"
+    "{text-align:left}"
     ".partita-shown img{max-width:100%;height:auto}"
     "@media (prefers-color-scheme:dark){.partita-shown{color-scheme:dark}}"
 )
@@ -198,14 +199,22 @@ def html_table(table: Sequence[Row]) -> str:
     if not table:
         return ""
     columns = list(table[0])[:_MOST_ROWS]
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    signs = {name: _sign(table, name) for name in columns}
+    head = "".join(f"<th{signs[name]}>{html.escape(name)}</th>" for name in columns)
     body = "".join(
         "<tr>"
-        + "".join(f"<td>{html.escape(_cell(row.get(name)))}</td>" for name in columns)
+        + "".join(f"<td{signs[name]}>{html.escape(_cell(row.get(name)))}</td>" for name in columns)
         + "</tr>"
         for row in table
     )
     return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _sign(table: Sequence[Row], name: str) -> str:
+    """Return what marks a column of texts, which begins at the left as the first column does."""
+    values = [row.get(name) for row in table]
+    is_text = all(isinstance(value, str) and value[:1].isalpha() for value in values)
+    return ' class="text"' if is_text and name != next(iter(table[0])) else ""
 
 
 def _cell(value: object) -> str:
@@ -520,7 +529,7 @@ def _(value: FleetHistory) -> list[Row]:
     if len(done):
         table += [
             {"": name, "value": format_seconds(float(np.quantile(done, share)))}
-            for name, share in (("median completion", 0.5), ("99th of a hundred", 0.99))
+            for name, share in (("median completion", 0.5), ("99th percentile", 0.99))
         ]
     return table
 
@@ -589,8 +598,10 @@ def _curves(
         parts.append(
             f'<polyline points="{points}" fill="none" stroke="{_colour(index)}" stroke-width="2"/>'
         )
-        parts.append(rect(right - 150, top + 4 + 18 * index, 12, 12, f'fill="{_colour(index)}"/>'))
-        parts.append(text_at(right - 132, top + 15 + 18 * index, name))
+        if len(curves) > 1:  # above the lines, beside the title
+            begin = right - 130 * (len(curves) - index)
+            parts.append(rect(begin, 9, 12, 12, f'fill="{_colour(index)}"/>'))
+            parts.append(text_at(begin + 18, 20, name))
     return _svg(bottom + 34, title, parts)
 
 

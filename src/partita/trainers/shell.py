@@ -19,8 +19,12 @@ from partita.errors import FormatError
 
 MAX_TEXT = 200_000
 """Characters of a script, and of what a variable may grow to."""
+_MOST_WORDS = 200_000
+"""Words of all commands."""
 _DEPTH = 4
 """Commands within words of commands, and variables within defaults of variables."""
+_NESTED = 16
+"""Brackets within brackets of one value."""
 _LITERAL = "\ue000"
 """Stands for a dollar sign that is no variable: quoted, or after a backslash."""
 _BLANK = "\ue001"
@@ -185,6 +189,8 @@ def _end_of_value(text: str, at: int) -> int:
                 depth += (text[end] == opening[1]) - (text[end] == closing)
                 if not depth:
                     return end + 1
+                if depth > _NESTED:
+                    break
             return at + 1
     found = re.compile(r"\$(?:[A-Za-z_]\w*|.)?").match(text, at)
     return found.end() if found else at + 1
@@ -203,6 +209,7 @@ class _Script:
     def __init__(self, variables: Mapping[str, list[_Piece]], depth: int = 0) -> None:
         self._variables = dict(variables)
         self._depth = depth
+        self._words = 0
         self._branches: list[int] = []
         self.commands: list[list[Word]] = []
         self.assigned: list[list[Word]] = []
@@ -285,6 +292,14 @@ class _Script:
                 self._inner(_text(pieces).replace(_LITERAL, "$"), token.line)
                 continue
             words += _split(pieces, token.line)
+        self._add(words)
+
+    def _add(self, words: list[Word]) -> None:
+        self._words += len(words)
+        if self._words > _MOST_WORDS:
+            raise FormatError(
+                f"the commands have more than {_MOST_WORDS} words", line=words[0].line
+            )
         self.commands.append(words)
 
     def _inner(self, text: str, line: int) -> None:
@@ -294,7 +309,7 @@ class _Script:
         script = _Script(self._variables, self._depth + 1)
         script.walk(_tokens(text))
         for command in script.commands:
-            self.commands.append([word._replace(line=line) for word in command])
+            self._add([word._replace(line=line) for word in command])
 
     def _expanded(self, text: str, branch: int, depth: int = 0) -> list[_Piece]:
         """Return a text with the values of variables that the script itself sets."""

@@ -17,6 +17,8 @@ from partita.errors import PartitaError
 from partita.flows.convert import convert
 from partita.flows.fields import ClusterFields
 from partita.flows.problem import read_cluster
+from partita.formats.hostfile import is_hostfile
+from partita.formats.nvidia_smi import is_nvidia_smi
 
 FILES = Path(__file__).parents[2] / "golden" / "readers"
 READ = {
@@ -119,6 +121,16 @@ def test_memory_tells_products_of_one_name_apart() -> None:
 def test_users_and_ranges_of_hostfiles_are_their_hosts() -> None:
     cluster = read("hostfile/users-and-ranges.txt", "a100")
     assert [host.name for host in cluster.hosts] == ["gpu01.lab", "gpu02.lab", "10.0.0.7"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a" * 50_000 + "_ slots=1", "a-" * 20_000 + " slots=1", "GPU 0: x" + " " * 40_000 + "y"],
+    ids=["name", "dashes", "blanks"],
+)
+def test_long_lines_are_no_lists_and_take_no_time(text: str) -> None:
+    assert not is_hostfile(text)
+    assert not is_nvidia_smi(text)
 
 
 def test_commands_take_such_files_as_clusters(tmp_path: Path) -> None:

@@ -361,6 +361,23 @@ def test_what_people_have_is_read_or_refused_in_one_line(
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("script", "refusal"),
+    [
+        ("--micro-batch-size " + "${" * 20_000, "a variable that the file does not set"),
+        ("A=12345678\n" + "A=$A$A\n" * 99 + "x --micro-batch-size $A", "grows over all bounds"),
+        (
+            "A='" + "--b 1 " * 9000 + "'\n" + "x $A --micro-batch-size 1\n" * 999,
+            "more than 200000 words",
+        ),
+    ],
+    ids=["brackets", "doubling", "repeating"],
+)
+def test_scripts_that_grow_are_refused(script: str, refusal: str) -> None:
+    with pytest.raises(FormatError, match=refusal):
+        read_configuration(script)
+
+
 def test_mutated_configurations_give_no_traceback() -> None:
     rng = random.Random(7)
     pieces = ["$(", "${A}", "'", '"', "(", "*", "|", "\\\n", "-1", "0", "1e9", "é", "{", "[", ":"]
