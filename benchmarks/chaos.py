@@ -41,7 +41,7 @@ from partita.runtime.executor import Run, make_task, run_forked
 from partita.runtime.job import Job, JobDirectory
 from partita.runtime.launch import collect
 from partita.runtime.link_emulator import emulated_link, why_unavailable
-from partita.runtime.rank import RankOptions
+from partita.runtime.rank import RankOptions, StepNews
 from partita.runtime.recipe import Recipe
 from partita.runtime.restarts import RestartLimit, Survival
 from partita.runtime.saving import AUTO, Saving
@@ -367,7 +367,7 @@ def _await_step(files: JobDirectory, step: int, launchers: list[Any]) -> None:
     deadline = time.monotonic() + 300.0
     while time.monotonic() < deadline:
         news = [item for each in files.attempts() for item in each.read_news(0, 0)[0]]
-        if any(item.step >= step for item in news):
+        if any(isinstance(item, StepNews) and item.step >= step for item in news):
             return
         if any(launcher.poll() is not None for launcher in launchers):
             return

@@ -96,6 +96,12 @@ def emulated_plans(links: Cluster) -> Iterator[tuple[str, Graph, Plan]]:
     yield "data parallel over 4", graph, pipeline(graph, four, [range(4)], microbatches=16)
     graph = chain(2, figures_of([0.1 * MB, 0], parameter_bytes=4 * MB))
     yield "2 stages, 2 replicas", graph, pipeline(graph, four, [[0, 2], [1, 3]], microbatches=8)
+    graph = chain(4, figures_of([0.1 * MB, 0.5 * MB, 0.1 * MB, 0], parameter_bytes=1 * MB))
+    for name, first in (("", (0, 2, 4, 6)), (" across", (0, 1, 2, 3))):
+        step = 4 if name else 1  # replicas beside each other, or one in each host
+        groups = [[device, device + step] for device in first]
+        plan = pipeline(graph, eight, groups, microbatches=8)
+        yield f"4 stages, 2 replicas{name}", graph, plan
     graph = chain(2, figures_of([1 * MB, 0]))
     plan = pipeline(graph, four, [[(0, 1)], [(2, 3)]], microbatches=8)
     yield "2 stages, tensor parallel", graph, plan

@@ -14,9 +14,12 @@ import io
 import re
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -38,7 +41,7 @@ from partita.core.problem import Metric, Objective, Problem, Schedule
 from partita.core.solution import Solution
 from partita.ranks.pool import RankPool
 from partita.ranks.status import StatusBoard
-from partita.runtime.job import Job
+from partita.runtime.job import Job, JobDirectory
 from partita.runtime.parallelize import ScriptRank, being_rank, seed_alike
 from partita.testing.builders import flat_cluster
 
@@ -109,14 +112,20 @@ def in_ranks(planned: Solution, work: Callable[[], Any]) -> list[Any]:
     world = len(planned.plan.devices)
     board, job = StatusBoard(world), Job(script=("script.py",), stall_limit_s=120)
 
-    def main(member: Any, _: object) -> Any:
-        torch.set_num_threads(1)
-        seed_alike(member, 0)
-        with being_rank(ScriptRank(member=member, board=board, solution=planned, job=job)):
-            return work()
+    with tempfile.TemporaryDirectory() as folder:
+        files = JobDirectory(Path(folder))
+        files.prepare()
 
-    with RankPool(world, main, limit_s=120, board=board) as pool:
-        return pool.call(None)
+        def main(member: Any, _: object) -> Any:
+            torch.set_num_threads(1)
+            seed_alike(member, 0)
+            # News of steps go where they go in ``partita run``: into a file of the rank.
+            member = replace(member, notify=files.news_writer(member.rank))
+            with being_rank(ScriptRank(member=member, board=board, solution=planned, job=job)):
+                return work()
+
+        with RankPool(world, main, limit_s=120, board=board) as pool:
+            return pool.call(None)
 
 
 def difference(name: str) -> tuple[list[str], int]:

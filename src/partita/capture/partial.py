@@ -11,6 +11,7 @@ Stand-ins can be read: a model with them is captured as any other, as the ops of
 depend on the values of its parameters.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 from partita.capture.trace import GETTERS, kind_of
 from partita.capture.tree import tensors_of
 from partita.errors import InvalidInputError
+
+logger = logging.getLogger(__name__)
 
 _CONVERSIONS = frozenset(
     ("to", "float", "double", "half", "bfloat16", "type", "cpu", "cuda", "contiguous", "clone")
@@ -48,9 +51,7 @@ def build_partly(
     drawn = torch.random.get_rng_state()
     with _registered() as seen:
         shell = build("meta")
-    names: dict[int, list[str]] = {}
-    for name, parameter in shell.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    names = _names_of(shell)
     unwanted = {
         place
         for place, parameter in enumerate(seen)
@@ -71,6 +72,91 @@ def build_partly(
             "be built in parts"
         )
     return model
+
+
+def build_for_stages(
+    build: Callable[[], nn.Module],
+    held: Collection[str],
+    used: Collection[str],
+    device: torch.device,
+) -> nn.Module:
+    """Return a model with memory for what a rank's stages hold, the whole where that fails.
+
+    Args:
+        build: Builds the model; called on the meta device first.
+        held: Parameters that the rank holds.
+        used: Parameters that any stage uses. What none uses is built everywhere: nobody else has
+            its values.
+        device: Where it is built.
+    """
+    drawn = torch.random.get_rng_state()
+
+    def build_on(place: str) -> nn.Module:
+        with torch.device(place):
+            return build()
+
+    try:
+        shell = build_on("meta")
+        torch.random.set_rng_state(drawn)
+        wanted = {
+            name
+            for names in _names_of(shell).values()
+            if not any(name in used for name in names) or any(name in held for name in names)
+            for name in names
+        }
+        return build_partly(build_on, wanted, str(device))
+    except Exception as exc:  # noqa: BLE001  # a user's code may not know the meta device
+        logger.info("the model is built whole: %s", exc)
+        torch.random.set_rng_state(drawn)
+        return build_on(str(device))
+
+
+def materialise(
+    model: nn.Module, device: torch.device, held: Collection[str], used: Collection[str]
+) -> list[str]:
+    """Give what is on the meta device memory, without values: stand-ins what others hold.
+
+    Args:
+        model: The model.
+        device: Where the memory is.
+        held: Parameters that the rank holds.
+        used: Parameters that any stage uses; the rank has the others, too.
+
+    Returns:
+        The names of the buffers that have no values now.
+    """
+    names = _names_of(model)
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):  # noqa: SLF001  # objects, not copies
+            for key, tensor in table.items():
+                if tensor is None or not tensor.is_meta:
+                    continue
+                if id(tensor) not in made:
+                    known = names.get(id(tensor), ())
+                    is_others = any(n in used for n in known) and not any(n in held for n in known)
+                    made[id(tensor)] = _with_memory(tensor, device, is_stand_in=is_others)
+                table[key] = made[id(tensor)]  # type: ignore[assignment]  # a parameter is one
+    found = dict(model.named_buffers())
+    filled = {id(tensor) for tensor in made.values()}
+    return [name for name, tensor in found.items() if id(tensor) in filled]
+
+
+def _with_memory(like: Tensor, device: torch.device, *, is_stand_in: bool) -> Tensor:
+    is_parameter = isinstance(like, nn.Parameter)
+    if is_stand_in and is_parameter:
+        made = torch.full((), 0.01, dtype=like.dtype, device=device).expand(like.shape)
+    else:
+        made = torch.empty(like.shape, dtype=like.dtype, device=device)
+    return nn.Parameter(made, like.requires_grad) if is_parameter else made
+
+
+def _names_of(model: nn.Module) -> dict[int, list[str]]:
+    """Return all names of each parameter, by its identity."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return names
 
 
 def _built_with_stand_ins(

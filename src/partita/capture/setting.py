@@ -118,13 +118,8 @@ def example_inputs(model: nn.Module, example: Example) -> dict[str, Tensor]:
     A tensor that stands in several places has the first name.
     """
     places: list[tuple[str, Any]] = []
-    try:
-        bound = _signature(model).bind(*example.args, **example.kwargs)
-    except TypeError as exc:
-        raise InvalidInputError(f"{type(model).__name__} cannot be called: {exc}") from exc
-    for name, value in bound.arguments.items():
-        kind = bound.signature.parameters[name].kind
-        places += leaves_of(value, "" if kind is inspect.Parameter.VAR_KEYWORD else name)
+    for name, value in _bound(model, example):
+        places += leaves_of(value, name)
     places += leaves_of(example.labels, "labels")
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -139,17 +134,63 @@ def example_inputs(model: nn.Module, example: Example) -> dict[str, Tensor]:
     return found
 
 
-_SIGNATURES: WeakKeyDictionary[nn.Module, tuple[object, inspect.Signature]] = WeakKeyDictionary()
-"""What each model is called by, which takes longer to find out than to call by."""
+@dataclass(slots=True)
+class _Call:
+    """What a model is called by; finding it out takes longer than calling by it.
+
+    Attributes:
+        function: The function of ``forward`` that it is of.
+        signature: Its signature.
+        orders: By the number of positional arguments and the names of the others, the argument of
+            each parameter in order: its name, and a place or a name.
+    """
+
+    function: object
+    signature: inspect.Signature
+    orders: dict[tuple[int, tuple[str, ...]], list[tuple[str, int | str]]] = field(
+        default_factory=dict
+    )
 
 
-def _signature(model: nn.Module) -> inspect.Signature:
+_CALLS: WeakKeyDictionary[nn.Module, _Call] = WeakKeyDictionary()
+
+
+def _bound(model: nn.Module, example: Example) -> list[tuple[str, Any]]:
+    """Return the arguments of a call with the names of their parameters, in their order.
+
+    Raises:
+        InvalidInputError: The model cannot be called so.
+    """
     forward = model.forward
     function = getattr(forward, "__func__", forward)
-    known = _SIGNATURES.get(model)
-    if known is None or known[0] is not function:
-        known = _SIGNATURES[model] = (function, inspect.signature(forward))
-    return known[1]
+    call = _CALLS.get(model)
+    if call is None or call.function is not function:
+        call = _CALLS[model] = _Call(function, inspect.signature(forward))
+    args, kwargs = example.args, example.kwargs
+    shape = (len(args), tuple(kwargs))
+    known = call.orders.get(shape)
+    if known is not None:
+        return [(name, args[at] if isinstance(at, int) else kwargs[at]) for name, at in known]
+    try:
+        # Places and names stand for the arguments, so that it is seen where each of them goes.
+        bound = call.signature.bind(*range(len(args)), **{name: name for name in kwargs})
+    except TypeError as exc:
+        raise InvalidInputError(f"{type(model).__name__} cannot be called: {exc}") from exc
+    kinds = {name: call.signature.parameters[name].kind for name in bound.arguments}
+    if inspect.Parameter.VAR_POSITIONAL in kinds.values():
+        bound = call.signature.bind(*args, **kwargs)
+        return [
+            ("" if kinds[name] is inspect.Parameter.VAR_KEYWORD else name, value)
+            for name, value in bound.arguments.items()
+        ]
+    order: list[tuple[str, int | str]] = []
+    for name, at in bound.arguments.items():
+        if kinds[name] is inspect.Parameter.VAR_KEYWORD:
+            order += [(key, key) for key in at]
+        else:
+            order.append((name, at))
+    call.orders[shape] = order
+    return _bound(model, example)
 
 
 def make_setting(

@@ -160,6 +160,8 @@ _UNPACK: tuple[tuple[Any, Callable[[Any], Children]], ...] = (
 
 def map_leaves(function: Callable[[Any], Any], node: object, depth: int = 0) -> Any:  # noqa: ANN401
     """Return a container with a function applied to its leaves; the same one if nothing changed."""
+    if type(node) is Tensor:  # most are
+        return function(node)
     found = children_of(node) if depth < MAX_DEPTH else None
     if found is None:
         return function(node)
@@ -171,6 +173,9 @@ def map_leaves(function: Callable[[Any], Any], node: object, depth: int = 0) -> 
 
 def leaves_of(node: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a container with their paths, such as ``batch.coords``."""
+    if type(node) is Tensor:  # most are
+        yield name, node
+        return
     found = children_of(node) if depth < MAX_DEPTH else None
     if found is None:
         yield name, node

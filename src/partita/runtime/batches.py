@@ -10,10 +10,10 @@ is dropped, or filled up from the beginning of that permutation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -360,32 +360,52 @@ def _filled(batch: Any, found: int, wanted: int) -> Any:  # noqa: ANN401  # the 
 
 
 def split_batch(batch: Any, sizes: Sequence[int], *, has_labels: bool) -> list[Example]:  # noqa: ANN401
-    """Return the microbatches of a batch.
+    """Return the microbatches of a batch; the arguments are those of ``BatchParts``."""
+    return list(BatchParts(batch, sizes, has_labels=has_labels))
 
-    Args:
-        batch: Arguments of the model; with labels as ``split_labels`` takes it.
-        sizes: Samples of each microbatch.
-        has_labels: Whether there are labels.
 
-    Raises:
-        InvalidInputError: It is something else, or has another number of samples.
-    """
-    batch, labels = split_labels(batch) if has_labels else (batch, None)
-    samples = sum(sizes)
-    found = {leaf.shape[0] for _, leaf in leaves_of(batch) if _is_cut(leaf)}
-    if samples not in found:
-        raise InvalidInputError(
-            f"the batch has {', '.join(map(str, sorted(found))) or 'no'} samples; the plan is for "
-            f"{samples}: {len(sizes)} microbatches"
-        )
-    parts, begin = [], 0
-    for size in sizes:
+class BatchParts(Sequence[Example]):
+    """The microbatches of a batch, each cut when it is asked for: a rank runs some of them."""
+
+    def __init__(self, batch: Any, sizes: Sequence[int], *, has_labels: bool) -> None:  # noqa: ANN401
+        """Take a batch.
+
+        Args:
+            batch: Arguments of the model; with labels as ``split_labels`` takes it.
+            sizes: Samples of each microbatch.
+            has_labels: Whether there are labels.
+
+        Raises:
+            InvalidInputError: It is something else, or has another number of samples.
+        """
+        pair: tuple[Any, Any] = split_labels(batch) if has_labels else (batch, None)
+        self._inputs, self._labels = pair
+        self._sizes, self._samples = sizes, sum(sizes)
+        found = {leaf.shape[0] for _, leaf in leaves_of(self._inputs) if _is_cut(leaf)}
+        if self._samples not in found:
+            raise InvalidInputError(
+                f"the batch has {', '.join(map(str, sorted(found))) or 'no'} samples; the plan is "
+                f"for {self._samples}: {len(sizes)} microbatches"
+            )
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._sizes)
+
+    @overload
+    def __getitem__(self, place: int) -> Example: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Example]: ...
+
+    def __getitem__(self, place: int | slice) -> Example | list[Example]:
+        """Return a microbatch, or several."""
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        size, begin = self._sizes[place], sum(self._sizes[:place])
         rows = slice(begin, begin + size)
-        begin += size
-        inputs, target = (_cut(part, rows, samples) for part in (batch, labels))
-        made = example_of(inputs)
-        parts.append(replace(made, labels=target, batch_size=size))
-    return parts
+        labels = _cut(self._labels, rows, self._samples)
+        return example_of(_cut(self._inputs, rows, self._samples), labels, size)
 
 
 def cut_batch(batch: Any, most: int) -> list[Any]:  # noqa: ANN401  # the user's
@@ -410,10 +430,9 @@ def _cut(node: Any, rows: slice, samples: int) -> Any:  # noqa: ANN401  # the us
     return map_leaves(take, node)
 
 
-def example_of(inputs: Any) -> Example:  # noqa: ANN401  # the user's
+def example_of(inputs: Any, labels: Any = None, batch_size: int = 0) -> Example:  # noqa: ANN401
     """Return arguments of a model as an example: a mapping, a tuple, or a single one."""
     if isinstance(inputs, Mapping):
-        return Example(kwargs=dict(inputs))
-    if isinstance(inputs, tuple | list):
-        return Example(args=tuple(inputs))
-    return Example(args=(inputs,))
+        return Example(kwargs=dict(inputs), labels=labels, batch_size=batch_size)
+    args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    return Example(args=args, labels=labels, batch_size=batch_size)

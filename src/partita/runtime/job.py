@@ -8,7 +8,7 @@ ranks leave after the k-th restart is in folders named ``attempt<k>`` below ``lo
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -299,10 +299,14 @@ class JobDirectory:
         path = self.ranks / f"rank{rank}.error"
         return read_error(path.read_text(encoding="utf-8")) if path.exists() else None
 
-    def write_news(self, rank: int, news: StepNews | str) -> None:
-        """Add a step that a rank has done, or a sentence that people should read."""
-        with (self.ranks / f"rank{rank}.news").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(news) + "\n")
+    def news_writer(self, rank: int) -> Callable[[StepNews | str], None]:
+        """Return what adds a step that a rank has done, or a sentence that people should read.
+
+        The file stays open as long as the rank's process lives: news come with every step.
+        """
+        path = self.ranks / f"rank{rank}.news"
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        return lambda news: _write_all(file, f"{json.dumps(news)}\n".encode())
 
     def read_news(self, rank: int, begin: int) -> tuple[list[StepNews | str], int]:
         """Return what a rank has done and said, from a place in the file, and the next place."""
@@ -316,6 +320,11 @@ class JobDirectory:
         end = begin + len(whole) + 1 if lines else begin
         found = map(json.loads, lines)
         return [one if isinstance(one, str) else StepNews(*one) for one in found], end
+
+
+def _write_all(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
 
 
 def _write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:

@@ -120,7 +120,7 @@ def _take_part(
             device=device,
             backend=seam_of(device).backend,
             limit_s=max(job.start_limit_s, job.stall_limit_s),
-            notify=lambda news: files.write_news(rank, news),
+            notify=files.news_writer(rank),
         )
         member.join()
     report = play(member, board)

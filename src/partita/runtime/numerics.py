@@ -118,7 +118,9 @@ def check_computes(dtype: torch.dtype) -> None:
         return
     if code is None:
         child.kill()
-    how = f"ended by signal {-code}" if code is not None and code < 0 else "failed"
+        how = f"did not end within {_PROBE_LIMIT_S:g} s"
+    else:
+        how = f"ended by signal {-code}" if code < 0 else "failed"
     raise UnsupportedError(
         f"a product of {str(dtype).removeprefix('torch.')} matrices {how} on this machine; set "
         "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16, or use fp32"

@@ -23,6 +23,7 @@ from partita.runtime.numerics import numerics_of
 from partita.runtime.recipe import Recipe, Schedule, ScriptRecipe
 
 _SCRATCH_BYTES = 2**24
+_SMALL_ELEMENTS = 2**16
 _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8
 _MOMENTUM = 0.9
@@ -143,6 +144,8 @@ class Agreement:
         # Squares of 16-bit numbers would overflow.
         wide = [g.float() if g.element_size() == 2 else g for g in gradients]
         norms = torch._foreach_norm(wide)  # noqa: SLF001 (one call for all)
+        if all(norm.dtype is norms[0].dtype for norm in norms):
+            return torch.stack(norms).double().square().sum().reshape(1)
         return torch.stack([norm.double() for norm in norms]).square().sum().reshape(1)
 
     def conclude(self, squares: float) -> None:
@@ -173,9 +176,19 @@ class Agreement:
         if self._scales and state:
             self.scale, self._good = float(state["scale"]), int(state["good"])
 
-    def used(self, gradient: Tensor) -> Tensor:
-        """Return a gradient as the optimizer uses it."""
-        return gradient if self._factor == 1.0 else gradient * self._factor
+    def used(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return gradients as the optimizer uses them; each takes the place of the one given."""
+        if self._factor == 1.0:
+            return gradients
+        # One call for all small ones; large ones one by one, so that no two copies of all are held.
+        small = [n for n, value in gradients.items() if value.numel() <= _SMALL_ELEMENTS]
+        large = gradients.keys() - set(small)
+        if small:
+            scaled = torch._foreach_mul([gradients[n] for n in small], self._factor)  # noqa: SLF001
+            gradients.update(zip(small, scaled, strict=True))
+        for name in large:
+            gradients[name] = gradients[name] * self._factor
+        return gradients
 
 
 @dataclass(frozen=True, slots=True)

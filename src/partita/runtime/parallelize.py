@@ -18,7 +18,7 @@ import logging
 import random
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from partita.capture.partial import build_for_stages, materialise
 from partita.capture.setting import LossFunction
 from partita.capture.tree import leaves_of
 from partita.core.codec import read_json
@@ -39,11 +40,13 @@ from partita.ranks.failures import PeerError, first_line
 from partita.ranks.member import Member
 from partita.ranks.status import Phase, StatusBoard
 from partita.runtime.job import Job
+from partita.runtime.ownership import held_names
 from partita.runtime.plan_trainer import PlanTrainer, RankPlace
+from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import RankReport, Watchdog
 from partita.runtime.recipe import Recipe, nan_policy
 from partita.runtime.trainer import Callback, LocalTrainer, Trainer, make_recipe
-from partita.runtime.weights import load_weights
+from partita.runtime.weights import LoadedWeights, load_weights
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +67,7 @@ class ScriptRank:
         solution: The plan that the script was started with.
         job: How it is run.
         trainers: The trainers that the script has made.
+        watchdog: Watches the comparisons of batches; opened by the first.
     """
 
     member: Member
@@ -71,6 +75,7 @@ class ScriptRank:
     solution: Solution
     job: Job
     trainers: list[PlanTrainer] = field(default_factory=list)
+    watchdog: Watchdog | None = None
 
 
 _current: list[ScriptRank] = []
@@ -110,6 +115,8 @@ def being_rank(rank: ScriptRank) -> Iterator[None]:
         yield
     finally:
         _current.pop()
+        if rank.watchdog is not None:
+            rank.watchdog.close()
 
 
 def seed_alike(member: Member, seed: int) -> None:
@@ -123,7 +130,7 @@ def seed_alike(member: Member, seed: int) -> None:
 
 
 def parallelize(  # noqa: PLR0913 (what a training is made of)
-    model: nn.Module,
+    model: nn.Module | Callable[[], nn.Module],
     loss_fn: LossFunction | None = None,
     plan: Any = None,  # noqa: ANN401  # or the function for the optimizer, as before
     plan_of_before: Solution | str | Path | None = None,
@@ -146,7 +153,9 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
     itself, the script trains in one process by plain torch.
 
     Args:
-        model: The model.
+        model: The model, or a function that builds it: a rank of a plan then has memory for what
+            its stages hold alone, with the values of a whole build. A model on the meta device
+            does the same, given ``weights``. ``trainer.model`` is the model.
         loss_fn: The loss of (output, labels), a mean over the samples, or a pair of it and other
             numbers by name; None if the model returns its loss.
         plan: What ``partita plan`` wrote, or the path of it; the one that the script was started
@@ -180,10 +189,12 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
     """
     if callable(plan) and not isinstance(plan, Solution):
         optimizer_fn, plan = plan, plan_of_before
-    usual = _current[-1].job.recipe if _current else Recipe()
+    rank = _current[-1] if _current else None
+    built, unfilled = _model_of(model, rank, has_weights=weights is not None)
+    usual = Recipe() if rank is None else rank.job.recipe
     policy = usual.on_nan if on_nan is None else nan_policy(on_nan)
     made = make_recipe(
-        model,
+        built,
         optimizer=optimizer_fn if optimizer is None else optimizer,
         groups=groups,
         precision=precision,
@@ -192,17 +203,18 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
         bare=optimizer is None and optimizer_fn is not None,
     )
     recipe = replace(made, on_nan=policy)
-    if not _current:
+    if rank is None:
         if plan is not None:
             raise UnsupportedError(
                 "partita.parallelize needs a process for each device of the plan; start the script "
                 "by 'partita run PLAN -- script.py', or leave out the plan to train in one process"
             )
         if weights is not None:
-            for remark in load_weights(model, Path(weights)).remarks:
+            loaded = load_weights(built, Path(weights))
+            _check_filled(unfilled, loaded)
+            for remark in loaded.remarks:
                 logger.warning("%s", remark)
-        return LocalTrainer(model, loss_fn, recipe, callbacks, microbatches=microbatches)
-    rank = _current[-1]
+        return LocalTrainer(built, loss_fn, recipe, callbacks, microbatches=microbatches)
     if plan is not None:
         given = solution_in(plan)
         if given.plan != rank.solution.plan:
@@ -211,7 +223,7 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
             )
     place = RankPlace(member=rank.member, board=rank.board, solution=rank.solution, job=rank.job)
     trainer = PlanTrainer(
-        model,
+        built,
         loss_fn,
         recipe,
         callbacks,
@@ -220,9 +232,57 @@ def parallelize(  # noqa: PLR0913 (what a training is made of)
         checked_steps=int(check),
     )
     if weights is not None:
-        trainer.load_weights(Path(weights))
+        _check_filled(unfilled, trainer.load_weights(Path(weights)))
     rank.trainers.append(trainer)
     return trainer
+
+
+def _model_of(
+    model: nn.Module | Callable[[], nn.Module], rank: ScriptRank | None, *, has_weights: bool
+) -> tuple[nn.Module, list[str]]:
+    """Return the model of a script, and the names of buffers that weights have to fill.
+
+    Raises:
+        InvalidInputError: It is none, or on the meta device and nothing fills it.
+    """
+    device = torch.device("cpu") if rank is None else rank.member.device
+    held: Collection[str] = ()
+    used: Collection[str] = ()
+    if rank is not None:
+        graph, plan = rank.solution.problem.graph, rank.solution.plan
+        held = held_names(
+            graph, plan, used_devices(rank.job.program(rank.solution))[rank.member.rank]
+        )
+        used = frozenset(graph.parameters.names)
+    if not isinstance(model, nn.Module):
+        built = model() if rank is None else build_for_stages(model, held, used, device)
+        if not isinstance(built, nn.Module):
+            raise InvalidInputError(
+                f"the function for the model returned a {type(built).__name__}; expected a module"
+            )
+        return built, []
+    if not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        return model, []
+    if not has_weights:
+        raise InvalidInputError(
+            f"{type(model).__name__} is on the meta device and has no values: give weights, or a "
+            "function that builds it in place of the model"
+        )
+    return model, materialise(model, device, held, used)
+
+
+def _check_filled(buffers: Sequence[str], loaded: LoadedWeights) -> None:
+    """Check that buffers which were on the meta device have values.
+
+    Raises:
+        InvalidInputError: One has not.
+    """
+    missing = [name for name in buffers if name not in loaded.names]
+    if missing:
+        raise InvalidInputError(
+            f"buffer {missing[0]!r} is on the meta device, and the weights do not have it: give a "
+            "function that builds the model in place of it"
+        )
 
 
 def solution_in(plan: Any) -> Solution:  # noqa: ANN401  # a solution, a result that has one, a path
@@ -258,7 +318,11 @@ def check_same_batch(rank: ScriptRank, batch: Any, step: int) -> None:  # noqa: 
     mine = torch.tensor([batch_digest(batch)], device=member.device)
     found = [torch.empty_like(mine) for _ in range(member.world)]
     # Under a watchdog, as a rank that does not come for its step would be waited for here.
-    with Watchdog(member.rank, rank.board, rank.job.stall_limit_s, phase=Phase.AGREE):
+    # One for all steps: a thread takes longer to start than the batches to be compared.
+    if rank.watchdog is None:
+        rank.watchdog = Watchdog(member.rank, rank.board, rank.job.stall_limit_s)
+    rank.watchdog.enter(Phase.AGREE)
+    with rank.watchdog.awake():
         try:
             dist.all_gather(found, mine)
         except RuntimeError as exc:

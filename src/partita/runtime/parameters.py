@@ -227,6 +227,8 @@ class ParameterStore:
     def outside(self, stage: int, value: Tensor) -> Tensor:
         """Return what leaves a stage: a copy where it lies in memory that a release takes away."""
         copies = self._copies.get(stage, {}).values()
+        if not copies:
+            return value
         own = value.untyped_storage().data_ptr()
         within = any(copy.untyped_storage().data_ptr() == own for copy in copies)
         return value.clone() if within and own else value
@@ -303,10 +305,10 @@ class ParameterStore:
         self.changes += 1
         names = [name for name, owner in self._stepped_by.items() if owner == stage]
         stashes = self._task.plan.stashes_weights
+        gradients = {n: self._reduced_gradient(n).to(self._like[n].dtype) for n in names}
         stepped: dict[str, tuple[Tensor, Tensor]] = {}
-        for name in names:
-            gradient = self._reduced_gradient(name).to(self._like[name].dtype)
-            gradient = self._agreement.used(gradient)
+        for name, used in self._agreement.used(gradients).items():
+            gradient = used
             if stashes:
                 # The mean over a round: its losses have weight 1 each.
                 gradient = gradient / self._task.plan.stages[stage].round

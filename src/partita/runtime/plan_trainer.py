@@ -10,10 +10,11 @@ it was before the first step.
 """
 
 import functools
+import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from partita.capture.captured import CapturedModel
 from partita.capture.origin import Captures, origin_in
+from partita.capture.partial import is_stand_in, without_saved_tensors
 from partita.capture.setting import Example, LossFunction, example_inputs
 from partita.capture.sources import ModelSource
 from partita.capture.tree import Value, leaves_of
@@ -33,11 +35,12 @@ from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.ranks.device import has_ordered_groups
 from partita.ranks.member import Member
 from partita.ranks.status import StatusBoard
-from partita.runtime.batches import cut_batch, samples_of, split_batch
+from partita.runtime.batches import BatchParts, cut_batch, samples_of
 from partita.runtime.checkpoint.files import read_manifest
 from partita.runtime.device_parts import Cell
 from partita.runtime.evaluation import forward_task
 from partita.runtime.executor import make_task
+from partita.runtime.gradient_notice import GradientNotice
 from partita.runtime.job import Job
 from partita.runtime.numerics import ready_numerics
 from partita.runtime.optimizers import RankOptimizer
@@ -99,7 +102,8 @@ def deal(samples: int, planned: Sequence[int]) -> Deal:
     if samples > sum(planned):
         raise InvalidInputError(
             f"the batch has {samples} samples; the plan is for {sum(planned)}: "
-            f"{len(planned)} microbatches"
+            f"{len(planned)} microbatches; give batches of at most {sum(planned)}, or plan for "
+            f"more: --microbatches {-(-samples // max(planned))}"
         )
     if samples < len(planned):
         real = tuple(int(place < samples) for place in range(len(planned)))
@@ -160,8 +164,9 @@ class PlanTrainer(Trainer):
         self._place, self._plan = place, place.solution.plan
         self._check_same = check_same
         self._loaded = LoadedWeights()
+        self._is_partial = any(map(is_stand_in, model.parameters()))
         self._sizes = tuple(self._plan.microbatch_sizes.tolist())
-        self._batch: list[Example] = []
+        self._batch: Sequence[Example] = ()
         self._inputs: dict[int, dict[str, Tensor]] = {}
         self._captures: Captures | None = None
         self._player: RankPlayer | None = None
@@ -172,7 +177,7 @@ class PlanTrainer(Trainer):
         self._has_stopped, self._was_asked = False, False
         self._left_to_check = checked_steps
 
-    def load_weights(self, path: Path) -> None:
+    def load_weights(self, path: Path) -> LoadedWeights:
         """Read the first weights that this rank holds by the plan; before the first batch.
 
         Raises:
@@ -185,6 +190,7 @@ class PlanTrainer(Trainer):
         self._loaded = load_weights(self.model, path, held)
         for remark in self._loaded.remarks if member.rank == 0 else ():
             member.notify(remark)
+        return self._loaded
 
     def _samples(self) -> int:
         return sum(self._sizes)
@@ -322,13 +328,21 @@ class PlanTrainer(Trainer):
     def _sums(self, way: _Way, seen: Mapping[Cell, Tensor]) -> Tensor:
         """Return this rank's shares of loss and metrics."""
         tensors = [way.task.graph.loss, *way.metrics.values()]
-        sums = torch.zeros(len(tensors), dtype=torch.float64, device=self._place.member.device)
+        device = self._place.member.device
+        # Numbers of Python are quicker to add up; reading one would wait for a GPU.
+        on_cpu = device.type == "cpu"
+        sums: list[Any] = [0.0] * len(tensors)
         for (tensor, microbatch), value in seen.items():
             if tensor in tensors and value.numel() == 1 and way.weights[microbatch]:
+                share = float(value) if on_cpu else value.double().reshape(())
                 for place, wanted in enumerate(tensors):
                     if wanted == tensor:
-                        sums[place] += value.double().reshape(()) * way.weights[microbatch]
-        return sums
+                        sums[place] += share * way.weights[microbatch]
+        if on_cpu:
+            return torch.tensor(sums, dtype=torch.float64)
+        return torch.stack(
+            [torch.as_tensor(total, dtype=torch.float64, device=device) for total in sums]
+        )
 
     def _outputs(self, way: _Way, seen: Mapping[Cell, Tensor]) -> Any:  # noqa: ANN401  # the model's
         """Return what the model would return, on rank 0."""
@@ -361,9 +375,9 @@ class PlanTrainer(Trainer):
         self._inputs = {}
         labelled = self._loss is not None
         if dealt.real == dealt.sizes:
-            self._batch = split_batch(batch, dealt.sizes, has_labels=labelled)
+            self._batch = BatchParts(batch, dealt.sizes, has_labels=labelled)
         else:
-            cut = split_batch(batch, (1,) * samples, has_labels=labelled)
+            cut = BatchParts(batch, (1,) * samples, has_labels=labelled)
             self._batch = [cut[place if real else 0] for place, real in enumerate(dealt.real)]
         key = (dealt, training)
         if self._player is None and not training:
@@ -389,12 +403,12 @@ class PlanTrainer(Trainer):
             }
             if self._player is None:
                 self.model.to(place.member.device)
-            workload = model_workload(captures, problem, plan)
+            # A whole forward with a part of the weights: nothing of it needs to be kept.
+            with without_saved_tensors() if self._is_partial else nullcontext():
+                workload = model_workload(captures, problem, plan)
             captured = captures.at(dealt.sizes[0])
         if self._player is None:
-            # Models may be built with other random numbers; what files have, each holder has read.
-            for name in sorted(set(workload.state) - self._loaded.names):
-                dist.broadcast(workload.state[name], 0)
+            self._share_first_values(workload.state)
         workload = replace(workload, load=self._load)
         task = make_task(problem, plan, workload, order=place.job.order)
         if not training:
@@ -403,6 +417,32 @@ class PlanTrainer(Trainer):
         player = self._open(task, workload)
         metrics = metrics_of(captured)
         return _Way(task, player, captured, metrics, dealt.weights)
+
+    def _share_first_values(self, state: Mapping[str, Tensor]) -> None:
+        """Give all ranks the first weights of rank 0; what files have, each holder has read.
+
+        Ranks with a part of the model each cannot be given what rank 0 has: those that hold a
+        tensor compare it.
+
+        Raises:
+            InvalidInputError: They have other values.
+        """
+        rank, names = self._place.member.rank, sorted(set(state) - self._loaded.names)
+        held = {name: state[name] for name in names if not is_stand_in(state[name])}
+        everyone: list[Any] = [None] * self._place.member.world
+        dist.all_gather_object(everyone, len(held) == len(names))
+        if all(everyone):
+            for name in names:
+                dist.broadcast(state[name], 0)
+            return
+        dist.all_gather_object(everyone, {name: _digest(value) for name, value in held.items()})
+        for other, theirs in enumerate(everyone):
+            for name in names:
+                if name in held and theirs.get(name, everyone[rank][name]) != everyone[rank][name]:
+                    raise InvalidInputError(
+                        f"{name!r} begins with other values on rank {rank} than on rank {other}: "
+                        "the function that builds the model must draw the same numbers in all"
+                    )
 
     def _capture(self) -> Captures:
         if self._captures is None:
@@ -549,6 +589,11 @@ class PlanTrainer(Trainer):
         """Copy the weights of all ranks into a model, on every rank."""
         with self._guard.open():
             tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            for tensor in tensors.values():
+                if is_stand_in(tensor):
+                    tensor.data = torch.empty(
+                        tensor.shape, dtype=tensor.dtype, device=tensor.device
+                    )
         found = dict(self._gathered())
         for name, tensor in tensors.items():
             value = found.get(name)
@@ -562,6 +607,11 @@ class PlanTrainer(Trainer):
                     tensor.copy_(value)
         if model is self.model:
             self._guard.whole = True  # until the next step
+
+
+def _digest(value: Tensor) -> str:
+    flat = value.detach().reshape(-1).contiguous().cpu().view(torch.uint8)
+    return hashlib.blake2b(flat.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def _together(parts: Sequence[Tensor], weights: Sequence[float], name: str) -> Tensor:
@@ -608,27 +658,6 @@ def metrics_of(captured: CapturedModel) -> dict[str, int]:
     return found
 
 
-_GRAD: Any = torch.Tensor.grad
-"""Where torch keeps the gradient of a tensor."""
-
-
-class _TrainedParameter(nn.Parameter):
-    """A parameter that a trainer steps: its gradients are not there between two steps."""
-
-    @property
-    def grad(self) -> Tensor | None:
-        """The gradient that somebody else may have made; the trainer's is never here."""
-        look = self.__dict__.get("on_grad")
-        if look is not None:
-            look()
-        found: Tensor | None = _GRAD.__get__(self)
-        return found
-
-    @grad.setter
-    def grad(self, value: Tensor | None) -> None:
-        _GRAD.__set__(self, value)
-
-
 class _ModelGuard:
     """Keeps the user's model true: its weights are those that are trained, or reading them fails.
 
@@ -639,10 +668,9 @@ class _ModelGuard:
     _TOUCHED = ("state_dict", "parameters", "named_parameters", "forward")
 
     def __init__(self, model: nn.Module, warn: Callable[[str], object]) -> None:
-        self._model, self._warn, self._has_warned = model, warn, False
+        self._model, self._notice = model, GradientNotice(warn)
         self._store: ParameterStore | None = None
         self._missing: list[str] = []
-        self._is_open = False
         self.whole = False
 
     def bind(self, store: ParameterStore) -> None:
@@ -654,42 +682,24 @@ class _ModelGuard:
             if name in held and held[name].dtype == parameter.dtype:
                 parameter.data = held[name]
         self._missing = [name for name in tensors if name not in held]
-        for parameter in tensors.values():
-            if type(parameter) is nn.Parameter:
-                parameter.__class__ = _TrainedParameter
-                parameter.on_grad = self._say_no_gradient  # type: ignore[attr-defined]
+        self._notice.watch(tensors.values())
         for name in self._TOUCHED:
             setattr(self._model, name, self._guarded(getattr(self._model, name), name))
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
+    def open(self) -> AbstractContextManager[None]:
         """Let the model be touched."""
-        before, self._is_open = self._is_open, True
-        try:
-            yield
-        finally:
-            self._is_open = before
+        return self._notice.open()
 
     def _guarded(self, method: Callable[..., Any], what: str) -> Callable[..., Any]:
         @functools.wraps(method)
         def touched(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's
-            first = not self._is_open
+            first = not self._notice.is_open
             with self.open():
                 if first:
                     self._look(what)
                 return method(*args, **kwargs)
 
         return touched
-
-    def _say_no_gradient(self) -> None:
-        """Say, once, that a script looks for gradients where there are none."""
-        if not self._is_open and not self._has_warned:
-            self._has_warned = True
-            self._warn(
-                "the gradients of the model's parameters are used up within trainer.step: "
-                "clip_grad_norm_(model.parameters()), zero_grad and an optimizer of the script's "
-                "own do nothing there; use clip_norm, optimizer and groups of partita.parallelize"
-            )
 
     def _look(self, what: str) -> None:
         """Bring the model up to date, or say that this rank cannot.

@@ -67,15 +67,15 @@ class _Bundle:
     flats: Sequence[tuple[Callable[[], Tensor], Sequence[tuple[int, torch.Size]]]]
 
     def poll(self) -> Sequence[Tensor]:
-        found: dict[int, Tensor] = {}
+        found: list[Any] = [None] * self.num_values
         for finish, places in self.flats:
             rows = finish()
-            begin = 0
-            for place, shape in places:
-                columns = rows[:, begin : begin + shape.numel()]
-                begin += shape.numel()
-                found[place] = columns.reshape(-1) if len(rows) > 1 else columns.view(shape)
-        return [found[place] for place in range(self.num_values)]
+            is_flat = rows.shape[0] == 1
+            flat = rows.view(-1) if is_flat else rows
+            pieces = flat.split_with_sizes([shape.numel() for _, shape in places], -1)
+            for (place, shape), piece in zip(places, pieces, strict=True):
+                found[place] = piece.view(shape) if is_flat else piece.reshape(-1)
+        return found
 
 
 class _Met:
@@ -297,11 +297,13 @@ class ProcessTransport:
         rows = rows if meeting.kind is Kind.REDUCE_SCATTER else 1
         flats = []
         for places in by_type.values():
-            flat = torch.cat([values[place].detach().reshape(rows, -1) for place in places], 1)
-            shapes = [
-                values[p].shape if rows == 1 else torch.Size((values[p].numel() // rows,))
-                for p in places
-            ]
+            brought = [values[place].detach() for place in places]
+            if rows == 1:
+                flat = torch.cat([value.reshape(-1) for value in brought]).unsqueeze(0)
+                shapes = [value.shape for value in brought]
+            else:
+                flat = torch.cat([value.reshape(rows, -1) for value in brought], 1)
+                shapes = [torch.Size((value.numel() // rows,)) for value in brought]
             start = self._starts[meeting.kind]
             flats.append((start(flat, meeting), list(zip(places, shapes, strict=True))))
         return _Bundle(len(values), flats)

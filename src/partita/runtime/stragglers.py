@@ -3,7 +3,9 @@
 A rank says after every step how long its forwards and backwards took. That over what the cost model
 says is its pace; a rank whose pace is well above that of the others, over several steps, is a
 straggler. Waiting for others is no compute, so that whoever is held up is not taken for slow; ranks
-of a tensor-parallel group compute together and can only be told apart from other groups.
+of a tensor-parallel group compute together and can only be told apart from other groups. What it
+takes too long must be worth speaking of beside the rank that computes longest: a stage of a few
+microseconds may take many times what was predicted, and holds up nobody.
 """
 
 from collections import deque
@@ -24,6 +26,8 @@ WINDOW = 8
 """Steps whose median is the pace of a rank: one slow step is none."""
 SLOW = 1.3
 """Pace, over that of the others, from which on a rank is a straggler."""
+_LEAST_SHARE, _LEAST_S = 0.1, 2e-3
+"""What a straggler computes too long in a step: this share of the longest compute, and so much."""
 _NEWS = 1.2
 """Factor by which a straggler's pace has to change to be said again."""
 _WARM_UP = 2
@@ -111,8 +115,12 @@ class StragglerWatch:
             return None
         self._looked_at = done
         paces = self._paces()
+        longest_s = max(median(seen) for seen in self._seen if seen)
         for place in sorted(paces, key=lambda each: -paces[each]):
-            if self._is_news(place, paces[place]):
+            took_s = median(self._seen[place])
+            excess_s = took_s - took_s / paces[place]
+            matters = excess_s >= max(_LEAST_S, _LEAST_SHARE * longest_s)
+            if (matters or place in self._said) and self._is_news(place, paces[place]):
                 return self._straggler(place, paces[place], news.step + 1)
         return None
 

@@ -29,6 +29,7 @@ from partita.core.precision import Precision, parse_precision
 from partita.errors import InvalidInputError
 from partita.ranks.failures import NotFiniteError
 from partita.runtime.batches import samples_of, split_batch
+from partita.runtime.gradient_notice import GradientNotice
 from partita.runtime.loader import Loader, LoaderPositions, has_items
 from partita.runtime.numerics import ready_numerics
 from partita.runtime.optimizers import Agreement, RankOptimizer, check_optimizer, make_optimizer
@@ -326,6 +327,8 @@ class LocalTrainer(Trainer):
         self._resumed: Mapping[str, Any] = {}
         self._has_warned = False
         self._leaves: dict[str, Tensor] = {}
+        self._notice = GradientNotice(logger.warning)
+        self._notice.watch(self._trained.values())
 
     def _optimizer(self) -> RankOptimizer:
         return self._steps_by
@@ -384,6 +387,10 @@ class LocalTrainer(Trainer):
         return Loss(total, sums)
 
     def _train(self, batch: Any) -> Loss:  # noqa: ANN401  # the user's
+        with self._notice.open():
+            return self._trained_on(batch)
+
+    def _trained_on(self, batch: Any) -> Loss:  # noqa: ANN401  # the user's
         if not self.model.training:
             self.model.train()
         self._round(grad=True)
@@ -404,9 +411,8 @@ class LocalTrainer(Trainer):
             agreement.conclude(float(agreement.measure(list(gradients.values()))))
         self._look_at(found)
         if not agreement.skips:
-            self._steps_by.step(
-                {n: (self._trained[n], agreement.used(value)) for n, value in gradients.items()}
-            )
+            used = agreement.used(gradients)
+            self._steps_by.step({n: (self._trained[n], value) for n, value in used.items()})
         self._steps_by.end_step()
         return found
 

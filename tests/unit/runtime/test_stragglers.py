@@ -68,6 +68,13 @@ def test_a_rank_that_gets_slower_is_said_again_and_one_that_keeps_up_again_too()
     assert not watch.factors()
 
 
+def test_who_takes_many_times_too_long_but_little_beside_the_longest_is_no_straggler() -> None:
+    assert not played(watch_of(planned()), [0.01, 0.01, 0.6], range(40))
+    watch = watch_of(planned(forward_s=1e-6))
+    watch._expected_s = [0.1, 0.1, 0.001]
+    assert not played(watch, [100, 100, 9], range(40))
+
+
 def test_news_without_times_says_nothing() -> None:
     assert not played(watch_of(planned()), [0, 0, 0], range(2 * WINDOW))
 

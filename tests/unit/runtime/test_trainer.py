@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import partita
 from partita.capture.capture import capture
 from partita.capture.origin import ModelOrigin
+from partita.capture.partial import is_stand_in
 from partita.capture.setting import Example
 from partita.core.plan import Plan, Shard, Stage
 from partita.core.precision import parse_precision
@@ -774,7 +776,7 @@ def test_a_scaled_step_that_overflows_is_skipped_and_the_scale_halved() -> None:
     assert agreement.scale == before / 2
     agreement.conclude((2 * agreement.scale) ** 2)
     assert (agreement.skips, agreement.norm) == (False, 2.0)
-    used = agreement.used(torch.ones(1) * agreement.scale)
+    used = agreement.used({"w": torch.ones(1) * agreement.scale})["w"]
     assert float(used) == pytest.approx(0.5, rel=1e-5)
 
 
@@ -890,3 +892,88 @@ def test_a_branch_that_was_not_captured_is_found_by_a_check() -> None:
         assert "another way on these data" in error
     assert in_ranks(planned, lambda: script(True)) == [(3, "")] * 2
     assert script(3) == (3, "")
+
+
+def test_one_process_says_that_gradients_are_used_up_and_its_model_is_pickled_as_any(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = made()
+    trainer = partita.parallelize(model, loss_fn, optimizer="sgd", clip_norm=1.0)
+    for batch in batches(2):
+        trainer.step(batch)
+    assert not caplog.records
+    for _ in range(2):
+        assert nn.utils.clip_grad_norm_(model.parameters(), 1.0) == 0
+    (said,) = caplog.messages
+    assert "used up within trainer.step" in said
+    assert "clip_norm" in said
+    assert type(pickle.loads(pickle.dumps(model)).first.weight) is nn.Parameter
+
+
+def test_a_batch_that_is_too_large_says_what_would_do() -> None:
+    with pytest.raises(InvalidInputError, match=r"16 samples.* 8.* --microbatches 4"):
+        deal(16, (4, 4))
+
+
+def test_a_function_that_builds_the_model_gives_ranks_memory_for_their_part_alone() -> None:
+    data = batches(3, sizes=(SAMPLES, 5))
+    example = Example(args=data[0][:1], labels=data[0][1])
+    planned = solution(made(), example, loss_fn, [[0], [1, 2]])
+
+    def script() -> tuple[dict[str, Any], list[str], float, Tensor]:
+        trainer = partita.parallelize(made, loss_fn, optimizer="sgd")
+        hidden = [n for n, p in trainer.model.named_parameters() if is_stand_in(p)]
+        losses = {"losses": [trainer.step(batch) for batch in data]}
+        evaluated, state = trainer.evaluate(data), trainer.model_state()
+        trainer.gather_into(trainer.model)
+        return {**losses, **state}, hidden, evaluated["loss"], trainer.model.first.weight.clone()
+
+    whole = partita.parallelize(made, loss_fn, optimizer="sgd", microbatches=4)
+    wanted = [whole.step(batch) for batch in data]
+    found = in_ranks(planned, script)
+    assert [hidden for _, hidden, *_ in found] == [
+        ["norm.weight", "norm.bias", "last.weight", "last.bias"],
+        *[["first.weight", "first.bias"]] * 2,
+    ]
+    for seen, _, evaluated, first in found:
+        assert seen.pop("losses") == pytest.approx(wanted, rel=1e-9)
+        assert evaluated == pytest.approx(whole.evaluate(data)["loss"], rel=1e-9)
+        assert torch.allclose(first, whole.model.first.weight, rtol=1e-9)
+    same_weights(found[0][0], whole.model_state())
+
+
+def test_ranks_that_build_other_first_weights_are_named() -> None:
+    data = batches(1)
+    example = Example(args=data[0][:1], labels=data[0][1])
+    planned = solution(made(), example, loss_fn, [[0], [1, 2]])
+
+    def build() -> nn.Module:
+        torch.manual_seed(torch.distributed.get_rank())
+        return Net()
+
+    with pytest.raises(InvalidInputError, match=r"'last.bias' .* rank \d .* rank \d"):
+        in_ranks(planned, lambda: partita.parallelize(build, loss_fn).step(data[0]))
+
+
+def test_a_model_on_the_meta_device_is_filled_from_weights_or_refused(tmp_path: Path) -> None:
+    data = batches(2)
+    example = Example(args=data[0][:1], labels=data[0][1])
+    planned = solution(made(), example, loss_fn, [[0], [1]])
+    file = tmp_path / "weights.pt"
+    torch.save(made().state_dict(), file)
+
+    def script() -> list[float]:
+        with torch.device("meta"):
+            model = Net()
+        trainer = partita.parallelize(model, loss_fn, optimizer="sgd", weights=file)
+        return [float(trainer.step(batch)) for batch in data]
+
+    whole = partita.parallelize(made(), loss_fn, optimizer="sgd", microbatches=4)
+    wanted = [float(whole.step(batch)) for batch in data]
+    assert script() == pytest.approx(wanted, rel=1e-9)
+    for found in in_ranks(planned, script):
+        assert found == pytest.approx(wanted, rel=1e-9)
+    with torch.device("meta"):
+        empty = Net()
+    with pytest.raises(InvalidInputError, match=r"Net .* meta device.* weights"):
+        partita.parallelize(empty, loss_fn)

@@ -87,7 +87,7 @@ class PipelineTrainer:
             total = agreement.measure(mine)
             dist.all_reduce(total)
             agreement.conclude(float(total))
-            self._gradients = {n: agreement.used(value) for n, value in self._gradients.items()}
+            self._gradients = agreement.used(self._gradients)
         if not agreement.skips:
             self._optimizer.step({n: (weight, self._gradients[n]) for n, weight in weights.items()})
         self._optimizer.end_step()

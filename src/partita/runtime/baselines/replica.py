@@ -239,8 +239,9 @@ class ReplicaTrainer:
             if self._world > 1 and self._wrapping.divides:
                 dist.all_reduce(total)
             agreement.conclude(float(total))
-            self._gradients = {n: agreement.used(value) for n, value in self._gradients.items()}
-            stepped = {n: (value, agreement.used(grad)) for n, (value, grad) in stepped.items()}
+            self._gradients = agreement.used(self._gradients)
+            used = agreement.used({n: gradient for n, (_, gradient) in stepped.items()})
+            stepped = {n: (value, used[n]) for n, (value, _) in stepped.items()}
         if not agreement.skips:
             self._optimizer.step(stepped)
         self._optimizer.end_step()
