@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from partita.core.columns import Array
 from partita.core.energy import EnergyOrigin, Frontier
 from partita.core.fleet import Sensitivity
 from partita.core.timeline import Timeline
@@ -42,7 +43,9 @@ _WIDE = 20.0
 _MAX_CURVES = 3
 """Amounts of memory for which a sensitivity has a curve."""
 _MAX_DEVICES = 12
-"""Devices whose memory is drawn."""
+"""Lines of memory that are drawn."""
+_FAR = 1.3
+"""How far above the highest peak a limit is still drawn."""
 
 
 def check_ending(path: str) -> str:
@@ -334,6 +337,7 @@ def panels_chart(panels: Sequence[Panel], *, title: str) -> "Figure":
             )
         if panel.logarithmic:
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_ylim(bottom=0)
         if panel.percent:
             axes.set_ylim(0, 1)
@@ -346,26 +350,50 @@ def panels_chart(panels: Sequence[Panel], *, title: str) -> "Figure":
     return figure
 
 
+def _limit_words(limit: float) -> str:
+    return f"limit {format_bytes(limit)}"
+
+
+def _memory_lines(timeline: Timeline) -> list[tuple[list[int], Array]]:
+    """Return the lines of a memory chart: devices that share one, and its rows; fullest first."""
+    found: dict[bytes, tuple[list[int], Array]] = {}
+    for device in np.argsort(-timeline.peak_bytes, kind="stable").tolist():
+        rows = np.flatnonzero(timeline.memory_device == device)
+        key = np.rint(timeline.memory_bytes[rows] / 1e6).tobytes()
+        key += np.rint(timeline.memory_s[rows] * (1e5 / timeline.makespan_s)).tobytes()
+        found.setdefault(key, ([], rows))[0].append(device)
+    return [(sorted(devices), rows) for devices, rows in found.values()]
+
+
 def memory_chart(timeline: Timeline, *, title: str = "") -> "Figure":
-    """Return the memory of each device over a step, and the least limit, where there is one."""
+    """Return the memory of each device over a step, and the limits, where there are some.
+
+    Devices that hold the same at the same time are one line; a limit far above all is told.
+    """
     figure, (axes,) = _figure()
-    peaks = timeline.peak_bytes
-    fullest = np.argsort(-peaks, kind="stable")[:_MAX_DEVICES]
-    for device in np.sort(fullest).tolist():
-        rows = timeline.memory_device == device
+    lines = _memory_lines(timeline)
+    for at, (devices, rows) in enumerate(lines[:_MAX_DEVICES]):
+        more = f" +{len(devices) - 1}" if len(devices) > 1 else ""
         axes.step(
             timeline.memory_s[rows],
             timeline.memory_bytes[rows] / 1e9,
             where="post",
-            label=timeline.devices[device],
+            color=f"C{at % 8}",
+            linestyle=("-", "--")[at // 8],
+            label=f"{timeline.devices[devices[0]]}{more}",
         )
-    limits = timeline.limit_bytes[np.isfinite(timeline.limit_bytes)]
-    if len(limits):
-        axes.axhline(float(limits.min()) / 1e9, color="#777777", linestyle="--", label="limit")
+    highest = float(timeline.peak_bytes.max(initial=0.0))
+    limits = np.unique(timeline.limit_bytes[np.isfinite(timeline.limit_bytes)])
+    for at, limit in enumerate(limits.tolist()):
+        style = ("--", ":", "-.")[at % 3]
+        if limit <= _FAR * highest:
+            axes.axhline(limit / 1e9, color="#777777", linestyle=style, label=_limit_words(limit))
+        else:
+            axes.plot([], [], " ", label=f"{_limit_words(limit)}, above")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("seconds")
     axes.set_ylabel("memory (GB)")
-    shown = f", the {_MAX_DEVICES} fullest devices" if len(peaks) > _MAX_DEVICES else ""
+    shown = f", the fullest {_MAX_DEVICES} of {len(lines)}" if len(lines) > _MAX_DEVICES else ""
     axes.set_title(f"{title or 'Memory of a step'}{shown}")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure

@@ -11,7 +11,8 @@ import html
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any, TypeAlias
 
@@ -40,7 +41,7 @@ from partita.report.study_figures import fleet_figures, frontier_figure
 from partita.report.svg import timeline_svg
 from partita.report.svg_frame import STYLE, opening, plain, rect, text_at
 from partita.report.svg_frame import line as line_between
-from partita.units import format_bytes, format_joules, format_seconds, format_share
+from partita.units import format_bytes, format_joules, format_seconds, format_share, joule_unit
 
 Row: TypeAlias = Mapping[str, object]
 MAX_BYTES = 200_000
@@ -57,7 +58,7 @@ _MOST_ROWS = 24
 _MOST_LETTERS = 80
 _WIDTH = 760
 _LANES = (24, 12, 6, 2)
-_COLOURS = ("#3273c4", "#2e8b57", "#d0752f", "#8a6bbf", "#b8507c", "#30808d", "#96700f", "#6b8424")
+_COLOURS = ("#2f74c0", "#cf7d22", "#3a9e88", "#a8456f", "#86690c", "#6f55bd", "#4ba3a0", "#d4504a")
 _STYLE = (
     ".partita-shown table{border-collapse:collapse;margin:.4em 0;color:inherit}"
     ".partita-shown th,.partita-shown td{padding:.15em .7em;text-align:right;"
@@ -495,10 +496,13 @@ def _(value: Frontier) -> list[Row]:
 
 @picture.register
 def _(value: Frontier) -> str:
+    most, unit = joule_unit(float(value.energy_j.max()))
+    low = min(float(value.bound_j.min()), 0.9 * float(value.energy_j.max()))
     return _curves(
-        "energy of an iteration over its time",
-        [("clocks found", value.time_s, value.energy_j), ("bound", value.time_s, value.bound_j)],
-        (format_seconds, format_joules),
+        "energy of a step over its time",
+        [("frontier", value.time_s, value.energy_j), ("bound", value.time_s, value.bound_j)],
+        _seconds_axis(value.time_s),
+        _Axis(most, f" {unit}", low, float(value.energy_j.max())),
     )
 
 
@@ -541,10 +545,15 @@ def _(value: FleetHistory) -> str:
         return ""
     share = np.arange(len(done) + 1) / len(value)  # jobs that did not end count
     done = np.concatenate([[0.0], done])
+    return _done_curves([("jobs", done, share)])
+
+
+def _done_curves(curves: Sequence[tuple[str, Array, Array]]) -> str:
     return _curves(
         "share of jobs done within a time of their arrival",
-        [("jobs", done, share)],
-        (format_seconds, format_share),
+        curves,
+        _seconds_axis(np.concatenate([[0.0], *(x for _, x, _ in curves)])),
+        _Axis(0.01, " %", 0.0, 1.0),
     )
 
 
@@ -556,10 +565,7 @@ def _(value: FleetHistory) -> list[Figure]:
 @picture.register
 def _(value: tuple) -> str:  # type: ignore[type-arg]  # singledispatch takes no parameters
     """Completion times of several runs of a fleet, over one another."""
-    curves = [(line.name, line.x * 3600, line.y) for line in completion_times(value)]
-    return _curves(
-        "share of jobs done within a time of their arrival", curves, (format_seconds, format_share)
-    )
+    return _done_curves([(line.name, line.x * 3600, line.y) for line in completion_times(value)])
 
 
 @figures.register
@@ -567,59 +573,63 @@ def _(value: tuple) -> list[Figure]:  # type: ignore[type-arg]  # likewise
     return fleet_figures(value)[1:]
 
 
-_Label: TypeAlias = Callable[[float], str]
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """An axis of curves: its unit as a number and as what follows numbers, and its two ends."""
+
+    factor: float
+    unit: str
+    low: float
+    high: float
+
+    def ticks(self) -> Iterator[tuple[float, str]]:
+        """Yield round values on the axis, each with its words."""
+        low, high = self.low / self.factor, self.high / self.factor
+        raw = max((high - low) / 5, 1e-12)
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(power * times for times in (1, 2, 5, 10) if power * times >= raw * (1 - 1e-9))
+        for at in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1):
+            yield at * step * self.factor, f"{float(f'{at * step:.9g}'):g}{self.unit}"
+
+    def share(self, value: float) -> float:
+        """Return where a value lies between the ends, from 0 to 1."""
+        return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+
+
+def _seconds_axis(values: Array) -> _Axis:
+    factor, unit = (3600.0, " h") if float(values.max()) >= 7200 else (1.0, " s")
+    return _Axis(factor, unit, float(values.min()), float(values.max()))
 
 
 def _curves(
-    title: str, curves: Sequence[tuple[str, Array, Array]], labels: tuple[_Label, _Label]
+    title: str, curves: Sequence[tuple[str, Array, Array]], across: _Axis, up: _Axis
 ) -> str:
-    """Return lines over an axis that begins at their least value, as SVG."""
-    left, top, right, bottom = 90.0, 40.0, _WIDTH - 20.0, 260.0
-    xs = np.concatenate([np.asarray(x, float) for _, x, _ in curves])
-    ys = np.concatenate([np.asarray(y, float) for _, _, y in curves])
-    low_x, high_x = float(xs.min()), float(xs.max())
-    low_y, high_y = min(float(ys.min()), 0.9 * float(ys.max())), float(ys.max())
+    """Return lines over two axes as SVG, with their names above."""
+    left, top, right, bottom = 90.0, 62.0, _WIDTH - 20.0, 280.0
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - low_x) / (high_x - low_x) if high_x > low_x else 0.5
-        up = (y - low_y) / (high_y - low_y) if high_y > low_y else 0.5
-        return left + across * (right - left), bottom - up * (bottom - top)
+        return left + across.share(x) * (right - left), bottom - up.share(y) * (bottom - top)
 
-    parts = [
-        text_at(8, 20, title, "title"),
-        *_grid(labels, (low_x, high_x), (low_y, high_y), place),
-    ]
-    for index, (name, x, y) in enumerate(curves):
-        step = max(1, len(x) // 400)
-        kept = [*range(0, len(x), step), len(x) - 1]
+    parts = [text_at(8, 20, title, "title")]
+    for value, words in up.ticks():
+        y = place(across.low, value)[1]
+        parts += [line_between(left, y, right, y, "grid"), text_at(left - 6, y + 4, words, "right")]
+    for value, words in across.ticks():
+        x = place(value, up.low)[0]
+        parts.append(line_between(x, bottom, x, bottom + 4, "grid"))
+        parts.append(text_at(x, bottom + 18, words, "middle"))
+    begin = left
+    for index, (name, xs, ys) in enumerate(curves):
+        step = max(1, len(xs) // 400)
+        kept = [*range(0, len(xs), step), len(xs) - 1]
         points = " ".join(
-            f"{a:.1f},{b:.1f}" for a, b in (place(float(x[at]), float(y[at])) for at in kept)
+            f"{a:.1f},{b:.1f}" for a, b in (place(float(xs[at]), float(ys[at])) for at in kept)
         )
-        parts.append(
-            f'<polyline points="{points}" fill="none" stroke="{_colour(index)}" stroke-width="2"/>'
-        )
-        if len(curves) > 1:  # above the lines, beside the title
-            begin = right - 130 * (len(curves) - index)
-            parts.append(rect(begin, 9, 12, 12, f'fill="{_colour(index)}"/>'))
-            parts.append(text_at(begin + 18, 20, name))
+        dashed = ' stroke-dasharray="6 4"' if index % 2 else ""
+        stroke = f'stroke="{_colour(index)}" stroke-width="2"{dashed}/>'
+        parts.append(f'<polyline points="{points}" fill="none" {stroke}')
+        if begin + 30 + 7 * len(name) < right:
+            parts.append(f'<path d="M{begin:.0f} 42h22" {stroke}')
+            parts.append(text_at(begin + 28, 46, name))
+        begin += 46 + 7 * len(name)
     return _svg(bottom + 34, title, parts)
-
-
-def _grid(
-    labels: tuple[_Label, _Label],
-    across: tuple[float, float],
-    up: tuple[float, float],
-    place: Callable[[float, float], tuple[float, float]],
-) -> Iterator[str]:
-    """Yield four marks of each axis, with their figures."""
-    for share in (0.0, 1 / 3, 2 / 3, 1.0):
-        x = across[0] + share * (across[1] - across[0])
-        y = up[0] + share * (up[1] - up[0])
-        (left, at_y), (at_x, bottom) = place(across[0], y), place(x, up[0])
-        yield line_between(left, at_y, _WIDTH - 20.0, at_y, "grid")
-        yield text_at(left - 6, at_y + 4, labels[1](y), "right")
-        yield text_at(at_x, bottom + 18, labels[0](x), "middle" if 0 < share < 1 else _end(share))
-
-
-def _end(share: float) -> str:
-    return "right" if share else ""

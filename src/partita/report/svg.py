@@ -43,16 +43,19 @@ MAX_LANES = 48
 MAX_LINES = 4000
 
 _COLOURS: Mapping[Cell, str] = {
-    Cell.FORWARD: "#3273c4",
-    Cell.BACKWARD: "#2e8b57",
-    Cell.WEIGHT: "#6b8424",
-    Cell.RECOMPUTE: "#96700f",
-    Cell.LOAD: "#8a6bbf",
-    Cell.UPDATE: "#b8507c",
-    Cell.MIXED: "#30808d",
-    Cell.COLLECTIVE: "#d0752f",
+    Cell.FORWARD: "#2f74c0",
+    Cell.BACKWARD: "#cf7d22",
+    Cell.WEIGHT: "#3a9e88",
+    Cell.RECOMPUTE: "#86690c",
+    Cell.LOAD: "#8d95a5",
+    Cell.UPDATE: "#a8456f",
+    Cell.MIXED: "#8a7390",
+    Cell.COLLECTIVE: "#d4504a",
     Cell.TRANSFER: "#8b9099",
 }
+"""As in reports (``static/colours.js``)."""
+_LIGHT = frozenset((Cell.BACKWARD, Cell.WEIGHT, Cell.LOAD))
+"""Cells on which numbers are dark."""
 
 
 def timeline_svg(
@@ -104,13 +107,14 @@ def _head(timeline: Timeline, frame: Frame, title: str, used: set[Cell]) -> Iter
     if sends > MAX_LINES:
         facts.append(f"{sends:,} transfers, not drawn")
     yield text_at(8, 39, ", ".join(facts))
-    x = frame.left
-    for cell in sorted(used):
+    words = {cell: "transfer" if cell is Cell.TRANSFER else MEANING[cell] for cell in sorted(used)}
+    room = sum(31 + 6.6 * len(meaning) for meaning in words.values())
+    x = frame.left if frame.left + room < frame.right else 8.0
+    for cell, meaning in words.items():
         if cell is Cell.TRANSFER:
             yield line(x, 58, x + 10, 50, "transfer")
         else:
             yield rect(x, 49, 10, 10, f'rx="2" fill="{_COLOURS[cell]}"/>')
-        meaning = "transfer" if cell is Cell.TRANSFER else MEANING[cell]
         yield text_at(x + 15, 58, meaning)
         x += 31 + 6.6 * len(meaning)
     yield text_at(frame.right + 8, 58, "busy")
@@ -161,7 +165,8 @@ def _cells(
         fill = f'rx="1.5" fill="{_COLOURS[cell]}">{tip}'
         yield rect(begin, y, length - gap, frame.lane, fill)
         if numbers[row] >= 0 and cell is not Cell.UPDATE and length >= 6 + 6.2 * len(label):
-            yield text_at(begin + length / 2, y + frame.lane / 2 + 4, label, "number")
+            style = "dark number" if cell in _LIGHT else "number"
+            yield text_at(begin + length / 2, y + frame.lane / 2 + 4, label, style)
 
 
 def _described(timeline: Timeline, row: int) -> str:

@@ -60,6 +60,7 @@ STYLE = """
 text { font: 12px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: #747a83; }
 .title { font-size: 15px; font-weight: 600; }
 .number { font-size: 11px; fill: #fff; text-anchor: middle; }
+.dark { fill: #000; }
 .right { text-anchor: end; }
 .middle { text-anchor: middle; }
 .over { fill: #d64545; font-weight: 600; }

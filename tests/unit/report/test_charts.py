@@ -9,6 +9,7 @@ import pytest
 from partita.catalogue.examples import example
 from partita.core.energy import EnergyOrigin
 from partita.core.fleet import Sensitivity
+from partita.core.program import Kind
 from partita.cost.predict import simulate
 from partita.errors import InvalidInputError
 from partita.fleet.study.panels import Line, Panel
@@ -175,3 +176,17 @@ def test_trade_offs_show_groups_and_their_front():
     assert "cheapest" in shown
     with pytest.raises(InvalidInputError, match="no point"):
         trade_off_chart([], title="", x="", y="")
+
+
+def test_devices_that_hold_the_same_are_one_line_of_a_memory_chart(make) -> None:
+    timeline = make(
+        [(device, Kind.FORWARD, 0, 0, -1, 0.0, 1.0) for device in range(3)],
+        devices=("a", "b", "c"),
+        memory_device=np.repeat([0, 1, 2], 2),
+        memory_s=np.tile([0.0, 1.0], 3),
+        memory_bytes=np.array([1e9, 2e9, 1e9, 2e9, 1e9, 4e9]),
+        limit_bytes=np.array([16e9, 16e9, 5e9]),
+    )
+    assert set(lines_of(memory_chart(timeline))) == {
+        *("c", "a +1", "limit 5.00 GB", "limit 16.0 GB, above"),
+    }

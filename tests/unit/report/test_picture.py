@@ -127,7 +127,7 @@ def test_colour_changes_no_character(pipeline):
     )
     drawn = Text.from_ansi(colour).spans
     styles = {str(span.style) for span in drawn}
-    assert styles >= {"color(4)", "color(2)", "dim", "bold color(1)"}
+    assert styles >= {"color(4)", "color(3)", "dim", "bold color(1)"}
 
 
 def test_names_cannot_spoil_the_picture(make):

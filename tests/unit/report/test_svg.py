@@ -38,8 +38,9 @@ def test_every_compute_row_is_a_cell_with_its_number_and_a_tip(exchange):
         "F stage 1 microbatch 0: 1.50 s to 2.50 s",
         "B stage 1 microbatch 0: 2.50 s to 3.50 s",
     ]
-    numbers = [t.text for t in root.iter(f"{NS}text") if t.get("class") == "number"]
-    assert numbers == ["0", "0", "1", "1"]
+    texts = [t for t in root.iter(f"{NS}text") if t.get("class") in ("number", "dark number")]
+    assert [t.text for t in texts] == ["0", "0", "1", "1"]
+    assert [t.get("class") for t in texts[:2]] == ["number", "dark number"]
 
 
 def test_a_transfer_is_a_line_from_lane_to_lane(exchange):

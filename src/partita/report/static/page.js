@@ -146,6 +146,8 @@ export async function showPage(root, values, page) {
     else sections.push(make("div", { class: "side-by-side spoken" }, element));
   }
   const notes = values.notes.length ? make("section", { class: "section notes" }, make("h2", {}, "Assumed and left out"), make("ul", {}, ...values.notes.map((note) => make("li", {}, note)))) : null;
+  // From here on a frame covers what is below it.
+  document.documentElement.dataset.drawn = "true";
   root.replaceChildren(...[head, ...sections, notes].filter((part) => part));
   await Promise.all(waits);
 }
