@@ -51,8 +51,8 @@ class Watched:
         return self.page
 
     def check(self) -> None:
-        assert self.errors == []
-        assert self.requests == []
+        assert self.errors == [], self.errors
+        assert self.requests == [], self.requests
         assert self.page.evaluate("window.__xss") is None
 
 

@@ -66,7 +66,7 @@ class Site:
 
     def __init__(self, folder: Path, browser: Any) -> None:
         self.folder, self.closing = folder, []
-        for name, seconds in (("first", 120), ("second", 120), ("third", 120)):
+        for name, seconds in (("first", 3600), ("second", 3600), ("third", 3600)):
             (folder / f"{name}.yaml").write_text(
                 JOB.format(name=name, python=sys.executable, seconds=seconds)
             )
@@ -140,11 +140,9 @@ def test_the_whole_flow(site: Site) -> None:
     subprocess.run(
         submit, cwd=folder, check=True, env={**os.environ, **address}, stdout=subprocess.DEVNULL
     )
-    _plan(site)
-    _edit(site)
-    _compare_and_reload(site)
-    _energy(site)
-    _fleet(site)
+    for part in (_plan, _edit, _compare_and_reload, _energy, _fleet):
+        part(site)
+        site.watched.check()
     _live(site, run)
     site.watched.check()
 

@@ -61,6 +61,7 @@ class PageSettings:
         runs: Folder whose runs are shown.
         fleet: Address of the live fleet that is shown.
         fleet_token: What that fleet wants to be shown; empty = nothing.
+        energy_server: Address of the energy server whose jobs are shown; empty = none are.
         jobs: Processes that work at a time.
         waiting: Pieces of work that may wait for them.
         kept: Pieces of work whose results are kept.
@@ -75,6 +76,7 @@ class PageSettings:
     runs: Path = Path("runs")
     fleet: str = "http://127.0.0.1:7788"
     fleet_token: str = field(default="", repr=False)
+    energy_server: str = field(default="", repr=False)
     jobs: int = 2
     waiting: int = 16
     kept: int = 64

@@ -216,6 +216,7 @@ export class Gantt {
     const used = new Set();
     for (const track of this.tracks) for (let row = 0; row < track.rows; row += 1) used.add(track.colourOf[row]);
     let shown = [...used].sort((one, two) => one - two).map((at) => palette[at]);
+    if (this.mode === "clock") shown = shown.filter((each) => each.words !== "no clock"); // else the highest would be left out
     if (this.mode === "clock" && shown.length > 6) shown = [0, 1, 2, 3, 4, 5].map((part) => shown[Math.round((part * (shown.length - 1)) / 5)]);
     const words = new Map(shown.filter((each) => each.words !== KIND_WORDS.recv).map((each) => [each.key || each.words, each.colour]));
     this.legend.replaceChildren(...[...words].slice(0, 14).map(([text, colour]) => {

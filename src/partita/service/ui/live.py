@@ -2,20 +2,26 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from partita.errors import PartitaError
 from partita.fleet.live.client import FleetClient
 from partita.flows.live_runs import folder_of, look_at_run, runs_in
+from partita.http import ServerLink
 from partita.service.errors import Refusal, printable
 from partita.service.settings import PageSettings
 
-FLEET_TIMEOUT_S = 2.0
+SERVER_TIMEOUT_S = 2.0
 MOST_RUNS = 40
 MOST_JOBS = 200
 _PAUSE_S = 10.0
+_ENERGY = (
+    *("job_id", "scheduler", "state", "version", "time_s", "energy_j", "iteration_s"),
+    *("iteration_j", "stragglers", "silent", "note"),
+)
+"""What is shown of a job of the energy server: no more than that travels on."""
 
 
 class LiveView:
@@ -27,8 +33,7 @@ class LiveView:
 
     def __init__(self, settings: PageSettings) -> None:
         self._settings = settings
-        self._fleet_error = ""
-        self._again_s = -math.inf
+        self._errors: dict[str, tuple[str, float]] = {}
 
     def look(self) -> dict[str, Any]:
         """Return runs, the latest first, and the fleet, as they are now."""
@@ -37,7 +42,8 @@ class LiveView:
             "at_s": time.time(),
             "folder": printable(str(self._settings.runs)),
             "runs": [look_at_run(folder).to_json() for folder in runs],
-            "fleet": self._fleet(),
+            "fleet": self._asked("fleet", self._fleet),
+            "energy": self._asked("energy", self._energy) if self._settings.energy_server else None,
         }
 
     def run(self, name: str) -> dict[str, Any]:
@@ -61,18 +67,36 @@ class LiveView:
         """Return whether a run has left its results."""
         return (folder / "results.json").is_file()
 
-    def _fleet(self) -> Mapping[str, Any]:
-        """Return the fleet and its jobs; where nobody answers it is asked again after a while."""
-        if time.monotonic() < self._again_s:
-            return {"error": self._fleet_error}
-        url = self._settings.fleet
+    def _asked(self, name: str, ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return what a server says; where nobody answers it is asked again after a while."""
+        error, again_s = self._errors.get(name, ("", -math.inf))
+        if time.monotonic() < again_s:
+            return {"error": error}
         try:
-            client = FleetClient(
-                url, token=self._settings.fleet_token, timeout_s=FLEET_TIMEOUT_S, patience_s=0.0
-            )
-            jobs = client.jobs(all_jobs=True)
-            return {"url": client.url, **client.info(), "jobs": jobs[-MOST_JOBS:]}
+            return ask()
         except PartitaError as exc:
-            self._fleet_error = printable(str(exc))
-            self._again_s = time.monotonic() + _PAUSE_S
-            return {"error": self._fleet_error}
+            error = printable(str(exc))
+            self._errors[name] = (error, time.monotonic() + _PAUSE_S)
+            return {"error": error}
+
+    def _fleet(self) -> Mapping[str, Any]:
+        """Return the fleet and its jobs."""
+        client = FleetClient(
+            self._settings.fleet,
+            token=self._settings.fleet_token,
+            timeout_s=SERVER_TIMEOUT_S,
+            patience_s=0.0,
+        )
+        jobs = client.jobs(all_jobs=True)
+        return {"url": client.url, **client.info(), "jobs": jobs[-MOST_JOBS:]}
+
+    def _energy(self) -> Mapping[str, Any]:
+        """Return the jobs of the energy server, with the version of their clocks."""
+        link = ServerLink(
+            self._settings.energy_server,
+            noun="energy server",
+            timeout_s=SERVER_TIMEOUT_S,
+            keeps_open=False,
+        )
+        jobs = [{name: job[name] for name in _ENERGY} for job in link.get("/jobs", {})]
+        return {"url": link.url, "jobs": jobs[-MOST_JOBS:]}

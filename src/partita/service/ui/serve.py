@@ -10,7 +10,7 @@ from partita.errors import InvalidInputError
 from partita.fleet.live.token import fleet_token
 from partita.flows.fleet.live import FleetFields
 from partita.flows.run_requests import RUNS
-from partita.http import is_loopback
+from partita.http import check_address, is_loopback
 from partita.requests import declare, make
 from partita.service.listen import ListenFields, port_field, server_needed, url_of
 from partita.service.settings import PageSettings, Settings
@@ -25,6 +25,11 @@ class PageRequest(ListenFields, FleetFields):
 
     port: int = port_field(DEFAULT_PORT)
     runs: str = declare(RUNS, path="folder", help="Folder whose runs are shown.")
+    energy_server: str | None = declare(
+        None,
+        usual="none",
+        help="Energy server whose jobs are shown, such as http://any:TOKEN@127.0.0.1:7787.",
+    )
     jobs: int = declare(
         2, minimum=1, maximum=64, help="Number of processes that plan and simulate at a time."
     )
@@ -103,11 +108,14 @@ def page_settings(request: PageRequest) -> Settings:
             "in clear text: give --tls-cert, or keep 127.0.0.1 and use ssh -L "
             f"{request.port}:127.0.0.1:{request.port}"
         )
+    if request.energy_server is not None:
+        check_address(request.energy_server, noun="energy server")
     upload = int(parse_bytes(request.upload, "--upload"))
     page = PageSettings(
         runs=Path(request.runs),
         fleet=request.server,
         fleet_token=fleet_token(request.token_file, request.server),
+        energy_server=request.energy_server or "",
         jobs=request.jobs,
         time_limit_s=parse_seconds(request.time_limit, "--time-limit"),
         memory_bytes=int(parse_bytes(request.memory, "--memory")),

@@ -6,7 +6,7 @@ import { test } from "node:test";
 const at = (name) => new URL(name, `file://${process.env.PARTITA_STATIC}/`).href;
 const { searchOf, valuesOf } = await import(at("api.js"));
 const { draggedTo, withEdit } = await import(at("edit.js"));
-const { ago } = await import(at("view_live.js"));
+const { ago, noteClocks } = await import(at("view_live.js"));
 
 test("an address says what was asked, several values of one name too", () => {
   const values = { model: "gpt-small", cluster: "hosts:\n  - a&b=c", edits: ["cut:0=3", "device:1=host0/gpu0"], empty: "" };
@@ -32,6 +32,17 @@ test("a boundary stays between its neighbours, wherever it is dragged", () => {
   assert.equal(draggedTo(stages, 0, 0.9), 14);
   assert.equal(draggedTo(stages, 1, 0.01), 11);
   assert.equal(draggedTo(stages, 1, 2), 99);
+});
+
+test("other clocks and stragglers are noted as they happen", () => {
+  const versions = new Map();
+  const changes = [];
+  const look = (version, stragglers) => noteClocks({ at_s: 0, energy: { jobs: [{ job_id: "j", version, stragglers }] } }, versions, changes);
+  assert.equal(look(1, []).length, 0);
+  assert.match(look(2, [])[0], /j: clocks of version 2$/);
+  assert.match(look(2, [{}])[0], /j: 1 straggler$/);
+  assert.match(look(3, [])[0], /no straggler any more$/);
+  assert.equal(changes.length, 4);
 });
 
 test("how long ago something was is said in few words", () => {

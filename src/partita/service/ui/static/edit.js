@@ -132,7 +132,7 @@ export class Editor {
       [`${Math.round(this.roundTripMs)} ms`, `round trip (server ${Math.round(answer.server_s * 1000)} ms)`],
     ];
     if (answer.bound > 0) entries.splice(2, 0, [formatShare(answer.step_s / answer.bound - 1, true), "above the bound, at most"]);
-    this.facts.replaceChildren(...entries.map(([value, words]) => make("div", { class: "fact" }, make("dd", {}, value), make("dt", {}, words))));
+    this.facts.replaceChildren(...entries.map(([value, words]) => make("div", { class: "fact" }, make("dt", {}, words), make("dd", {}, value))));
     if (this.edits.length) this.said.textContent = `step ${entries[0][0]}, ${entries[1][0]} against the plan${answer.refusal ? `; does not fit: ${answer.refusal}` : ""}`;
   }
 

@@ -43,21 +43,15 @@ function clocksBox(app, frontier, values) {
       document.documentElement.dataset.clocks = "failed";
     }
   };
-  const slow = textField("straggler_s", "Seconds that a straggler makes a step take", values.straggler_s, { inputmode: "decimal" });
-  const more = textField("slowdown", "Slower than at full clocks by at most (0.02 = 2 %)", values.slowdown, { inputmode: "decimal" });
+  const slow = textField("straggler_s", "A straggler makes a step take (s)", values.straggler_s, { inputmode: "decimal" });
+  const more = textField("slowdown", "Slower by at most (0.02 = 2 %)", values.slowdown, { inputmode: "decimal" });
   const element = make(
     "section",
     { class: "sheet clocks-box", "aria-label": "clocks" },
     make("h2", {}, "Clocks to run with"),
-    make("div", { class: "fields" }, slow.element, more.element),
-    make(
-      "p",
-      { class: "actions" },
-      button("Clocks for the straggler", () => show({ straggler: slow.input.value.trim() })),
-      button("Clocks for the slowdown", () => show({ slowdown: more.input.value.trim() })),
-      button("Clocks of least energy", () => show({ least_energy: true })),
-      button("Clocks of the slider's point", () => show({ point: String(app.point ?? 0) }), { class: "slider-point" }),
-    ),
+    make("p", { class: "note" }, "Those of the point that the slider above is at, those of least energy, or those that keep a limit."),
+    make("p", { class: "actions" }, button("Clocks of the slider's point", () => show({ point: String(app.point ?? 0) })), button("Clocks of least energy", () => show({ least_energy: true }))),
+    make("div", { class: "fields" }, make("div", {}, slow.element, button("Clocks for the straggler", () => show({ straggler: slow.input.value.trim() }))), make("div", {}, more.element, button("Clocks for the slowdown", () => show({ slowdown: more.input.value.trim() })))),
     message.element,
     place,
   );
@@ -76,7 +70,7 @@ export async function energyView(app, values) {
   const panel = new WorkPanel(app.page);
   const figures = make("div", { class: "report" });
   const clocks = make("div", {});
-  app.root.replaceChildren(make("h1", {}, "Time against energy"), form, panel.element, clocks, figures);
+  app.root.replaceChildren(make("h1", {}, "Time against energy"), form, panel.element, figures, clocks);
   app.onLeave(() => panel.end());
   if (!values.plan) return;
   const asked = Object.fromEntries(Object.entries(values).filter(([name]) => ["plan", "points"].includes(name)));
@@ -89,5 +83,5 @@ export async function energyView(app, values) {
     app.point = point.point ?? 0;
   });
   await showFigures(figures, job, app.page);
-  clocks.append(documentLinks(job.documents), clocksBox(app, job.documents.frontier, values));
+  clocks.append(clocksBox(app, job.documents.frontier, values), documentLinks(job.documents));
 }

@@ -43,9 +43,12 @@ export async function liveView(app, values) {
   const runs = make("div", {});
   const detail = make("section", { class: "run-detail" });
   const fleet = make("div", {});
+  const energy = make("div", {});
+  const versions = new Map();
+  const changes = [];
   const panel = new WorkPanel(app.page);
   const figures = make("div", { class: "report" });
-  app.root.replaceChildren(make("h1", {}, "Live"), heard, message.element, make("h2", {}, "Runs"), runs, detail, panel.element, figures, make("h2", {}, "Fleet"), fleet);
+  app.root.replaceChildren(make("h1", {}, "Live"), heard, message.element, make("h2", {}, "Runs"), runs, detail, panel.element, figures, make("h2", {}, "Fleet"), fleet, energy);
   let last = 0;
   let shown = "";
   let chosen = values.run || "";
@@ -79,15 +82,16 @@ export async function liveView(app, values) {
           message.show(error);
         }
       }) : null;
-      detail.replaceChildren(
+      const parts = [
         make("h3", {}, name),
         found.note ? make("p", { class: "note" }, found.note) : null,
-        make("dl", { class: "facts" }, ...facts.map(([value, words]) => make("div", { class: "fact" }, make("dd", {}, value), make("dt", {}, words)))),
+        make("dl", { class: "facts" }, ...facts.map(([value, words]) => make("div", { class: "fact" }, make("dt", {}, words), make("dd", {}, value)))),
         events.length ? make("div", {}, make("h3", {}, "What happened"), make("ul", { class: "events" }, ...events)) : null,
         make("div", { class: "side-by-side" }, ...drawn.map(({ element }) => element)),
         lines,
         report ? make("p", { class: "actions" }, report) : null,
-      );
+      ];
+      detail.replaceChildren(...parts.filter((part) => part));
       await Promise.all(drawn.map(({ done }) => done));
       document.documentElement.dataset.run = `${found.state} ${found.step}`;
     } catch (error) {
@@ -114,6 +118,7 @@ export async function liveView(app, values) {
     });
     runs.replaceChildren(rows.length ? table(["run", "state", "step", "loss", "seconds a step", "wrote"], rows, "runs") : make("p", { class: "note" }, `no runs under ${found.folder}`));
     fleet.replaceChildren(...fleetParts(found.fleet, found.at_s));
+    if (found.energy) energy.replaceChildren(make("h2", {}, "Energy jobs"), ...energyParts(found.energy, noteClocks(found, versions, changes)));
     const text = JSON.stringify(found.runs.find((run) => run.name === chosen) || null);
     if (chosen && text !== shown) showRun(chosen);
     shown = text;
@@ -139,6 +144,30 @@ export async function liveView(app, values) {
   show(await get("/live"));
   last = performance.now();
   heard.textContent = "last heard 0 s ago";
+}
+
+// Note which jobs of the energy server got other clocks, or another straggler, since the last look.
+export function noteClocks(found, versions, changes) {
+  for (const job of found.energy.jobs || []) {
+    const slow = job.stragglers.length;
+    const [version, before] = versions.get(job.job_id) || [];
+    const clock = new Date(found.at_s * 1000).toLocaleTimeString("en-GB");
+    if (version !== undefined && job.version !== version) changes.unshift(`${clock} ${job.job_id}: clocks of version ${job.version}`);
+    if (before !== undefined && slow !== before) changes.unshift(`${clock} ${job.job_id}: ${slow ? `${slow} straggler${slow > 1 ? "s" : ""}` : "no straggler any more"}`);
+    versions.set(job.job_id, [job.version, slow]);
+  }
+  changes.length = Math.min(changes.length, 50);
+  return changes;
+}
+
+function energyParts(found, changes) {
+  if (found.error) return [make("p", { class: "note" }, found.error)];
+  const rows = found.jobs.map((job) =>
+    make("tr", {}, make("td", {}, job.job_id), make("td", {}, stateMark(job.state)), ...cells([job.scheduler, `version ${job.version}`, formatValue(job.iteration_s ?? job.time_s, "s"), formatValue(job.iteration_j ?? job.energy_j, "J"), job.stragglers.length ? `${job.stragglers.length}` : "none", job.note || (job.silent.length ? `silent: rank ${job.silent.join(", ")}` : "-")])),
+  );
+  const parts = [rows.length ? table(["job", "state", "scheduler", "clocks", "step", "energy", "stragglers", "note"], rows, "jobs of the energy server") : make("p", { class: "note" }, `no jobs at ${found.url}`)];
+  if (changes.length) parts.push(make("ul", { class: "events" }, ...changes.map((each) => make("li", {}, each))));
+  return parts;
 }
 
 function fleetParts(fleet, now) {

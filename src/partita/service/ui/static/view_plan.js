@@ -39,9 +39,10 @@ export async function planView(app, values) {
   const held = job.documents.plan;
   const editor = new Editor(app, held, listOf(edits), (list) => app.address({ ...asked, edits: list }));
   const links = documentLinks(job.documents);
-  editing.replaceChildren(links, editor.element);
+  editing.replaceChildren(...[links, editor.element].filter((part) => part));
   const shown = await showFigures(figures, job, app.page);
   heading.textContent = shown.title;
+  figures.querySelector(".figure-title").textContent = "The plan as it was found";
   if (job.facts.remarks) figures.prepend(...job.facts.remarks.map((line) => make("p", { class: "note" }, line)));
   await editor.load();
 }

@@ -109,6 +109,8 @@ export function documentLinks(documents) {
 export async function showFigures(root, job, page) {
   const values = await get(`/jobs/${job.id}/page`);
   await showPage(root, values, page);
-  root.querySelectorAll("h1").forEach((title) => title.classList.add("figure-title"));
+  // The view has the one heading of the page; that of its figures is below it.
+  const title = root.querySelector("h1");
+  title.replaceWith(make("h2", { class: "figure-title" }, ...title.childNodes));
   return values;
 }
