@@ -17,6 +17,8 @@ from partita.transformer.choices import Choice
 from partita.transformer.kernels import accuracy_line
 from partita.units import format_count, format_seconds
 
+LESS = 0.8
+"""Share of the usual MFU below which the one of causal attention is said, too."""
 _PARTS = {
     "compute_s": "compute",
     "recompute_s": "of it again",
@@ -103,10 +105,14 @@ def _rate_line(result: LargePlanResult) -> str:
     again = f" ({percent(result.hfu)} with what is computed again)" * (
         result.best.parts["recompute_s"] > 0
     )
+    # Long sequences: twice what kernels compute would look like more than devices can.
+    half = f" ({percent(result.mfu_causal)} what its mask leaves)" * (
+        result.mfu_causal < LESS * result.mfu
+    )
     return (
         f"{format_seconds(result.best.step_s)} per step · {format_count(result.tokens_per_s)} "
         f"tokens/s · {each:,.0f} tokens/s per device · MFU {percent(result.mfu)}{again}, attention "
-        "counted whole"
+        f"counted whole{half}"
     )
 
 

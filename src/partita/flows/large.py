@@ -139,6 +139,15 @@ class LargePlanResult(Result):
         return self.task.model_flops / (self._peak * self.best.step_s)
 
     @property
+    def mfu_causal(self) -> float:
+        """The same with what a causal mask leaves of attention."""
+        task = self.task
+        done = task.shape.model_flops(
+            task.tokens, task.sequence_length, trained=1.0 - task.frozen, halved=True
+        )
+        return done / (self._peak * self.best.step_s)
+
+    @property
     def hfu(self) -> float:
         """The same with what is computed again."""
         again = self.best.parts["recompute_s"] / max(self.best.parts["compute_s"], 1e-30)
@@ -193,6 +202,7 @@ class LargePlanResult(Result):
             "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_device": self.tokens_per_s / len(self.plan.devices),
             "mfu": self.mfu,
+            "mfu_causal": self.mfu_causal,
             "hfu": self.hfu,
             "price_per_hour": number_or_none(self.price_per_hour),
             "price_per_step": number_or_none(self.price_per_hour * self.best.step_s / 3600),

@@ -219,7 +219,14 @@ class Shape:
         head = self.embedding_params
         return scores + 2.0 * tokens * (active + head)
 
-    def model_flops(self, tokens: float, sequence_length: int, *, trained: float = 1.0) -> float:
+    def model_flops(
+        self,
+        tokens: float,
+        sequence_length: int,
+        *,
+        trained: float = 1.0,
+        halved: bool = False,
+    ) -> float:
         """Return the FLOPs of a training step that MFU counts.
 
         Forward and twice that backward, the whole attention matrix, nothing for recomputation.
@@ -228,9 +235,10 @@ class Shape:
             tokens: Tokens of the step.
             sequence_length: Tokens of a sequence.
             trained: Share of the weights that is trained: the others have no gradient.
+            halved: Whether only what a causal mask leaves of attention counts.
         """
-        forward = self.forward_flops(tokens, sequence_length)
-        weights = forward - self._score_flops(tokens, sequence_length)
+        forward = self.forward_flops(tokens, sequence_length, halved=halved)
+        weights = forward - self._score_flops(tokens, sequence_length, halved=halved)
         return 3.0 * forward - (1.0 - trained) * weights
 
     def _score_flops(self, tokens: float, sequence_length: int, *, halved: bool = False) -> float:

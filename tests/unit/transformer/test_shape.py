@@ -51,3 +51,12 @@ def test_shapes_that_cannot_be_are_refused() -> None:
         Shape(hidden=64, layers=1, heads=5, ffn=64, vocab=10)
     with pytest.raises(InvalidInputError, match="top_k"):
         Shape(hidden=64, layers=1, heads=4, vocab=10, experts=4)
+
+
+def test_flops_of_causal_attention_lack_half_of_its_scores() -> None:
+    shape = LLAMA3_8B
+    whole, half = (shape.model_flops(1.0, 131_072, halved=halved) for halved in (False, True))
+    scores = 4.0 * 131_072 * shape.hidden * shape.layers  # queries with keys, and with values
+    assert whole - half == pytest.approx(3 * scores / 2, rel=1e-3)
+    frozen = shape.model_flops(1.0, 131_072, trained=0.0, halved=True)
+    assert frozen < half
