@@ -1,6 +1,8 @@
 """Draw the pictures of the pages in a headless browser: ``python docs/pictures/render.py``."""
 
 import io
+import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -33,8 +35,36 @@ def main() -> None:
         Watched(page, "file://").open(f"file://{report}")
         page.evaluate("document.querySelector('.command').remove()")  # a path of this machine
         data = page.screenshot()
+    _save(data, "report.png")
+    _page()
+
+
+def _page() -> None:
+    """Write ui.png, a plan on the page whose boundary was moved."""
+    command = [sys.executable, "-m", "partita", "ui", "--port", "0", "--json"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    said = "".join(iter(server.stdout.readline, "}\n")) + "}"
+    asked = "model=gpt-small&cluster=1x4xa100%2B1x2xv100&planner=uniform&microbatches=16"
+    try:
+        with browser_or_skip() as browser:
+            page = browser.new_page(
+                viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light"
+            )
+            address = json.loads(said)
+            Watched(page, address["url"]).open(address["link"])
+            page.goto(f"{address['url']}/ui/plan?{asked}&edits=cut:1%3D48")
+            page.wait_for_selector("html[data-ready=plan]", state="attached", timeout=120_000)
+            page.wait_for_timeout(1000)
+            _save(page.screenshot(), "ui.png")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _save(data: bytes, name: str) -> None:
     picture = Image.open(io.BytesIO(data)).convert("RGB").quantize(COLOURS)
-    picture.save(HERE / "report.png", optimize=True)
+    picture.save(HERE / name, optimize=True)
 
 
 if __name__ == "__main__":
