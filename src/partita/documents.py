@@ -1,6 +1,7 @@
 """Files: opening any that Partita reads, and writing its own whole or not at all."""
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -310,9 +311,9 @@ def unused_path(path: Path) -> Path:
     """Return the path, or the first numbered one that does not exist yet."""
     if not path.exists():
         return path
-    # A dot in front is part of the stem.
-    end = path.name.find(".", 1)
-    stem, ending = (path.name, "") if end < 0 else (path.name[:end], path.name[end:])
+    # A dot in front, or within a number (llama-1.2b.plan.json), is part of the stem.
+    ending = "".join(re.findall(r"(?<=.)((?:\.[A-Za-z]\w*)+)$", path.name))
+    stem = path.name.removesuffix(ending)
     for number in range(2, 10_000):
         candidate = path.with_name(f"{stem}-{number}{ending}")
         if not candidate.exists():

@@ -131,6 +131,23 @@ def machine_cores() -> int:
     return os.cpu_count() or 1
 
 
+_BUSY = 0.75
+"""Load per core from which other programs are felt."""
+
+
+def other_load() -> str:
+    """Return that other programs keep this machine busy, before anything is measured; else empty.
+
+    What is measured then is too long, and differs from one measurement to the next.
+    """
+    load, cores = os.getloadavg()[0], machine_cores()
+    if load <= _BUSY * cores:
+        return ""
+    return (
+        f"load average {load:.1f} on {cores} core{'s' * (cores > 1)}: measured times are unreliable"
+    )
+
+
 def clock_identity() -> str:
     """Return what tells this machine's monotonic clock from others; empty if it is not known."""
     try:

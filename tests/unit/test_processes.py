@@ -19,6 +19,7 @@ from partita.processes import (
     last_lines,
     loopback_identity,
     machine_cores,
+    other_load,
 )
 from partita.ranks.environment import RankEnvironment
 from partita.ranks.setup import local_device
@@ -145,3 +146,12 @@ def test_the_environment_of_torchrun_is_read() -> None:
     assert (found.rank, found.local_rank, found.host, found.num_hosts) == (3, 1, 1, 2)
     with pytest.raises(InvalidInputError, match="'WORLD_SIZE' is missing"):
         RankEnvironment.of({"RANK": "0"})
+
+
+def test_a_busy_machine_is_said_before_something_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("partita.processes.machine_cores", lambda: 2)
+    for load, said in ((1.4, ""), (6.5, "load average 6.5 on 2 cores: measured times are ")):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert other_load() == said + "unreliable" * bool(said)

@@ -111,7 +111,8 @@ def load_source(text: str, options: SourceOptions | None = None) -> ModelSource:
             with options (``hf:LlamaConfig?hidden_size=64,num_hidden_layers=2``); or
             ``package.module:callable``. The callable takes nothing, or any of ``batch_size``,
             ``dtype``, ``device`` and ``seed``, and returns a model with an example, and a loss
-            function as a third if the model returns no loss. The example is a tensor, a tuple of
+            function as the last if the model returns no loss; labels may stand before it, as in
+            ``model, inputs, labels, loss``. The example is a tensor, a tuple of
             arguments, a mapping of arguments by name, an ``Example``, a callable of the batch size
             that makes one, or an iterator over such. With a loss function it has the labels, too,
             as a batch of a script does: a pair of inputs and labels, a longer tuple that ends with
@@ -269,7 +270,9 @@ def _read_configuration(place: str) -> tuple[str, dict[str, Any]]:
         raise InvalidInputError(f"{path} cannot be read: {reason}") from exc
     except FormatError as exc:
         raise exc.at(str(path)) from exc
-    own = path.resolve().parent.name if path.name == "config.json" else path.stem
+    # A directory may be called anything.
+    named = str(found.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
+    own = path.stem if path.name != "config.json" else named
     return own or found["model_type"], found
 
 
@@ -326,6 +329,67 @@ def _foreign_code(what: str) -> Iterator[None]:
         raise InvalidInputError(f"{what}: {type(exc).__name__}: {exc}".rstrip(": ")) from exc
 
 
+_GIVEN = ("batch_size", "dtype", "device", "seed")
+"""What a callable that makes a model may take."""
+
+
+def callable_in(text: str) -> str:
+    """Return ``module:callable`` of a file of Python, which is found from the current directory.
+
+    Args:
+        text: ``model.py``, whose only function that can make a model is taken, or
+            ``model.py:build``.
+
+    Raises:
+        InvalidInputError: There is no such file, or not one function that is meant; names them.
+    """
+    file, _, name = text.partition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise InvalidInputError(f"{file}: cannot be read: no such file or directory")
+    try:
+        parts = path.resolve().relative_to(Path.cwd()).with_suffix("").parts
+    except ValueError:
+        parts = ()
+    if not parts or not all(part.isidentifier() for part in parts):
+        raise InvalidInputError(
+            f"{file}: is no module below this directory; call partita where it can be imported"
+        )
+    module = ".".join(parts)
+    if name:
+        return f"{module}:{name}"
+    with _foreign_code(f"{file} cannot be imported"):
+        found = importlib.import_module(module)
+    makers = [
+        name
+        for name, value in vars(found).items()
+        if inspect.isfunction(value) and value.__module__ == module and _is_maker(name, value)
+    ]
+    if len(makers) == 1:
+        return f"{module}:{makers[0]}"
+    if makers:
+        listed = ", ".join(f"{module}:{maker}" for maker in makers)
+        raise InvalidInputError(
+            f"{file} has {len(makers)} functions that may make a model; name one: {listed}"
+        )
+    raise InvalidInputError(
+        f"{file} has no function that can be called without arguments; write one that returns a "
+        "model and example inputs, and a loss function if the model returns no loss: def build(): "
+        "return model, (inputs, labels), loss"
+    )
+
+
+def _is_maker(name: str, function: Callable[..., Any]) -> bool:
+    """Return whether a function can be called without more than makers of models are given."""
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    return not name.startswith("_") and name != "main" and set(needed) <= set(_GIVEN)
+
+
 def find_callable(text: str) -> Callable[..., Any]:
     """Return what ``package.module:callable`` names.
 
@@ -355,15 +419,35 @@ def _accepted(make: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, 
 
 def _parts(text: str, made: object) -> tuple[nn.Module, Any, LossFunction | None]:
     parts = list(made) if isinstance(made, Sequence) else [made]
-    if len(parts) not in (2, 3) or not isinstance(parts[0], nn.Module):
+    if len(parts) not in (2, 3, 4) or not isinstance(parts[0], nn.Module):
+        what = type(made).__name__ + (f" of {len(parts)}" if isinstance(made, Sequence) else "")
         raise InvalidInputError(
-            f"{text} returned a {type(made).__name__}; expected a model with example inputs, and a "
-            "loss function as a third if it returns no loss"
+            f"{text} returned a {what}; expected a model with example inputs, and a loss function "
+            "if it returns no loss: (model, inputs), (model, (inputs, labels), loss) or (model, "
+            "inputs, labels, loss)"
         )
-    loss = parts[2] if len(parts) == 3 else None
-    if loss is not None and not callable(loss):
-        raise InvalidInputError(f"{text}: the third result is no loss function")
-    return parts[0], parts[1], loss
+    if len(parts) == 4:  # labels by themselves
+        return parts[0], _with_labels(parts[1], parts[2]), _loss(text, parts[3])
+    return parts[0], parts[1], _loss(text, parts[2]) if len(parts) == 3 else None
+
+
+def _loss(text: str, loss: object) -> LossFunction:
+    """Return a loss function."""
+    if not callable(loss) or isinstance(loss, Tensor):
+        raise InvalidInputError(
+            f"{text}: the last result is a {type(loss).__name__}, and no loss function"
+        )
+    found: LossFunction = loss
+    return found
+
+
+def _with_labels(inputs: object, labels: object) -> object:
+    """Return inputs and labels as one example."""
+    if isinstance(inputs, Example):
+        return replace(inputs, labels=labels)
+    if isinstance(inputs, Mapping):
+        return Example(kwargs=dict(inputs), labels=labels)
+    return Example(args=inputs if isinstance(inputs, tuple) else (inputs,), labels=labels)
 
 
 class _Kept:

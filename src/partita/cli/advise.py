@@ -3,7 +3,15 @@
 import click
 from rich.console import Console
 
-from partita.cli.console import print_json, progress, stdout_console, terminal_width
+from partita.cli.console import (
+    picture_signs,
+    print_command,
+    print_json,
+    print_point,
+    progress,
+    stdout_console,
+    terminal_width,
+)
 from partita.cli.from_request import takes
 from partita.cli.help import Documented
 from partita.cli.options import output_options, report_option, write_page
@@ -59,15 +67,27 @@ def _show(advice: Advice) -> None:
     _section(console, "does it fit", [advice.fit_line])
     _section(console, "the plan", [advice.words])
     timeline = advice.answer.summary.evaluation.timeline
-    colour = console.is_terminal
-    picture = pipeline_picture(timeline, terminal_width(), colour=colour, max_rows=_MOST_ROWS)
+    colour, encoding = picture_signs(console)
+    picture = pipeline_picture(
+        timeline, terminal_width(), colour=colour, encoding=encoding, max_rows=_MOST_ROWS
+    )
     click.echo(picture, nl=False)
     _section(console, "how fast", [advice.speed_line, advice.error])
     _section(console, "what it costs", [advice.money_line])
     _section(console, "what bounds it", advice.bounds)
-    _section(console, "what pays most", advice.change_lines())
+    _section(console, "what pays most", [] if advice.changes else advice.change_lines())
+    if advice.changes:
+        console.print("what pays most:", style="bold")
+    for change in advice.changes:
+        print_point(console, "  ", f"{change.gain}: {change.note}")
+        print_command(console, change.command, mark="    ")
     _section(console, "what else there is", advice.alternative_lines())
-    _section(console, "how to start it", advice.start_lines())
+    console.print("how to start it:", style="bold")
+    for start in advice.starts:
+        print_point(console, "  ", f"{start.what}:")
+        print_command(console, start.command, mark="    ")
+    for line in advice.start_notes():
+        print_point(console, "  ", line)
 
 
 def _section(console: Console, title: str, lines: list[str] | tuple[str, ...]) -> None:
@@ -75,4 +95,4 @@ def _section(console: Console, title: str, lines: list[str] | tuple[str, ...]) -
     if lines:
         console.print(f"{title}:", style="bold")
     for line in lines:
-        console.print(f"  {line}")
+        print_point(console, "  ", line)

@@ -5,13 +5,16 @@ import math
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 from rich import box
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -48,6 +51,22 @@ def stdout_console() -> Console:
         markup=False,
         emoji=False,
     )
+
+
+def print_point(console: Console, mark: str, text: str) -> None:
+    """Print a sentence behind a mark, its further lines below the first word."""
+    width = max(20, console.width - len(mark))
+    first, *others = textwrap.wrap(
+        escaped(text), width, break_long_words=False, break_on_hyphens=False
+    ) or [""]
+    console.print(f"{mark}{first}", soft_wrap=True)
+    for line in others:
+        console.print(f"{' ' * len(mark)}{line}", soft_wrap=True)
+
+
+def print_command(console: Console, text: str, *, mark: str = "") -> None:
+    """Print a command in one line, however narrow the terminal is: it can be pasted."""
+    console.print(f"{mark}{escaped(text)}", soft_wrap=True)
 
 
 def picture_signs(console: Console) -> tuple[bool, str]:
@@ -93,16 +112,54 @@ def print_remarks(remarks: Sequence[str]) -> None:
         click.echo(escaped(remark), err=True)
 
 
-def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text]]) -> Table:
+_NARROWEST = 16
+"""Columns that a name or words are given at least, before figures go to a table below."""
+
+
+def table(
+    columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text]]
+) -> Table | Group:
     """Return a table; a column is a title and how it is justified. Empty columns are left out.
 
-    Cells are shown as they are, without what a terminal would take for a command.
+    Cells are shown as they are, without what a terminal would take for a command. Where the
+    terminal is too narrow for all figures, the others stand in tables below, each with the names of
+    the rows again: no figure and no name is cut.
     """
     kept = [
         index
         for index in range(len(columns))
         if not rows or any(str(row[index]) not in ("", "-") for row in rows)
     ]
+    blocks = _blocks(columns, rows, kept)
+    tables = [_one_table(columns, rows, block) for block in blocks]
+    return tables[0] if len(tables) == 1 else Group(*tables)
+
+
+def _blocks(
+    columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text]], kept: list[int]
+) -> list[list[int]]:
+    """Return the columns of each table: as few as are as narrow as the terminal."""
+    least = {}
+    for index in kept:
+        title, justify = columns[index]
+        cells = [cell_len(line) for row in rows for line in str(row[index]).split("\n")]
+        widest = max(cells, default=0)
+        # Names and words may be folded, figures may not.
+        cut = widest if justify == "right" else min(widest, _NARROWEST)
+        least[index] = max(cell_len(title), cut) + 2  # and the gap
+    named = next((place for place, i in enumerate(kept[:2]) if columns[i][1] == "left"), 0)
+    key, rest = kept[: named + 1], kept[named + 1 :]
+    width, blocks = terminal_width(), [list(key)]
+    for index in rest:
+        if sum(least[i] for i in blocks[-1]) + least[index] > width and len(blocks[-1]) > len(key):
+            blocks.append(list(key))
+        blocks[-1].append(index)
+    return blocks
+
+
+def _one_table(
+    columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text]], kept: list[int]
+) -> Table:
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for index in kept:
         title, justify = columns[index]
@@ -113,7 +170,7 @@ def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text
             justify=justify,  # type: ignore[arg-type]
             overflow="fold",
             no_wrap=fixed,
-            min_width=None if fixed else len(title),
+            min_width=None if fixed else min(len(title), _NARROWEST),
         )
     for row in rows:
         cells = (row[index] for index in kept)
@@ -121,6 +178,21 @@ def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text
             *(Text(escaped_lines(cell)) if isinstance(cell, str) else cell for cell in cells)
         )
     return result
+
+
+def alike(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return rows whose first cell is a name, those that are equal beside it as one.
+
+    >>> alike([["gpu0", "80 %"], ["gpu1", "80 %"], ["gpu2", "5 %"]])
+    [['gpu0 +1', '80 %'], ['gpu2', '5 %']]
+    """
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name, *cells in rows:
+        found.setdefault(tuple(cells), []).append(name)
+    return [
+        [f"{names[0]} +{len(names) - 1}" if len(names) > 1 else names[0], *cells]
+        for cells, names in found.items()
+    ]
 
 
 percent = format_share
@@ -195,7 +267,7 @@ DISPENSABLE = ("MFU", "tokens/s", "busy", "cost/step", "samples/s")
 """Columns that a narrow terminal goes without, in this order."""
 
 
-def summary_table(rows: Sequence[Sequence[str]]) -> Table:
+def summary_table(rows: Sequence[Sequence[str]]) -> Table | Group:
     """Return the ranked table, without some columns where the terminal is narrow."""
     dropped = set(DISPENSABLE[: max(0, (100 - terminal_width() + 8) // 9)])
     kept = [i for i, (title, _) in enumerate(SUMMARY_COLUMNS) if title not in dropped]
@@ -351,7 +423,7 @@ _MEMORY_COLUMNS = (
 MOST_DEVICES = 16
 
 
-def memory_table(summary: Summary) -> Table:
+def memory_table(summary: Summary) -> Table | Group:
     """Return what each device of a plan does and holds; of very many the fullest."""
     problem, plan = summary.solution.problem, summary.solution.plan
     timeline = summary.evaluation.timeline
@@ -360,28 +432,29 @@ def memory_table(summary: Summary) -> Table:
         for device in {device for group in stage.devices for device in group}:
             held[plan.devices[device]].append(index)
     rows = []
-    for index, name in enumerate(timeline.devices):
+    share = timeline.peak_bytes / timeline.limit_bytes
+    order = np.argsort(-share, kind="stable") if len(held) > MOST_DEVICES else range(len(held))
+    for index in order:
+        name = timeline.devices[index]
         peak, limit = float(timeline.peak_bytes[index]), float(timeline.limit_bytes[index])
         limited = math.isfinite(limit)
         rows.append(
-            (
-                peak / limit if limited else peak,
-                [
-                    name,
-                    problem.cluster.devices[problem.cluster.index_of[name]].type,
-                    _ranges(held[name]),
-                    percent(float(timeline.utilisation[index])),
-                    format_bytes(peak),
-                    format_bytes(limit) if limited else "-",
-                    percent(peak / limit) if limited else "-",
-                ],
-            )
+            [
+                name,
+                problem.cluster.devices[problem.cluster.index_of[name]].type,
+                _ranges(held[name]),
+                percent(float(timeline.utilisation[index])),
+                format_bytes(peak),
+                format_bytes(limit) if limited else "-",
+                percent(peak / limit) if limited else "-",
+            ]
         )
+    rows = alike(rows)
     if len(rows) > MOST_DEVICES:
         rest = len(rows) - MOST_DEVICES + 1
-        rows = sorted(rows, key=lambda row: -row[0])[: MOST_DEVICES - 1]
-        rows.append((0.0, [f"{rest} more", "", "", "", "", "", f"<= {rows[-1][1][-1]}"]))
-    return table(_MEMORY_COLUMNS, [row for _, row in rows])
+        rows = rows[: MOST_DEVICES - 1]
+        rows.append([f"{rest} more rows", "", "", "", "", "", f"<= {rows[-1][-1]}"])
+    return table(_MEMORY_COLUMNS, rows)
 
 
 def breakdown_titles(memory: "MemoryBreakdown") -> list[str]:
@@ -393,18 +466,12 @@ def breakdown_titles(memory: "MemoryBreakdown") -> list[str]:
     return [*held, "fixed", "free"]
 
 
-def breakdown_table(names: Sequence[str], memory: "MemoryBreakdown") -> Table:
+def breakdown_table(names: Sequence[str], memory: "MemoryBreakdown") -> Table | Group:
     """Return where the memory of each device goes at its peak, devices with the same in one row.
 
     Buffers are received tensors, gathered copies and the workspace of ops; fixed is the reserve.
     """
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for index, name in enumerate(names):
-        alike.setdefault(breakdown_cells(memory, index), []).append(name)
-    rows = [
-        [f"{found[0]} +{len(found) - 1}" if len(found) > 1 else found[0], *cells]
-        for cells, found in alike.items()
-    ]
+    rows = alike([[name, *breakdown_cells(memory, i)] for i, name in enumerate(names)])
     titles = breakdown_titles(memory)
     if len(rows) > MOST_DEVICES:
         more = [f"{len(rows) - MOST_DEVICES + 1} more", *[""] * len(titles)]
@@ -439,7 +506,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 _ALTERNATIVE_COLUMNS = (("#", "right"), ("other plans", "left"), ("value", "right"), ("", "right"))
 
 
-def alternatives_table(answer: Answer) -> Table:
+def alternatives_table(answer: Answer) -> Table | Group:
     """Return the other plans, with how much worse they are."""
     unit = answer.summary.solution.unit
     return table(
@@ -462,7 +529,7 @@ _MOVE_COLUMNS = (
 )
 
 
-def replacement_table(replacement: "Replacement", unit: str) -> Table:
+def replacement_table(replacement: "Replacement", unit: str) -> Table | Group:
     """Return plans that may take the place of another: their values against what moves."""
     best = replacement.candidates[0].value
     rows = []

@@ -114,5 +114,5 @@ def _show_files(found: Demo) -> None:
     console.print(
         f"open {files['trace']} in Perfetto (ui.perfetto.dev) or chrome://tracing", style="dim"
     )
-    console.print(f"next: partita explain {files['plan']}", style="dim")
+    console.print(f"next: partita explain {files['plan']}", style="dim", soft_wrap=True)
     console.print(f"the report, for any browser: {files['report']}")

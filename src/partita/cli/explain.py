@@ -3,9 +3,11 @@
 import json
 
 import click
+from rich.console import Group
 from rich.table import Table
 
 from partita.cli.console import (
+    alike,
     bound_line,
     breakdown_cells,
     breakdown_titles,
@@ -13,7 +15,9 @@ from partita.cli.console import (
     model_line,
     overfull_line,
     percent,
+    print_command,
     print_json,
+    print_point,
     print_remarks,
     progress,
     rules_line,
@@ -25,6 +29,7 @@ from partita.cli.from_request import takes
 from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.documents import write_text
+from partita.flows.answer_first import gain_of
 from partita.flows.explain import (
     ExplainRequest,
     Explanation,
@@ -82,9 +87,9 @@ def _show(found: Explanation, *, objectives: bool, asked: bool) -> None:
     console.print(step_line(problem, summary.solution.plan))
     console.print(f"plan: {summary.title} · step {format_seconds(summary.evaluation.step_s)}")
     for line in found.answer:
-        console.print(f"why:  {line}")
+        print_point(console, "why:  ", line)
     for line in found.advice:
-        console.print(f"do:   {line}")
+        print_command(console, line, mark="do:   ")
     console.print(table(_STAGE_COLUMNS, _stage_rows(found)))
     console.print(table(_TIME_COLUMNS, _time_rows(found)))
     console.print(_memory_table(found))
@@ -119,8 +124,7 @@ def _show(found: Explanation, *, objectives: bool, asked: bool) -> None:
 def _what_if_line(answer: WhatIf) -> str:
     if answer.value != answer.value:
         return f"what if {answer.change}: {answer.note}"
-    change = percent(answer.relative, sign=True)
-    return f"what if {answer.change}: {format_seconds(answer.value)} ({change}), {answer.note}"
+    return f"what if {answer.change}: {gain_of(answer)}, {answer.note}"
 
 
 _MEASURED_COLUMNS = (
@@ -162,11 +166,11 @@ def _stage_rows(found: Explanation) -> list[list[str]]:
     rows = []
     for row in found.stages[:MOST_ROWS]:
         devices = row["devices"]
-        more = f" +{len(devices) - 2}" if len(devices) > 2 else ""
+        more = f" +{len(devices) - 1}" if len(devices) > 2 else ""
         rows.append(
             [
                 str(row["stage"]),
-                ", ".join(devices[:2]) + more,
+                ", ".join(devices[: 1 if more else 2]) + more,
                 str(row["ops"]),
                 row["first_op"],
                 format_seconds(row["forward_s"]),
@@ -200,7 +204,7 @@ def _time_rows(found: Explanation) -> list[list[str]]:
         *("forward_s", "backward_s", "recompute_s", "load_s", "update_s"),
         *("communicating_s", "idle_s"),
     )
-    return [
+    rows = [
         [
             row["device"],
             row["type"],
@@ -208,17 +212,18 @@ def _time_rows(found: Explanation) -> list[list[str]]:
             percent(row["utilisation"]),
             format_seconds(row["sending_s"]) if row["sending_s"] > 0 else "-",
         ]
-        for row in found.devices[:MOST_ROWS]
+        for row in found.devices
     ]
+    return alike(rows)[:MOST_ROWS]
 
 
-def _memory_table(found: Explanation) -> Table:
+def _memory_table(found: Explanation) -> Table | Group:
     memory = found.summary.evaluation.memory
     *titles, _, _ = breakdown_titles(memory)
     columns = [("device", "left"), *((t, "right") for t in (*titles, "peak", "limit", "free"))]
     rows = []
-    for index, row in enumerate(found.devices[:MOST_ROWS]):
+    for index, row in enumerate(found.devices):
         *held, _, free = breakdown_cells(memory, index)
         limit = format_bytes(row["limit_bytes"]) if row["limit_bytes"] is not None else "-"
         rows.append([row["device"], *held, format_bytes(row["peak_bytes"]), limit, free])
-    return table(columns, rows)
+    return table(columns, alike(rows)[:MOST_ROWS])

@@ -86,8 +86,12 @@ def show_large(result: LargePlanResult, written: str | None = None) -> None:
     for remark in result.remarks:
         console.print(remark, style="dim")
     if written:
-        console.print(f"written to {written}")
-        console.print(f"next: partita explain {written} · partita simulate {written}", style="dim")
+        console.print(f"written to {written}", soft_wrap=True)
+        console.print(
+            f"next: partita explain {written} · partita simulate {written}",
+            style="dim",
+            soft_wrap=True,
+        )
 
 
 def binding(choice: Choice) -> str:

@@ -189,11 +189,15 @@ def _show(result: PlanResult, target: str) -> None:
         if line:
             console.print(line)
     _show_others(console, result)
-    console.print(f"written to {target}")
+    console.print(f"written to {target}", soft_wrap=True)
     for line in summary.evaluation.assumptions:
         console.print(f"assumed: {line}", style="dim")
     more = f" · partita energy frontier {target}" if result.energy is not None else ""
-    console.print(f"next: partita explain {target} · partita simulate {target}{more}", style="dim")
+    console.print(
+        f"next: partita explain {target} · partita simulate {target}{more}",
+        style="dim",
+        soft_wrap=True,
+    )
 
 
 def _show_others(console: Console, result: PlanResult) -> None:

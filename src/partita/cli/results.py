@@ -11,7 +11,7 @@ from partita.cli.from_request import takes
 from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.flows.follow import Follower
-from partita.flows.past_runs import Curves, ResultsRequest, results_request
+from partita.flows.past_runs import Curves, OpenRun, ResultsRequest, results_request
 from partita.report.curves import curve_picture
 from partita.runtime.directory import PastRun
 from partita.units import format_seconds
@@ -25,6 +25,7 @@ _COLUMNS = (
     ("samples/s", "right"),
     ("predicted", "right"),
     ("check", "left"),
+    ("state", "left"),
     ("vs first", "right"),
 )
 
@@ -53,15 +54,17 @@ def command(request: ResultsRequest, *, as_json: bool, quiet: bool, debug: bool)
         return
     if as_json:
         print_json(found.to_json())
-    elif not found.runs:
+    elif not (found.runs or found.unfinished):
         click.echo(str(found))
     elif found.curves is not None:
         _print_curves(found.curves)
         if request.plot is not None:
             click.echo(f"wrote {request.plot}")
     else:
-        first = _step_s(found.runs[0])
-        stdout_console().print(table(_COLUMNS, [_row(run, first) for run in found.runs]))
+        first = _step_s(found.runs[0]) if found.runs else math.nan
+        rows = [_row(run, first) for run in found.runs]
+        rows += [_open_row(run) for run in found.unfinished]
+        stdout_console().print(table(_COLUMNS, rows))
 
 
 def _show_row(row: Mapping[str, Any]) -> None:
@@ -100,6 +103,21 @@ def _step_s(run: PastRun) -> float:
     return float(run.results.get("median_step_s") or "nan")
 
 
+def _state(results: Mapping[str, Any]) -> str:
+    """Return what is to be known before figures of a run are compared with those of others."""
+    words = ["emulated"] if results.get("origin") == "emulated" else []
+    words += ["stopped"] if results.get("stopped") else []
+    words += ["busy machine"] if results.get("busy") else []
+    return ", ".join(words)
+
+
+def _open_row(run: OpenRun) -> list[str]:
+    """Return the row of a run that has no results."""
+    why = f": {run.error}" if run.error else ""
+    cells = dict.fromkeys((title for title, _ in _COLUMNS), "-")
+    return list((cells | {"run": run.name, "state": f"{run.state}{why}"}).values())
+
+
 def _row(run: PastRun, first_s: float) -> list[str]:
     results, step_s = run.results, _step_s(run)
     losses = results.get("losses") or []
@@ -114,5 +132,6 @@ def _row(run: PastRun, first_s: float) -> list[str]:
         f"{results['samples_per_s']:.4g}" if "samples_per_s" in results else "-",
         percent(predicted / step_s - 1, sign=True),
         verdict,
+        _state(results),
         "-" if math.isnan(step_s / first_s) else f"{step_s / first_s:.2f} x",
     ]

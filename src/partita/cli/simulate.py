@@ -12,6 +12,7 @@ from partita.cli.console import (
     percent,
     picture_signs,
     print_json,
+    print_point,
     print_remarks,
     progress,
     stdout_console,
@@ -28,7 +29,6 @@ from partita.documents import save, write_bytes, write_text
 from partita.errors import InvalidInputError
 from partita.flows.problem import objective_remarks
 from partita.flows.simulate import SimulateRequest, Simulation, simulate_request
-from partita.flows.summary import describe_plan
 from partita.program.lower import lower
 from partita.report.charts import memory_chart, render
 from partita.report.picture import pipeline_picture
@@ -81,8 +81,7 @@ def command(
 def _show(found: Simulation, width: int) -> None:
     console, timeline, solution = stdout_console(), found.timeline, found.solution
     blocking = "" if found.transfers is TransferMode.OVERLAPPED else ", blocking transfers"
-    title = f"{solution.problem.graph.name} · {describe_plan(solution.plan)}"
-    console.print(f"{title} · {timeline.origin.value}{blocking}")
+    print_point(console, "", f"{found.title} · {timeline.origin.value}{blocking}")
     console.print(step_line(solution.problem, solution.plan))
     colour, encoding = picture_signs(console)
     click.echo(pipeline_picture(timeline, width, colour=colour, encoding=encoding), nl=False)
@@ -139,9 +138,9 @@ def _write(
         json.loads(text)
         write_text(trace, text)
     if picture:
-        write_text(picture, timeline_svg(found.timeline))
+        write_text(picture, timeline_svg(found.timeline, title=found.title))
     if memory:
-        title = f"{problem.graph.name}: memory of a step (simulated)"
+        title = f"{found.title}: memory of a step ({found.timeline.origin.value})"
         write_bytes(memory, render(lambda: memory_chart(found.timeline, title=title), memory))
     if output:
         save(found.timeline, output)

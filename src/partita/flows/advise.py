@@ -78,17 +78,25 @@ class Change:
         command: The command that advises on it.
         relative: Change of the time per sample, negative where it is faster.
         note: The plan that it gives.
+        more_samples: Whether a step of it has other samples.
     """
 
     what: str
     command: str
     relative: float
     note: str
+    more_samples: bool = False
 
     @property
     def line(self) -> str:
         """The change in words."""
-        return f"{format_share(self.relative, sign=True)} time: {self.command} ({self.note})"
+        return f"{self.gain}: {self.command} ({self.note})"
+
+    @property
+    def gain(self) -> str:
+        """How much less time it takes."""
+        each = " per sample" if self.more_samples else ""
+        return f"{format_share(self.relative, sign=True)} time{each}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,9 +220,13 @@ class Advice(Result):
 
     def start_lines(self) -> list[str]:
         """Return how to start it, a line each."""
+        return [*(f"{start.what}: {start.command}" for start in self.starts), *self.start_notes()]
+
+    def start_notes(self) -> list[str]:
+        """Return what is to be said beside the commands that start it."""
         able = [name for name, why in self.refusals.items() if not why]
-        lines = [f"{start.what}: {start.command}" for start in self.starts]
-        if not lines:
+        lines = []
+        if not self.starts:
             files = f" and files for {', '.join(able)}" if able else ""
             lines = [f"-o DIR writes the plan{files}"]
         if not set(able) & set(TRAINERS):
@@ -459,6 +471,7 @@ def _tried(
                 command=_command(replace(request, **fields)),
                 relative=each.relative,
                 note=each.note,
+                more_samples=each.more_samples,
             )
 
 
@@ -489,7 +502,13 @@ def _tried_large(
             continue  # a change that nothing fits with, or that the framework cannot, is none
         if isinstance(other, LargePlanResult):
             relative = found.tokens_per_s / other.tokens_per_s - 1
-            yield Change(what=what, command=command, relative=relative, note=other.best.title)
+            yield Change(
+                what=what,
+                command=command,
+                relative=relative,
+                note=other.best.title,
+                more_samples=other.task.batch != task.batch,
+            )
 
 
 def _alternatives(found: PlanResult | LargePlanResult) -> Iterator[tuple[str, float]]:

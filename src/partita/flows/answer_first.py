@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from partita.core.metrics import Metric
+from partita.core.program import FIRST_COLLECTIVE, LAST_COMPUTE, Kind
 from partita.core.solution import Proof
 from partita.flows.summary import Summary
-from partita.units import format_seconds, format_share
+from partita.program.layout import crossings, owners
+from partita.units import format_bytes, format_seconds, format_share
 
 _UNEVEN = 1.5
 """How many times as long as the others a stage computes before that is worth a word."""
@@ -47,7 +49,56 @@ def what_bounds(summary: Summary) -> list[str]:
         "waits for others": "waiting for one another bounds the step",
     }[most]
     first = f"{cause}: of {format_seconds(step_s)} the busiest device {words}{above}"
-    return [first, *_uneven(summary)]
+    return [first, *_communication(summary), *_uneven(summary)]
+
+
+def _communication(summary: Summary) -> list[str]:
+    """Return what the critical path waits for most on the links, and of which tensor."""
+    timeline, problem = summary.evaluation.timeline, summary.solution.problem
+    path = timeline.critical_path
+    path = path[timeline.kind[path] > LAST_COMPUTE]
+    sums: dict[tuple[int, int], float] = {}
+    for row in path.tolist():
+        # A message is sent by one row and received by another.
+        kind = int(
+            min(timeline.kind[row], Kind.SEND)
+            if timeline.kind[row] == Kind.RECV
+            else timeline.kind[row]
+        )
+        what = (kind, int(timeline.stage[row]))
+        sums[what] = sums.get(what, 0.0) + float(timeline.end_s[row] - timeline.start_s[row])
+    if not sums:
+        return []
+    (kind, stage), seconds = max(sums.items(), key=lambda each: each[1])
+    if seconds < _WORTH * timeline.makespan_s:
+        return []
+    graph, plan = problem.graph, summary.solution.plan
+    share = f"{format_seconds(seconds)} of the critical path"
+    if kind >= FIRST_COLLECTIVE:
+        word = Kind(kind).name.lower().replace("_", "-")
+        parameter, owner = owners(graph, plan)
+        held = parameter[owner == stage]
+        if kind == Kind.ALL_TO_ALL or not len(held):
+            return [f"{word} of stage {stage} takes {share}"]
+        sizes = graph.parameters.bytes[held]
+        largest = graph.parameters.names[int(held[int(sizes.argmax())])]
+        return [
+            f"{word} of stage {stage}'s {len(held)} parameters ({format_bytes(float(sizes.sum()))}"
+            f"; the largest is {largest}, {format_bytes(float(sizes.max()))}) takes {share}"
+        ]
+    crossing = crossings(graph, plan)
+    here = np.flatnonzero((crossing.producer == stage) | (crossing.reader == stage))
+    if not len(here):
+        return [f"messages of stage {stage} take {share}"]
+    tensors = crossing.tensor[here]
+    samples = np.array(float(plan.microbatch_sizes.max()))
+    sizes = graph.tensors.bytes_at(samples, graph.batch_size, tensors)
+    most = int(np.argmax(sizes))
+    op = graph.ops.names[int(graph.tensors.producer[tensors[most]])]
+    return [
+        f"messages of stage {stage} take {share}; the largest tensor is what {op} makes, "
+        f"{format_bytes(float(sizes[most]))}"
+    ]
 
 
 def _uneven(summary: Summary) -> list[str]:
@@ -93,9 +144,8 @@ def what_to_do(summary: Summary, plan_file: str, answers: Sequence[Any]) -> list
     found = []
     paying = [each for each in answers if each.relative <= -_WORTH]
     for each in sorted(paying, key=lambda each: float(each.relative)):
-        gain = f"{format_seconds(each.value)} ({format_share(each.relative, sign=True)})"
         how = command_of(each.change, plan_file, summary)
-        found.append(f"{how} reaches {gain}: {each.note}")
+        found.append(f"{how} reaches {gain_of(each)}: {each.note}")
     solution = summary.solution
     bound = solution.lower_bound
     if solution.proof is not Proof.OPTIMAL and bound and solution.planner == "auto":
@@ -104,6 +154,13 @@ def what_to_do(summary: Summary, plan_file: str, answers: Sequence[Any]) -> list
             command = command_of("time-limit", plan_file, summary)
             found.append(f"the gap to the bound is {format_share(gap)}: {command} searches longer")
     return found
+
+
+def gain_of(answer: Any) -> str:  # noqa: ANN401 (a WhatIf, which is declared above this module)
+    """Return what a change reaches: seconds of a step, and how much less that is per sample."""
+    change = format_share(answer.relative, sign=True)
+    each = " per sample" if answer.more_samples else ""
+    return f"{format_seconds(answer.value)} ({change}{each})"
 
 
 def command_of(change: str, plan_file: str, summary: Summary) -> str:
@@ -120,4 +177,4 @@ def command_of(change: str, plan_file: str, summary: Summary) -> str:
         return f"partita plan {source}"
     if name == "time-limit":
         return f"partita plan {source} --time-limit 20"
-    return f"what if {change}"
+    return f"partita plan {source} --what-if {shlex.quote(change)}"

@@ -16,6 +16,7 @@ from partita.core.problem import Mode
 from partita.errors import InvalidInputError
 from partita.flows.extras import torch_needed
 from partita.flows.fields import ShapeFields, SourceFields, StepFields
+from partita.flows.problem import is_python
 from partita.flows.summary import AS_USED, estimate_basis
 from partita.names import nearest
 from partita.planners.pipeline import main_devices_of
@@ -187,7 +188,7 @@ def estimated_graphs(
         InvalidInputError: There is no such model, or the catalogue has no type of the cluster.
         UnsupportedError: torch is not there.
     """
-    check_model(text, examples=tuple(EXAMPLES))
+    text = check_model(text, examples=tuple(EXAMPLES))
     types = list(dict.fromkeys(cluster.devices[i].type for i in main_devices_of(cluster)))
     known = [name for name in types if name in catalogue.devices]
     if not known:
@@ -241,8 +242,10 @@ def _as_policy_says(request: SourceFields) -> SourceFields:
     return replace(plain, dtype=policy.weights, arithmetic=policy.compute)
 
 
-def check_model(model: str, *, examples: Sequence[str] = ()) -> None:
-    """Refuse a plain name that no model has which can be built.
+def check_model(model: str, *, examples: Sequence[str] = ()) -> str:
+    """Return the name of a model that can be built; of a file of Python that of its callable.
+
+    A plain name that no such model has is refused.
 
     Args:
         model: The name; files, callables and configurations are left to whoever loads them.
@@ -252,8 +255,13 @@ def check_model(model: str, *, examples: Sequence[str] = ()) -> None:
         InvalidInputError: There is none; says where a model of this name is a large one, which is
             planned by its shape and never built.
     """
+    if is_python(model):
+        with torch_needed(f"the model of {model} needs"):
+            from partita.capture.sources import callable_in  # noqa: PLC0415 (imports torch)
+        find_modules_here()
+        return callable_in(model)
     if ":" in model or "/" in model or Path(model).exists():
-        return
+        return model
     with torch_needed(f"{model!r} is no file and no built-in example; building a model needs"):
         from partita.models.zoo import MODELS, find_model  # noqa: PLC0415 (imports torch)
     try:
@@ -278,3 +286,4 @@ def check_model(model: str, *, examples: Sequence[str] = ()) -> None:
             f"there is no model {model!r}, nor such a file{meant} (partita models lists models"
             f"{graphs})"
         ) from exc
+    return model

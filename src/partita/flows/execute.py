@@ -74,6 +74,7 @@ class Outcome(Result):
         baseline: Name of the baseline; empty for a plan of our own.
         remarks: What differs from a real run.
         directory: The run directory; None where nothing is written.
+        busy: That other programs kept the machine busy when it began; empty = none did.
         written: Names of the files that were written.
         checkpoints: Folder of its checkpoints; empty = it saved nothing.
         weights: Path of its first weights; empty = they were drawn, or a script has them.
@@ -89,6 +90,7 @@ class Outcome(Result):
     baseline: str = ""
     remarks: tuple[str, ...] = ()
     directory: Path | None = None
+    busy: str = ""
     written: tuple[str, ...] = ()
     checkpoints: str = ""
     weights: str = ""
@@ -189,6 +191,8 @@ class Outcome(Result):
         if self.weight_bytes:
             read = f"{format_bytes(self.weight_bytes)} read"
             lines.append(f"weights   {self.weights or 'those of the script'}: {read}")
+        if self.busy:
+            lines.append(f"busy      {self.busy}")
         lines += [f"survived  {incident.line()}" for incident in self.run.incidents]
         if self.run.stopped:
             lines.append(f"stopped   {self.run.stopped}, after step {steps}; {self.resume_by}")
@@ -237,6 +241,7 @@ class Outcome(Result):
             "report": None if self.report is None else self.report.to_json(),
             "memory": {name: asdict(use) for name, use in self.run.memory.items()},
             "energy": energy_figures(self.run),
+            "busy": self.busy or None,
             "machine": machine(),
         }
 

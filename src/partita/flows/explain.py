@@ -69,12 +69,14 @@ class WhatIf:
         value: Value of the new plan; NaN where there is none.
         relative: Change of the value, relative to the plan.
         note: What the new plan is, or why there is none.
+        more_samples: Whether its step has other samples, so that ``relative`` is per sample.
     """
 
     change: str
     value: float
     relative: float
     note: str
+    more_samples: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -329,7 +331,8 @@ def _answer(solution: Solution, change: str, catalogue: Catalogue) -> WhatIf:
             change=change,
             value=found.value,
             relative=_relative(solution, found.value / more),
-            note=f"{note}; per sample",
+            note=note,
+            more_samples=True,
         )
     return WhatIf(
         change=change, value=found.value, relative=_relative(solution, found.value), note=note

@@ -16,7 +16,7 @@ from partita.errors import (
 )
 from partita.runtime.directory import read_run
 from partita.runtime.metric_rows import METRICS
-from partita.runtime.run_state import STATE, Progress, RunState, cancel, read_state
+from partita.runtime.run_state import HERE, STATE, Progress, RunState, cancel, read_state
 
 _LOOK_S = 0.2
 _CANCEL_S = 120.0
@@ -47,7 +47,8 @@ def newest_run(root: Path) -> Path:
     Raises:
         InvalidInputError: There is none.
     """
-    found = sorted(root.glob(f"*/{STATE}"), key=lambda path: path.parent.stat().st_ctime_ns)
+    written = sorted(root.glob(f"*/{STATE}"), key=lambda path: path.parent.stat().st_ctime_ns)
+    found = [path for path in written if (state := read_state(path.parent)) and state.on != HERE]
     if not found:
         raise InvalidInputError(f"no run on other hosts under {root}; name one")
     return found[-1].parent
@@ -60,8 +61,8 @@ def state_of(directory: Path) -> RunState:
         InvalidInputError: It is none.
     """
     state = read_state(directory)
-    if state is None:
-        raise InvalidInputError(f"{directory} is no run on other hosts: it has no {STATE}")
+    if state is None or state.on == HERE:
+        raise InvalidInputError(f"{directory} is no run on other hosts: it has no {STATE} of one")
     return state
 
 

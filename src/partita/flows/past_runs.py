@@ -14,6 +14,7 @@ from partita.flows.run_requests import RUNS
 from partita.requests import Request, declare, make
 from partita.runtime.directory import PastRun, has_results, past_runs, read_run
 from partita.runtime.metric_rows import read_metrics
+from partita.runtime.run_state import STATE, read_state
 
 OVER: Mapping[str, str] = {"steps": "step", "tokens": "tokens", "time": "time_s"}
 """Ways to compare learning curves, and the names of their values in ``metrics.jsonl``."""
@@ -42,12 +43,45 @@ class ResultsRequest(Request):
     cancel: bool = declare(False, help="End a run on other hosts; one that saves does so first.")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """A run without results: it goes on, or it has failed.
+
+    Attributes:
+        path: Its directory.
+        state: What it is at, in a few words.
+        error: Why it failed; empty = it has not.
+    """
+
+    path: Path
+    state: str
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the directory."""
+        return self.path.name
+
+
+def open_runs(root: Path) -> list[OpenRun]:
+    """Return the runs under a folder that have no results, oldest first."""
+    found = []
+    for path in sorted(root.glob(f"*/{STATE}"), key=lambda path: path.parent.stat().st_ctime_ns):
+        state = read_state(path.parent)
+        if state is None or has_results(path.parent):
+            continue
+        word = "vanished" if state.has_vanished else state.progress.value
+        found.append(OpenRun(path=path.parent, state=word, error=state.error))
+    return found
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PastRuns(Result):
-    """Runs that left their results.
+    """Runs that left their results, and those that have none.
 
     Attributes:
         runs: The runs, those that were named in that order.
+        unfinished: Runs in progress and failed ones, where none were named.
         folder: Where they were looked for.
         curves: Their learning curves; None where they were not asked for.
         cancelled: The run that was ended before it had any; empty = none was.
@@ -57,12 +91,19 @@ class PastRuns(Result):
     folder: str
     curves: "Curves | None" = None
     cancelled: str = ""
+    unfinished: tuple[OpenRun, ...] = ()
 
     def to_json(self) -> Any:  # noqa: ANN401 (a list, as the command prints it)
         """Return what each run left, with its directory; or their curves, where asked for."""
         if self.curves is not None:
             return self.curves.to_json()
-        return [{"directory": str(run.path), **run.results} for run in self.runs]
+        return [
+            *({"directory": str(run.path), **run.results} for run in self.runs),
+            *(
+                {"directory": str(run.path), "state": run.state, "error": run.error or None}
+                for run in self.unfinished
+            ),
+        ]
 
     def rows(self) -> list[Mapping[str, object]]:
         """Return a row for each run."""
@@ -75,6 +116,8 @@ class PastRuns(Result):
         """Return how many runs there are, in one line."""
         if self.cancelled:
             return [f"{self.cancelled} is cancelled"]
+        if not self.runs and self.unfinished:
+            return [f"no run under {self.folder} has results yet"]
         if not self.runs:
             return [f"no runs under {self.folder}"]
         return [f"{len(self.runs)} runs, the last {self.runs[-1].name}"]
@@ -123,7 +166,8 @@ def results_request(request: ResultsRequest, follower: Follower | None = None) -
         drawn = [(name, points) for name, points in curves.points.items() if points]
         picture = render(partial(curves_chart, drawn, over=curves.over), request.plot)
         write_bytes(request.plot, picture)
-    return PastRuns(runs=tuple(found), folder=request.runs, curves=curves)
+    unfinished = () if paths or request.model or curves else tuple(open_runs(root))
+    return PastRuns(runs=tuple(found), folder=request.runs, curves=curves, unfinished=unfinished)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -260,7 +260,7 @@ def read_graph(model: Model, *, may_estimate: bool = False) -> Graph | Problem |
     """Return the graph or problem that MODEL names; None where it is a model to be estimated."""
     if not isinstance(model, str):
         return model.problem if isinstance(model, Solution) else model
-    if may_estimate and model not in EXAMPLES and not is_path(model):
+    if may_estimate and (is_python(model) or (model not in EXAMPLES and not is_path(model))):
         return None
     try:
         return _stored_graph(model)
@@ -268,6 +268,11 @@ def read_graph(model: Model, *, may_estimate: bool = False) -> Graph | Problem |
         if not may_estimate or Path(model).name != "config.json":
             raise
         return None
+
+
+def is_python(model: str) -> bool:
+    """Return whether a model is named by a file of Python: ``model.py`` or ``model.py:build``."""
+    return model.partition(":")[0].endswith(".py")
 
 
 def _stored_graph(model: str) -> Graph | Problem:

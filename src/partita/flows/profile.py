@@ -195,7 +195,7 @@ def profile_request(
     request: ProfileRequest, on_round: Callable[[int, int], None] = lambda _, __: None
 ) -> ProfileResult:
     """Profile what a request asks for; see :func:`profile`."""
-    check_model(request.model)
+    request = replace(request, model=check_model(request.model))
     if request.from_trace:
         return _traced(request)
     if request.estimate is not None:
@@ -414,6 +414,7 @@ def measured_lines(measured: "Measured") -> list[str]:
         f"{format_seconds(record.sum_backward_s)}: sum of ops {record.ratio:.2f} x the whole step "
         f"({format_seconds(record.whole_s)})" + (", scaled to it" if record.is_scaled else ""),
         *(_rank_line(graph, degree) for degree in sorted(set(graph.degrees.tp.tolist()) - {1})),
+        *([record.busy] if record.busy else []),
     ]
 
 

@@ -60,7 +60,7 @@ from partita.hosts.driver import OnLine, hosts_of
 from partita.hosts.ssh import load_hostfile
 from partita.hosts.table import make_place
 from partita.planners.table import get_planner
-from partita.processes import machine_cores
+from partita.processes import machine_cores, other_load
 from partita.profiler.measure.measure import ProfileOptions, this_gpu_type
 from partita.program.order import ListOrder
 from partita.ranks.setup import limit_threads, visible_gpus
@@ -81,7 +81,7 @@ from partita.runtime.rank import StepNews
 from partita.runtime.rank_capture import Capture
 from partita.runtime.recipe import NanPolicy, Recipe, Schedule
 from partita.runtime.restarts import never
-from partita.runtime.run_state import RunEvents, driving
+from partita.runtime.run_state import HERE, RunEvents, driving
 from partita.runtime.saving import AUTO
 from partita.runtime.weights import weights_in
 from partita.units import parse_tokens
@@ -140,7 +140,8 @@ def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) ->
     check_sinks(request.metrics)
     if not request.emulate:
         check_named_data(data_of(request), evaluates=bool(request.eval_every))
-    check_model(request.model)
+    request = replace(request, model=check_model(request.model))
+    assert request.model is not None
     _check_weights_there(request)
     host, gpus = _this_host(request), use_device_ids(request.device_ids, visible_gpus())
     cluster = _cluster(request, gpus)
@@ -337,9 +338,11 @@ def _carry_out(prepared: PreparedRun, watch: _Watch, directory: Path | None) -> 
     )
     settings = {name: value for name, value in request.given().items() if name != "plan"}
     sinks = open_sinks(request.metrics, directory, settings)
+    # Of other hosts' load nothing is known here, and an emulated run sleeps.
+    busy = "" if request.on is not None or request.emulate else other_load()
     with Tracker(facts, sinks, watch.on_row) as tracker, ExitStack() as stack:
-        if request.on is not None:
-            stack.enter_context(driving(directory, request.on))
+        if not prepared.host.index:
+            stack.enter_context(driving(directory, request.on or HERE))
 
         def noted(rank: int, news: StepNews) -> None:
             tracker(rank, news)
@@ -365,7 +368,9 @@ def _carry_out(prepared: PreparedRun, watch: _Watch, directory: Path | None) -> 
             partial(plan_for_devices, request, solution),
             stop=watch.stop,
         )
-        return None if outcome is None else write_files(outcome, execution, request)
+        if outcome is None:
+            return None
+        return write_files(replace(outcome, busy=busy), execution, request)
 
 
 def _noted(prepared: PreparedRun, directory: Path, on_progress: OnProgress) -> OnProgress:

@@ -63,6 +63,13 @@ class Simulation(Result):
     report: CheckReport
     memory: MemoryBreakdown
 
+    @property
+    def title(self) -> str:
+        """What a picture of it shows: model, plan and cluster."""
+        problem = self.solution.problem
+        plan = describe_plan(self.solution.plan)
+        return f"{problem.graph.name} on {problem.cluster.name} · {plan}"
+
     def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON values; the timeline is a document of its own."""
         timeline, problem = self.timeline, self.solution.problem

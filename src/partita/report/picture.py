@@ -13,6 +13,7 @@ A frontier is a curve over time and energy.
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -36,6 +37,8 @@ from partita.units import format_bytes, format_joules, format_seconds
 
 MIN_WIDTH = 40
 MAX_ROWS = 40
+_FEW = 3
+"""Equal rows of which each is shown no longer."""
 
 _Span: TypeAlias = tuple[str, str]
 _Line: TypeAlias = list[_Span]
@@ -157,11 +160,23 @@ def _lines(timeline: Timeline, width: int, encoding: str, max_rows: int) -> list
     shown = shown_devices(len(timeline.devices), max_rows)
     table = _Table(timeline, width, glyphs, shown)
     lines = [*_title(timeline, width, glyphs), table.header()]
-    lines += [table.row(device) for device in shown.head]
+    lines += _told_apart([table.row(device) for device in shown.head], glyphs)
     if len(shown.hidden):
         lines.append(_hidden_line(timeline, shown, width, glyphs))
-    lines += [table.row(device) for device in shown.tail]
+    lines += _told_apart([table.row(device) for device in shown.tail], glyphs)
     return [*lines, table.axis(), *table.legend(width)]
+
+
+def _told_apart(rows: Sequence[_Line], glyphs: _Glyphs) -> Iterator[_Line]:
+    """Yield rows; of three or more that follow one another and are equal, the first and a line."""
+    for _, run in groupby(rows, key=lambda row: row[1:]):
+        alike = list(run)
+        shown = alike if len(alike) < _FEW else alike[:1]
+        yield from shown
+        if len(alike) > len(shown):
+            last = alike[-1][0][0].strip()
+            left = f"{glyphs.more} {len(alike) - 1} more like it, to {last}"
+            yield [(left, "axis")]
 
 
 def _columns(text: str) -> int:

@@ -23,6 +23,8 @@ from partita.processes import clock_identity
 
 STATE = "state.json"
 EVENTS = "events.jsonl"
+HERE = "here"
+"""Where a run is that is on no other hosts."""
 
 
 class Progress(StrEnum):
@@ -40,7 +42,7 @@ class RunState:
 
     Attributes:
         progress: In one word.
-        on: Where it runs, as ``--on`` says it.
+        on: Where it runs, as ``--on`` says it; ``here`` = on the machine of its driver.
         pid: The process that drives it.
         born: When that began, by its system; tells it from a later process of the same number.
         machine: The machine of that process; empty = not known.
@@ -94,7 +96,7 @@ def write_state(directory: Path, state: RunState) -> None:
 
 
 def read_state(directory: Path) -> RunState | None:
-    """Return what a run is at; None where it is one of this machine's, which have no state.
+    """Return what a run is at; None where nothing says so.
 
     Raises:
         FormatError: The file is damaged.

@@ -79,7 +79,25 @@ def find_shape(model: str) -> NamedShape | None:
     sizes = ("hidden_size", "n_embd", "text_config")
     if not isinstance(config, dict) or "format" in config or not any(k in config for k in sizes):
         return None
-    return shape_from_config(config, name=str(config.get("_name_or_path") or path.stem))
+    found = shape_from_config(config, name=model)
+    return dataclasses.replace(found, shape=_named(found.shape, config, path))
+
+
+def _named(shape: Shape, config: Mapping[str, Any], path: Path) -> Shape:
+    """Return the shape of a configuration under a name that says which model it is.
+
+    That is the name of a listed model of the same shape, else what the file is called if that is
+    not ``config.json``, else what the configuration calls itself, or its kind and its size.
+    """
+    for listed in named_shapes().values():
+        if dataclasses.replace(shape, name=listed.shape.name) == listed.shape:
+            return listed.shape
+    own = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
+    size = shape.params / 1e9
+    digits = f"{size:.1f}b" if size < 10 else f"{size:,.0f}b"
+    sized = f"{config.get('model_type') or 'model'}-{digits}".replace(".0b", "b")
+    stem = path.stem if path.name != "config.json" else ""
+    return dataclasses.replace(shape, name=stem or own or sized)
 
 
 def _listed_name(model: str) -> str:

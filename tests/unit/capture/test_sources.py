@@ -1,6 +1,7 @@
 """Models as users name them: what their callables may return, and what is said when they fail."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 from partita.capture.origin import Captures, ModelOrigin, load_origin, named_loss, origin_of
 from partita.capture.setting import Example
-from partita.capture.sources import ModelSource, SourceOptions, load_source
+from partita.capture.sources import ModelSource, SourceOptions, callable_in, load_source
 from partita.errors import InvalidInputError
 from partita.profiler.measure.measure import ProfileOptions
 from partita.profiler.measure.model import profile_model
@@ -139,3 +140,62 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
         profile_model(
             model, example, loss=lambda output, _: output.sum(), options=ProfileOptions(rounds=1)
         )
+
+
+MAKERS = """
+import torch
+def helper(x): return x
+def _private(): return 1
+def main(): raise SystemExit
+def build(batch_size=2):
+    model = torch.nn.Linear(4, 3)
+    return model, torch.randn(batch_size, 4), torch.zeros(batch_size, dtype=torch.long), LOSS
+LOSS = torch.nn.CrossEntropyLoss()
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Return what writes a module of the user's and returns the name of its file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(text: str) -> str:
+        name = f"own_{abs(hash(text)) % 10**9}.py"
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return name
+
+    return write
+
+
+def test_the_only_function_of_a_file_that_makes_a_model_is_found(
+    own_file: Callable[[str], str],
+) -> None:
+    file = own_file(MAKERS)
+    name = callable_in(file)
+    assert name == callable_in(f"{file}:build") == f"{file.removesuffix('.py')}:build"
+    example = load_source(name).example(0)
+    assert example.labels.tolist() == [0, 0]  # by themselves, before the loss
+    assert [tuple(each.shape) for each in example.args] == [(2, 4)]
+
+
+def test_files_with_several_makers_or_none_say_what_would_do(
+    own_file: Callable[[str], str],
+) -> None:
+    two = own_file(MAKERS + "def other(): return build()\n")
+    with pytest.raises(InvalidInputError, match=r"own_\d+:build, own_\d+:other"):
+        callable_in(two)
+    with pytest.raises(InvalidInputError, match=r"def build\(\)"):
+        callable_in(own_file("x = 1\n"))
+    with pytest.raises(InvalidInputError, match=r"nosuch\.py"):
+        callable_in("nosuch.py")
+    with pytest.raises(InvalidInputError, match="cannot be imported: NameError"):
+        callable_in(own_file("nothing\n"))
+
+
+def test_a_last_result_that_is_no_loss_is_named(own_file: Callable[[str], str]) -> None:
+    file = own_file(
+        "import torch\ndef build(): return torch.nn.Linear(2, 2), torch.ones(1, 2), 3\n"
+    )
+    with pytest.raises(InvalidInputError, match="is a int, and no loss function"):
+        load_source(callable_in(file))

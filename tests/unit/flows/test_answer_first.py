@@ -14,7 +14,7 @@ from partita.documents import save
 from partita.errors import InvalidInputError
 from partita.flows.explain import explain
 from partita.planners.table import get_planner
-from partita.testing.builders import chain, flat_cluster, pipeline
+from partita.testing.builders import Figures, chain, flat_cluster, pipeline
 
 
 def uneven() -> Solution:
@@ -48,10 +48,24 @@ def test_more_microbatches_count_by_sample() -> None:
     assert many.value > solution.value
     assert many.relative == pytest.approx(many.value / 4 / solution.value - 1)
     assert many.relative < 0  # fewer bubbles
-    assert many.note.endswith("; per sample")
+    assert many.more_samples
+    assert found.advice[0].startswith("partita plan built --microbatches 32 reaches ")
+    assert " per sample): " in found.advice[0]
     assert "gpipe" in other.note
     fixed = explain(uneven(), what_if=("microbatches=4x",)).what_if[0]
     assert fixed.note == "a fixed map cannot be planned again, so microbatches changes nothing"
+
+
+def test_a_change_of_the_cluster_is_a_command_and_long_messages_name_their_tensor() -> None:
+    sizes = Figures(tensor_bytes=1e9)
+    graph, cluster = chain(12, sizes), flat_cluster(2, bandwidth_bytes_per_s=1e8)
+    problem = Problem(graph=graph, cluster=cluster, objective=Objective(microbatches=4))
+    solution = get_planner("uniform", stages=2)(problem)
+    found = explain(solution, what_if=("speed=2x",))
+    assert found.advice[0].startswith("partita plan built --what-if speed=2x reaches ")
+    (told,) = [line for line in found.answer if line.startswith("messages of stage")]
+    assert "; the largest tensor is what op" in told
+    assert told.endswith("1.00 GB")
 
 
 @pytest.mark.parametrize("change", ["microbatches=many", "schedule=1f2b", "banwidth=2x"])

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from partita.errors import InvalidInputError
+from partita.errors import InvalidInputError, WorkerError
+from partita.flows.follow import newest_run
 from partita.flows.past_runs import results
 from partita.runtime.metric_rows import METRICS
+from partita.runtime.run_state import HERE, driving
 
 
 def left(root: Path, name: str, losses: list[float], *, tokens: int = 0) -> None:
@@ -47,6 +49,28 @@ def test_runs_without_tokens_are_not_compared_by_them(tmp_path: Path) -> None:
     curves = results(runs=str(tmp_path), curves="tokens", rows=2).curves
     assert curves is not None
     assert curves.rows == ((8.0, (None, 1.0)), (16.0, (None, 0.5)))
+
+
+def test_runs_without_results_say_what_they_are_at(tmp_path: Path) -> None:
+    left(tmp_path, "done", [1.0])
+    with pytest.raises(WorkerError), driving(made(tmp_path / "lost"), HERE):
+        raise WorkerError("rank 1 died")
+    with driving(made(tmp_path / "open"), HERE):
+        found = results(runs=str(tmp_path))
+        assert [run.name for run in found.runs] == ["done"]
+        assert {run.name: (run.state, run.error) for run in found.unfinished} == {
+            "lost": ("failed", "rank 1 died"),
+            "open": ("running", ""),
+        }
+    assert [each.get("state") for each in found.to_json()] == [None, "failed", "running"]
+    assert not results("done", runs=str(tmp_path)).unfinished  # only that one was asked for
+    with pytest.raises(InvalidInputError):  # none of them is on other hosts
+        newest_run(tmp_path)
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def test_curves_are_written_as_a_picture(tmp_path: Path) -> None:

@@ -108,6 +108,13 @@ def test_many_devices_are_abridged_and_counted(pipeline):
     assert "21 devices not shown" in pipeline_picture(timeline, 40)
 
 
+def test_equal_rows_that_follow_one_another_are_shown_once(make):
+    rows = [(device, Kind.FORWARD, 0, 0, -1, 0.0, 1.0) for device in range(5)]
+    picture = pipeline_picture(make(rows, devices=tuple("abcde")), 80)
+    assert "… 4 more like it, to e\n" in picture
+    assert len(_rows(picture)) == 1
+
+
 def test_memory_over_its_limit_is_marked(pipeline):
     picture = pipeline_picture(pipeline(memory_bytes=3.5e9), 100)
     assert picture.splitlines()[1].split() == ["busy", "peak", "limit"]

@@ -23,12 +23,10 @@ from partita.fleet.profiler.request import ProfileRequest, ScriptOptions, script
 from partita.fleet.profiler.results import Measured, machine_memory_bytes, make_sensitivity
 from partita.fleet.profiler.runner import Outcome, Speed, Workplace, run_script, speed_of_two
 from partita.fleet.profiler.sweep import CurvePoint, cpu_grid, fill, halvings, sweep, usual_step
-from partita.processes import machine_cores
+from partita.processes import machine_cores, other_load
 from partita.units import format_bytes
 
 _WARM_LIMIT_S = 120.0
-_BUSY = 0.75
-"""Load a CPU from which other programs are felt."""
 OnProgress = Callable[[str], None]
 """Called with each step, in a few words."""
 
@@ -261,11 +259,10 @@ class _Profiler:
 
     def _note_other_load(self) -> None:
         """Say so where other programs keep the CPUs busy, whose share the job does not get."""
-        load, there = os.getloadavg()[0], machine_cores()
-        if load > _BUSY * there and not self._file.record.is_done:
+        busy = other_load()
+        if busy and not self._file.record.is_done:
             self._notes.append(
-                f"other programs keep this machine busy (load {load:.1f} on {there} CPUs), so that "
-                "speeds may be too low, most of all with many CPUs; --again measures anew"
+                f"{busy}; speeds may be too low, most of all with many CPUs; --again measures anew"
             )
 
     def _runs_at(self, spellings: Mapping[Clause, str], cpus: float) -> list[Run]:

@@ -49,6 +49,7 @@ class ProfileRecord:
         forward_spread: Of each op: distance of the quartiles of its rounds over their median.
         backward_spread: Likewise.
         notes: Remarks for the user.
+        busy: That other programs kept the machine busy when it began; empty = none did.
     """
 
     mode: str
@@ -72,6 +73,7 @@ class ProfileRecord:
     forward_spread: tuple[float, ...] = ()
     backward_spread: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
+    busy: str = ""
 
     @property
     def whole_s(self) -> float:

@@ -17,6 +17,7 @@ from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.gpu_names import gpu_type
 from partita.core.graph import Graph
 from partita.errors import InvalidInputError
+from partita.processes import other_load
 from partita.profiler.measure.clock import Stopwatch, stopwatch_for
 from partita.profiler.measure.costs import (
     Average,
@@ -134,6 +135,7 @@ def measure(
         UnsupportedError: Memory ran out; the op is named.
     """
     options = ProfileOptions() if options is None else options
+    busy = other_load()  # before this measurement makes a load of its own
     setting = make_setting(captured.model, example, loss, captured.mode)
     inputs = list(setting.inputs.values())
     _check_inputs(captured, inputs)
@@ -172,6 +174,7 @@ def measure(
         num_distinct=len(set(leader)),
         overhead_s=overheads.each_s,
         peak_bytes=float(peak),
+        busy=busy,
     )
     kind = options.device_type or device_type_of(device)
     return Measured(graph=_costed(captured, memory, seconds, record, kind), device_type=kind)
