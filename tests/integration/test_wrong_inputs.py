@@ -165,7 +165,7 @@ GALLERY = (
     Wrong(
         "compare gpt-small --cluster 2xa100 --planners nosuch",
         2,
-        "No such option '--planners'. Did you mean '--planner'?",
+        "No such option '--planners'.",
         "--planner",
     ),
     Wrong("estimate nosuch --cluster 2xa100", 2, "there is no model 'nosuch', nor such a file"),

@@ -315,6 +315,8 @@ def _from_callable(text: str, options: SourceOptions, device: torch.device) -> M
         return _cast(found, options, device)
 
     name = text.rpartition(":")[2].rpartition(".")[2]
+    if name in _PLAIN:  # says nothing of the model
+        name = type(model).__name__
     return ModelSource(name=name, model=model, example=example, loss=loss)
 
 
@@ -329,6 +331,8 @@ def _foreign_code(what: str) -> Iterator[None]:
         raise InvalidInputError(f"{what}: {type(exc).__name__}: {exc}".rstrip(": ")) from exc
 
 
+_PLAIN = ("build", "build_model", "get_model", "make", "make_model", "model")
+"""Names of callables under which every model could stand."""
 _GIVEN = ("batch_size", "dtype", "device", "seed")
 """What a callable that makes a model may take."""
 

@@ -269,9 +269,12 @@ DISPENSABLE = ("MFU", "tokens/s", "busy", "cost/step", "samples/s")
 
 def summary_table(rows: Sequence[Sequence[str]]) -> Table | Group:
     """Return the ranked table, without some columns where the terminal is narrow."""
-    dropped = set(DISPENSABLE[: max(0, (100 - terminal_width() + 8) // 9)])
-    kept = [i for i, (title, _) in enumerate(SUMMARY_COLUMNS) if title not in dropped]
-    return table([SUMMARY_COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    for count in range(len(DISPENSABLE) + 1):
+        kept = [i for i, (t, _) in enumerate(SUMMARY_COLUMNS) if t not in DISPENSABLE[:count]]
+        shown = table([SUMMARY_COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows])
+        if isinstance(shown, Table):
+            break
+    return shown
 
 
 def overfull_line(summary: Summary) -> str:
@@ -299,7 +302,7 @@ def summary_row(rank: int, summary: Summary, label: str) -> list[str]:
         percent(summary.utilisation),
         percent(evaluation.flop_utilisation),
         memory_cell(summary),
-        f"{evaluation.price_per_step:.3g}" if evaluation.price_per_step > 0 else "-",
+        f"${evaluation.price_per_step:.3g}" if evaluation.price_per_step > 0 else "-",
         percent(gap, sign=True) if math.isfinite(gap) else "-",
     ]
 

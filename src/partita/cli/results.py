@@ -113,7 +113,8 @@ def _state(results: Mapping[str, Any]) -> str:
 
 def _open_row(run: OpenRun) -> list[str]:
     """Return the row of a run that has no results."""
-    why = f": {run.error}" if run.error else ""
+    first = next(iter(run.error.splitlines()), "")
+    why = f": {first}" if first else ""
     cells = dict.fromkeys((title for title, _ in _COLUMNS), "-")
     return list((cells | {"run": run.name, "state": f"{run.state}{why}"}).values())
 

@@ -1,5 +1,10 @@
 """``partita run``: carry out a plan for real."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from threading import Event, Thread
+
 import click
 
 from partita.cli.console import print_remarks, stdout_console, step_line
@@ -28,7 +33,7 @@ def command(request: RunRequest, *, as_json: bool, quiet: bool, debug: bool) -> 
     del debug  # read by main
     check_run(request)
     with torch_needed("a run needs"):
-        from partita.flows.run_steps import carry_out, prepare_run  # noqa: PLC0415 (torch)
+        from partita.flows.run_steps import carry_out, prepare_run, run_directory_of  # noqa: PLC0415 (torch)
     silent = quiet or as_json
     prepared = prepare_run(request)
     print_remarks(prepared.remarks)
@@ -40,20 +45,60 @@ def command(request: RunRequest, *, as_json: bool, quiet: bool, debug: bool) -> 
     if request.detach:
         show_detached(prepared, as_json=as_json)
         return
-    steps = StepLine(prepared, quiet=silent)
-    outcome = carry_out(
-        prepared,
-        lambda text: None if silent else click.echo(f"run: {text}", err=True),
-        on_row=steps,
-        on_line=lambda rank, line: (
-            click.echo(f"rank {rank}: {line}", err=True) if request.script and not silent else None
-        ),
-    )
+    steps, directory = StepLine(prepared, quiet=silent), run_directory_of(prepared)
+    prints = request.script and not as_json
+    with printed(directory / "logs" / "rank0.log") if prints else nullcontext():
+        outcome = carry_out(
+            prepared,
+            lambda text: None if silent else click.echo(f"run: {text}", err=True),
+            on_row=steps,
+            on_line=lambda rank, line: (
+                click.echo(f"rank {rank}: {line}", err=True)
+                if request.script and not silent
+                else None
+            ),
+            directory=directory,
+        )
     steps.end()
     if outcome is None:
         return
-    if request.script and not as_json:
-        assert outcome.directory is not None  # where it was written
-        log = outcome.directory / "logs" / "rank0.log"
-        click.echo(log.read_text(errors="replace"), nl=False)
     show_outcome(outcome, request, as_json=as_json)
+
+
+_LOOK_S = 0.1
+
+
+@contextmanager
+def printed(log: Path) -> Iterator[None]:
+    """Print what is written to a log while it is written, and the rest of it at the end."""
+    over = Event()
+
+    def follow() -> None:
+        place = 0
+        while True:
+            last = over.wait(_LOOK_S)
+            place += _print_from(log, place, whole=last)
+            if last:
+                return
+
+    thread = Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _print_from(log: Path, place: int, *, whole: bool) -> int:
+    """Print the lines of a log from a place on; returns how many bytes that are."""
+    try:
+        with log.open("rb") as file:
+            file.seek(place)
+            new = file.read()
+    except FileNotFoundError:  # no rank has begun
+        return 0
+    if not whole:
+        new = new[: new.rfind(b"\n") + 1]  # a line that is half written waits
+    click.echo(new.decode("utf-8", errors="replace"), nl=False)
+    return len(new)

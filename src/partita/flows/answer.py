@@ -4,7 +4,7 @@ The other plans of a solution are measured and set against the best one.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,18 @@ def alternatives_of(solution: Solution) -> tuple[Alternative, ...]:
         for plan in solution.alternatives
         if (value := value_within_limits(problem, plan)) is not None
     ]
-    return tuple(sorted(found, key=lambda each: each.value))
+    shown: dict[str, Alternative] = {}
+    for each in sorted(found, key=lambda each: each.value):
+        words = each.words if each.words not in shown else f"{each.words}, {_cuts(each.plan)}"
+        # What reads the same even so differs in nothing that a person would choose by.
+        shown.setdefault(words, replace(each, words=words))
+    return tuple(shown.values())
+
+
+def _cuts(plan: Plan) -> str:
+    """Return how many ops each stage of a plan has."""
+    counts = np.bincount(plan.stage_of, minlength=len(plan.stages))
+    return f"{'-'.join(map(str, counts))} ops"
 
 
 def value_within_limits(problem: Problem, plan: Plan) -> float | None:

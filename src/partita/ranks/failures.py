@@ -5,6 +5,7 @@ others run into their limit. All of them fail, and one of them is to be named.
 """
 
 import json
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from partita.errors import (
 from partita.processes import how_it_ended, last_lines
 
 _LOG_LINES = 5
+_STANDARD = Path(json.__file__).resolve().parents[1]
+"""Where Python's own modules are."""
 _LOST_PEER = ("gloo", "NCCL", "Connection")
 """What torch's errors speak of when another rank went away or did not come."""
 
@@ -124,6 +127,8 @@ def error_of(
     if error is None and failure.log is not None:
         lines = last_lines(failure.log, _LOG_LINES)
         parts += [f"  rank {failure.rank} said: {line}" for line in lines]
+    elif failure.log is not None and not held_up:
+        parts.append(f"  rank {failure.rank} printed: {failure.log}")
     if stands:
         parts.append(stands)
     if isinstance(error, NotFiniteError):
@@ -143,10 +148,26 @@ def as_partita_error(rank: int, exc: BaseException) -> PartitaError:
     """Return an error of a rank as one that its launcher can raise; names the rank."""
     text = str(exc) or type(exc).__name__
     if not isinstance(exc, PartitaError):
-        return WorkerError(f"rank {rank}: {type(exc).__name__}: {text}")
+        place = _own_line(exc)
+        where = f" ({place})" if place else ""
+        return WorkerError(f"rank {rank}: {type(exc).__name__}: {text}{where}")
     named = text if text.startswith(f"rank {rank}") else f"rank {rank}: {text}"
     kind = next((kind for kind in type(exc).__mro__ if kind.__name__ in _ERRORS), WorkerError)
     return _ERRORS[kind.__name__](named)
+
+
+def _own_line(exc: BaseException) -> str:
+    """Return file and line of the user's own code that an error comes from; empty = of none."""
+    ours = Path(__file__).resolve().parents[1]
+    for frame in reversed(traceback.extract_tb(exc.__traceback__)):
+        file = Path(frame.filename)
+        near = file.resolve()
+        installed = "site-packages" in file.parts or _STANDARD in file.parents
+        if near.is_file() and not installed and ours not in near.parents:
+            here = Path.cwd()
+            shown = near.relative_to(here) if near.is_relative_to(here) else near
+            return f"{shown}:{frame.lineno}"
+    return ""
 
 
 def write_error(error: PartitaError) -> str:

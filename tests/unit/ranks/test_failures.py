@@ -1,5 +1,7 @@
 """Which failure of several ranks is the cause, and what is said of it."""
 
+import json
+import re
 import signal
 from pathlib import Path
 
@@ -74,3 +76,13 @@ def test_errors_of_ranks_name_them_and_survive_a_file(
     assert (type(error), str(error)) == (kind, text)
     again = read_error(write_error(error))
     assert (type(again), str(again)) == (kind, text)
+
+
+def test_an_error_of_a_users_code_names_its_line_and_the_log(tmp_path: Path) -> None:
+    try:
+        json.loads("{")  # raised in Python's own modules, called from here
+    except ValueError as exc:
+        error = as_partita_error(3, exc)
+    assert re.search(r"rank 3: JSONDecodeError: .* \(.*test_failures\.py:\d+\)$", str(error))
+    whole = error_of(Failure(rank=3, error=error, log=tmp_path / "rank3.log"))
+    assert f"rank 3 printed: {tmp_path / 'rank3.log'}" in str(whole)
