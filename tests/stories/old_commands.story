@@ -6,5 +6,5 @@ $ partita plan graph.txt --cluster 1x4xv100 --bandwidth host=1e10 --objective pi
 = no plan can beat
 $ partita convert flat.plan.json gpus=4.txt
 = gpus=4.txt
-$ partita plan resnet50 --cluster 2xv100 --planner m-etf --memory-factor 0.5 -o placed.plan.json
+$ partita plan resnet50 --cluster 2xv100 --planner m-etf --objective makespan-parallel --memory-factor 0.5 -o placed.plan.json
 = m-etf

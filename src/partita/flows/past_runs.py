@@ -100,7 +100,12 @@ class PastRuns(Result):
         return [
             *({"directory": str(run.path), **run.results} for run in self.runs),
             *(
-                {"directory": str(run.path), "state": run.state, "error": run.error or None}
+                {
+                    "directory": str(run.path),
+                    "name": run.name,
+                    "state": run.state,
+                    "error": run.error or None,
+                }
                 for run in self.unfinished
             ),
         ]
