@@ -4,11 +4,14 @@ import click
 
 from partita.cli.console import print_json
 from partita.cli.from_request import takes
+from partita.cli.help import Documented
 from partita.service.ui.serve import PageRequest, PageServer, serve_page_request
 
 
 @click.command(
-    name="ui", epilog="Example: partita ui --port 7789 --runs runs --server http://127.0.0.1:7788"
+    cls=Documented,
+    name="ui",
+    epilog="Example: partita ui --port 7789 --runs runs --server http://127.0.0.1:7788",
 )
 @takes(PageRequest)
 @click.option("--json", "as_json", is_flag=True, help="Print where it is served as JSON.")
