@@ -245,7 +245,6 @@ def grid_of(problem: Problem, plan: Plan) -> Grid:
     recompute, blocks = _recomputed(problem.graph, plan, chain)
     ranks = tuple(plan.devices[device] for group in groups for device in group)
     _check_hosts(problem, ranks)
-    precision = problem.objective.precision
     return Grid(
         pp=len(groups),
         dp=first.num_replicas,
@@ -267,12 +266,15 @@ def grid_of(problem: Problem, plan: Plan) -> Grid:
         microbatch_size=int(plan.microbatch_sizes[0]),
         schedule=plan.schedule,
         tied=is_tied(problem.graph, chain),
-        precision=_plain_precision(problem.graph.dtype) if precision is None else precision.name,
+        precision=precision_of(problem),
     )
 
 
-def _plain_precision(dtype: str) -> str:
-    """Return the preset that computes and keeps everything in a dtype; empty = there is none."""
+def precision_of(problem: Problem) -> str:
+    """Return the policy of dtypes that a problem is priced with; empty = none that has a name."""
+    if problem.objective.precision is not None:
+        return problem.objective.precision.name
+    dtype = problem.graph.dtype
     for name, policy in PRECISIONS.items():
         if policy.compute == policy.weights == dtype and policy.master is None:
             return name

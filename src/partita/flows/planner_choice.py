@@ -1,5 +1,6 @@
 """The planner of a request, with its options."""
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from partita.yaml_nodes import read_text as read_yaml_text
 if TYPE_CHECKING:
     from partita.core.grid import Grid
 
+logger = logging.getLogger(__name__)
 EFFORT = ("time_limit", "iterations", "as_released", "seed")
 """Fields of a request that only some planners take; ``seed`` may be that of something else."""
 _MAX_ASSIGNMENT = 2**27
@@ -176,7 +178,14 @@ def read_grid(path: str) -> "Grid | Mapping[str, str]":
     Raises:
         FormatError: It is none that is known, or a value is wrong; knows the path.
     """
-    from partita.trainers.read import read_configuration  # noqa: PLC0415 (where one is named)
+    from partita.trainers.read import (  # noqa: PLC0415 (where one is named)
+        not_modelled,
+        read_configuration,
+    )
 
     with reading(path):
-        return read_configuration(read_text(path))
+        grid = read_configuration(read_text(path))
+    left = [] if isinstance(grid, Mapping) else not_modelled(grid)
+    if left:
+        logger.warning("%s: not modelled: %s", path, ", ".join(left)[:400])
+    return grid

@@ -1,5 +1,6 @@
 """Configurations of trainers as grids, found by content; nothing is executed or imported."""
 
+import re
 from collections.abc import Mapping
 
 from partita.core.codec import parse_json
@@ -12,6 +13,12 @@ from partita.trainers.megatron import looks_like_megatron, read_megatron
 from partita.trainers.torchtitan import read_sections, read_toml
 
 MAX_TEXT = 2_000_000
+_COSTLY = re.compile(
+    r"parallel|offload|overlap|fp8|expert|moe|activation|virtual|shard|pipeline|quantized|split"
+    r"|zenflow|account-for|stage",
+    re.IGNORECASE,
+)
+"""Names of settings that cost time or memory, among those of a model and its optimizer."""
 
 
 def kind_of(text: str) -> str:
@@ -40,6 +47,15 @@ def kind_of(text: str) -> str:
         "no configuration of a trainer; expected arguments or a script of Megatron, TOML or saved "
         "JSON of torchtitan, JSON of DeepSpeed, YAML of accelerate, or a device map"
     )
+
+
+def not_modelled(grid: Grid) -> list[str]:
+    """Return what a configuration says that would change time or memory and is not modelled."""
+    return [
+        f"{name}={value}" if value else name
+        for name, value in grid.annotations.items()
+        if _COSTLY.search(name)
+    ]
 
 
 def read_configuration(text: str) -> Grid | Mapping[str, str]:

@@ -422,9 +422,12 @@ def test_what_is_written_is_read_as_the_same_plan(name: str, release: str, small
         assert again.cuts == complete_grid(small, grid).cuts
 
 
-def test_a_script_is_compared_and_its_changes_named(tmp_path: Path) -> None:
+def test_a_script_is_compared_and_its_changes_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "train.sh"
-    path.write_text(SCRIPT.replace("GPUS_PER_NODE=8", "GPUS_PER_NODE=4"))
+    script = SCRIPT.replace("GPUS_PER_NODE=8", "GPUS_PER_NODE=4").rstrip()
+    path.write_text(f"{script} --overlap-grad-reduce\n")
     found = compare(
         "gpt-small",
         cluster="2x4xa100",
@@ -432,6 +435,9 @@ def test_a_script_is_compared_and_its_changes_named(tmp_path: Path) -> None:
         batch_size=64,
         microbatch_size=2,
     )
+    assert "train.sh: not modelled: overlap-grad-reduce" in caplog.messages[0]
+    assert "hidden-size" not in caplog.text
+    assert "trains in bf16-fp32-grads, the costs are those of fp32" in caplog.text
     named = [each for each in found.candidates if each.name.startswith("grid:")]
     assert named[0].summary is not None
     other = tmp_path / "flat.sh"
