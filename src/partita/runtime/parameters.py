@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from partita.core.plan import Shard
-from partita.core.program import Kind
+from partita.core.program import Kind, Program
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.runtime.numerics import numerics_of
 from partita.runtime.optimizers import (
@@ -104,6 +104,8 @@ class ParameterStore:
                 self._stepped_by.setdefault(name, stage)
             for name in (*border.trained, *border.frozen, *border.buffers):
                 self._admit(name, device, state)
+        # The parameters of a bucket, by Program and number; the Program keeps its identity.
+        self._bucket_names: dict[tuple[int, int], tuple[Program, list[str]]] = {}
         self.changes = 0
         self._agreement = Agreement(recipe)
         self.numerics = numerics_of(recipe.precision)
@@ -246,6 +248,9 @@ class ParameterStore:
 
         The first may be a tensor that others hold too; then the sum of two is our own to change.
         """
+        if gradients and self._own_sums.issuperset(gradients):  # from the third on
+            torch._foreach_add_([self._gradients[n] for n in gradients], list(gradients.values()))
+            return
         sums, parts = [], []
         for name, gradient in gradients.items():
             held = self._gradients.get(name)
@@ -319,6 +324,8 @@ class ParameterStore:
             self.optimizer.step(stepped)
         if stashes:
             self._keep_version(stage, version)
+        if not self._stretches and not self._slices:
+            return {name: gradient for name, (_, gradient) in stepped.items()}
         return {name: self.as_part(name, gradient) for name, (_, gradient) in stepped.items()}
 
     @property
@@ -473,8 +480,13 @@ class ParameterStore:
         return sorted({*self._gradients, *self._reduced})
 
     def _names(self, bucket: int) -> list[str]:
-        names = self._task.graph.parameters.names
-        return [names[row] for row in self._task.program.parameters_of(bucket).tolist()]
+        program = self._task.program
+        known = self._bucket_names.get((id(program), bucket))
+        if known is None or known[0] is not program:
+            names = self._task.graph.parameters.names
+            found = [names[row] for row in program.parameters_of(bucket).tolist()]
+            known = self._bucket_names[id(program), bucket] = (program, found)
+        return known[1]
 
 
 def _is_unshared(tensor: Tensor) -> bool:

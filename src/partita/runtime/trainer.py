@@ -327,8 +327,7 @@ class LocalTrainer(Trainer):
         self._resumed: Mapping[str, Any] = {}
         self._has_warned = False
         self._leaves: dict[str, Tensor] = {}
-        self._notice = GradientNotice(logger.warning)
-        self._notice.watch(self._trained.values())
+        self._notice, self._is_watched = GradientNotice(logger.warning), False
 
     def _optimizer(self) -> RankOptimizer:
         return self._steps_by
@@ -387,6 +386,9 @@ class LocalTrainer(Trainer):
         return Loss(total, sums)
 
     def _train(self, batch: Any) -> Loss:  # noqa: ANN401  # the user's
+        if not self._is_watched:  # a checkpoint is loaded by a step of the optimizer before
+            self._is_watched = True
+            self._notice.watch(self._trained.values())
         with self._notice.open():
             return self._trained_on(batch)
 
@@ -451,6 +453,8 @@ class LocalTrainer(Trainer):
 
     def save(self, folder: str | Path = "checkpoints", keep: int = 2) -> None:
         """Save weights, optimizer and schedule."""
+        if not self.steps:
+            raise InvalidInputError("there is nothing to save before the first step")
         if self._saver is None:
             saving, name = Saving(folder=str(folder), keep=keep), type(self.model).__name__
             self._saver = Saver(saving, None, plan=None, model=name)

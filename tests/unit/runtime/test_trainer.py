@@ -895,17 +895,25 @@ def test_a_branch_that_was_not_captured_is_found_by_a_check() -> None:
 
 
 def test_one_process_says_that_gradients_are_used_up_and_its_model_is_pickled_as_any(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
+    def optimizer(groups: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups)
+
+    before = partita.parallelize(made(), loss_fn, optimizer=optimizer)
+    with pytest.raises(InvalidInputError, match="nothing to save"):
+        before.save(tmp_path)
+    before.step(batches(1)[0])
+    before.save(tmp_path)
     model = made()
-    trainer = partita.parallelize(model, loss_fn, optimizer="sgd", clip_norm=1.0)
+    trainer = partita.parallelize(model, loss_fn, optimizer=optimizer, clip_norm=1.0)
+    trainer.resume(tmp_path)
     for batch in batches(2):
         trainer.step(batch)
-    assert not caplog.records
+    assert "used up" not in caplog.text
     for _ in range(2):
         assert nn.utils.clip_grad_norm_(model.parameters(), 1.0) == 0
-    (said,) = caplog.messages
-    assert "used up within trainer.step" in said
+    (said,) = (text for text in caplog.messages if "used up within trainer.step" in text)
     assert "clip_norm" in said
     assert type(pickle.loads(pickle.dumps(model)).first.weight) is nn.Parameter
 
