@@ -53,7 +53,7 @@ def _page() -> None:
             )
             address = json.loads(said)
             Watched(page, address["url"]).open(address["link"])
-            page.goto(f"{address['url']}/ui/plan?{asked}&edits=cut:1%3D48")
+            page.goto(f"{address['url']}/ui/plan?{asked}&edits=cut:3%3D112")
             page.wait_for_selector("html[data-ready=plan]", state="attached", timeout=120_000)
             page.wait_for_timeout(1000)
             _save(page.screenshot(), "ui.png")

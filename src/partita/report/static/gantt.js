@@ -143,10 +143,11 @@ export class Gantt {
   }
 
   async load() {
-    for (const about of this.figure.tracks) {
-      this.tracks.push(new TrackRows(about, await unpack(about.data), this.figure));
-    }
-    this.stages = this.tracks[0].lanes.map((lane) => this.tracks[0].stagesOf(lane));
+    const tracks = [];
+    for (const about of this.figure.tracks) tracks.push(new TrackRows(about, await unpack(about.data), this.figure));
+    // All at once: a picture that is drawn meanwhile has either none of it or the whole.
+    this.stages = tracks[0].lanes.map((lane) => tracks[0].stagesOf(lane));
+    this.tracks = tracks;
     this.recolour();
   }
 

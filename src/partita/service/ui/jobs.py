@@ -12,6 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -248,8 +249,9 @@ class PageJobs:
             words = f"the answer is larger than {self._settings.answer_bytes:,} bytes, or cut off"
             loop.call_soon_threadsafe(self._end, job, words)
         finally:
-            done = asyncio.run_coroutine_threadsafe(_nothing(), loop)
-            done.result(5)  # what was said before is taken before this returns
+            with suppress(RuntimeError, TimeoutError):  # the server may be ending
+                # What was said before is taken before this returns.
+                asyncio.run_coroutine_threadsafe(_nothing(), loop).result(5)
 
     def _take(self, job: PageJob, message: Mapping[str, Any], body: bytes) -> None:
         """Take what the process of a piece of work says."""

@@ -10,6 +10,7 @@ from partita.errors import PartitaError
 from partita.fleet.live.client import FleetClient
 from partita.flows.live_runs import folder_of, look_at_run, runs_in
 from partita.http import ServerLink
+from partita.runtime.directory import RESULTS, has_results
 from partita.service.errors import Refusal, printable
 from partita.service.settings import PageSettings
 
@@ -33,6 +34,7 @@ class LiveView:
 
     def __init__(self, settings: PageSettings) -> None:
         self._settings = settings
+        self._ended: dict[str, tuple[int, dict[str, Any]]] = {}
         self._errors: dict[str, tuple[str, float]] = {}
 
     def look(self) -> dict[str, Any]:
@@ -41,10 +43,22 @@ class LiveView:
         return {
             "at_s": time.time(),
             "folder": printable(str(self._settings.runs)),
-            "runs": [look_at_run(folder).to_json() for folder in runs],
+            "runs": [self._look_at(folder) for folder in runs],
             "fleet": self._asked("fleet", self._fleet),
             "energy": self._asked("energy", self._energy) if self._settings.energy_server else None,
         }
+
+    def _look_at(self, folder: Path) -> dict[str, Any]:
+        """Return a run in short; one that has ended is read once."""
+        results = folder / RESULTS
+        if not results.is_file():
+            return look_at_run(folder).to_json()
+        stamp = results.stat().st_mtime_ns
+        known = self._ended.get(folder.name)
+        if known is None or known[0] != stamp:
+            known = stamp, look_at_run(folder).to_json()
+            self._ended[folder.name] = known
+        return known[1]
 
     def run(self, name: str) -> dict[str, Any]:
         """Return everything about a run as it is now."""
@@ -65,7 +79,7 @@ class LiveView:
     @staticmethod
     def has_ended(folder: Path) -> bool:
         """Return whether a run has left its results."""
-        return (folder / "results.json").is_file()
+        return has_results(folder)
 
     def _asked(self, name: str, ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return what a server says; where nobody answers it is asked again after a while."""

@@ -6,6 +6,7 @@ import { formatShare, formatValue } from "./report/format.js";
 import { inkOn, stageColour } from "./report/colours.js";
 import { documentAddress, post } from "./api.js";
 import { button, choiceField, commandElement, messagePlace, textField } from "./forms.js";
+import { listeners, release } from "./work.js";
 
 // Put an edit at the end of a list; one that only changes what the last one set takes its place.
 export function withEdit(edits, edit) {
@@ -88,12 +89,10 @@ export class Editor {
       const { edits: wanted, first: isFirst } = this.wish;
       this.wish = null;
       document.documentElement.dataset.edit = "asking";
-      const began = performance.now();
       try {
         const answer = await post("/edit", { plan: this.held.id, edits: wanted });
         this.edits = wanted;
         this.answer = answer;
-        this.roundTripMs = performance.now() - began;
         this.message.show(answer.refusal ? `does not fit: ${answer.refusal}` : null);
         if (!isFirst) this.onEdits(wanted);
         await this.show();
@@ -126,10 +125,9 @@ export class Editor {
     const change = answer.step_s / answer.before_s - 1;
     const entries = [
       [formatValue(answer.step_s, "s"), "step"],
-      [this.edits.length ? formatShare(change, true) : "as planned", "against the plan"],
+      [!this.edits.length ? "as planned" : Math.abs(change) < 5e-4 ? "no change" : formatShare(change, true), "against the plan"],
       [formatShare(answer.busy), "busy"],
       [answer.title, "plan"],
-      [`${Math.round(this.roundTripMs)} ms`, `round trip (server ${Math.round(answer.server_s * 1000)} ms)`],
     ];
     if (answer.bound > 0) entries.splice(2, 0, [formatShare(answer.step_s / answer.bound - 1, true), "above the bound, at most"]);
     this.facts.replaceChildren(...entries.map(([value, words]) => make("div", { class: "fact" }, make("dt", {}, words), make("dd", {}, value))));
@@ -223,11 +221,15 @@ export class Editor {
   async showFigures() {
     const { page } = this.app;
     const { axes } = page;
-    const axis = axes.get("edit");
+    const before = axes.get("edit");
+    this.kept = this.kept || listeners(page);
+    release(page, this.kept);
+    axes.delete("edit");
     const drawn = this.answer.figures.map((figure) => figureElement({ ...figure, axis: "edit" }, page));
-    if (axis) axes.get("edit").extend(axis.length);
     this.figures.replaceChildren(...drawn.map(({ element }) => element));
     await Promise.all(drawn.map(({ done }) => done));
+    // Whoever has looked closer goes on looking there.
+    if (before && before.to - before.from < before.length) axes.get("edit").show(before.from, before.to);
   }
 
   async keep() {

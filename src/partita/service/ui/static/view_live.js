@@ -5,7 +5,7 @@ import { figureElement } from "./report/page.js";
 import { formatShare, formatValue } from "./report/format.js";
 import { follow, get, post } from "./api.js";
 import { button, messagePlace } from "./forms.js";
-import { WorkPanel, showFigures } from "./work.js";
+import { WorkPanel, listeners, release, showFigures } from "./work.js";
 
 const OVER = ["done", "failed", "cancelled", "lost"];
 
@@ -51,6 +51,7 @@ export async function liveView(app, values) {
   app.root.replaceChildren(make("h1", {}, "Live"), heard, message.element, make("h2", {}, "Runs"), runs, detail, panel.element, figures, make("h2", {}, "Fleet"), fleet, energy);
   let last = 0;
   let shown = "";
+  let kept = null;
   let chosen = values.run || "";
   const tick = setInterval(() => {
     if (last) heard.textContent = `last heard ${ago((performance.now() - last) / 1000)}`;
@@ -68,6 +69,8 @@ export async function liveView(app, values) {
         [found.predicted_s ? formatValue(found.predicted_s, "s") : "-", "step, predicted"],
         [found.memory_bytes ? formatValue(found.memory_bytes, "bytes") : "-", "most memory of a rank"],
       ];
+      kept = kept || listeners(app.page);
+      release(app.page, kept);
       const drawn = found.figures.map((figure) => figureElement(figure, app.page));
       const lines = found.lines.length ? make("pre", { class: "log", tabindex: 0, "aria-label": "last lines of the log" }, found.lines.join("\n")) : null;
       const events = found.events.map((each) => make("li", {}, each));

@@ -99,6 +99,17 @@ export class WorkPanel {
   }
 }
 
+// Return who listens now, to be gone back to when figures are replaced by others.
+export function listeners(page) {
+  return { themed: [...page.themed], bus: [...page.bus.listeners].map(([name, known]) => [name, [...known]]) };
+}
+
+// Let figures that came since then listen no more.
+export function release(page, kept) {
+  page.themed.splice(0, page.themed.length, ...kept.themed);
+  page.bus.listeners = new Map(kept.bus.map(([name, known]) => [name, [...known]]));
+}
+
 // Return links to the documents that came of a piece of work.
 export function documentLinks(documents) {
   const links = Object.values(documents).map((held) => make("a", { class: "file", href: documentAddress(held.id), download: held.name }, `download ${held.title}`));
