@@ -107,6 +107,23 @@ def test_ranks_of_a_host_must_be_consecutive(small: Problem) -> None:
         grid_of(small, plan)
 
 
+def test_a_gradient_that_skips_a_stage_is_refused(small: Problem) -> None:
+    graph = small.graph
+    place = block_chain(graph).place
+    first, last = (int(np.flatnonzero(place == at)[-1]) for at in (1, 12))
+    made = (graph.tensors.producer == first) & graph.tensors.differentiable
+    edges = replace(
+        graph.edges,
+        tensor=np.append(graph.edges.tensor, np.flatnonzero(made)[0]),
+        reader=np.append(graph.edges.reader, last),
+    )
+    skip = replace(small, graph=replace(graph, edges=edges))
+    assert grid_of(skip, plan_of_grid(skip, Grid(pp=2, cuts=(6, 6)))).pp == 2
+    plan = plan_of_grid(skip, Grid(pp=4, cuts=(3, 3, 3, 3)))
+    with pytest.raises(InfeasibleError, match="stage 0 feeds stage 3"):
+        grid_of(skip, plan)
+
+
 def test_what_a_grid_does_not_say_is_completed(small: Problem) -> None:
     grid = complete_grid(small, Grid(pp=4, dp=0))
     assert (grid.dp, grid.cuts, grid.batch_size) == (2, (3, 3, 3, 3), 32)
