@@ -167,7 +167,7 @@ def test_any_two_batch_options_give_the_third(run: Run) -> None:
     )
     steps = []
     for options in arguments:
-        _, out, _ = run("plan", "gpt-small", "--json", *options)
+        _, out, _ = run("plan", "gpt-small", "-p", "uniform", "--json", *options)
         steps.append(json.loads(out)["step_s"])
     assert steps[0] == steps[1]
 
@@ -490,7 +490,18 @@ def test_train_names_its_default_planner(run: Run) -> None:
 @pytest.mark.slow
 def test_the_installed_command_survives_a_closed_pipe(tmp_path: Path) -> None:
     command = f"{sys.executable} -m partita explain p.json | head -1"
-    setup = [sys.executable, "-m", "partita", "plan", "gpt-small", "-o", "p.json", "-q"]
+    setup = [
+        sys.executable,
+        "-m",
+        "partita",
+        "plan",
+        "gpt-small",
+        "-p",
+        "uniform",
+        "-o",
+        "p.json",
+        "-q",
+    ]
     subprocess.run(setup, cwd=tmp_path, check=True, capture_output=True, timeout=120)
     result = subprocess.run(
         command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
