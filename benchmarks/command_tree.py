@@ -13,6 +13,7 @@ To dump the tree of another source folder, set ``PYTHONPATH`` to it.
 import argparse
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import partial
@@ -79,16 +80,19 @@ def parameter_of(parameter: click.Parameter, context: click.Context) -> dict:
 
 
 def plain(value: object) -> Any:
-    """Return a value as JSON; what click leaves unset is None, a function is its mark alone."""
+    """Return a value as JSON; what click leaves unset is None.
+
+    A function, and what another machine would have otherwise, is its mark alone.
+    """
     if type(value).__name__ == "Sentinel":
         return None
     if isinstance(value, Enum):
         return plain(value.value)
     if isinstance(value, list | tuple):
         return [plain(part) for part in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return "(computed)" if callable(value) else str(value)
+    if callable(value) or value == sys.executable:
+        return "(computed)"
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def differences(old: Mapping, new: Mapping, path: str, *, texts: bool) -> Iterator[str]:
@@ -199,7 +203,10 @@ def main() -> None:
         for path, command in commands if options.against is None else ():
             print(path, *map(title, command["parameters"]))
         print(*found, sep="\n", end="\n" if found else "")
-        print(f"ok commands={len(commands)} parameters={parameters} differences={len(found)}")
+        verdict = "missed" if options.check and found else "ok"
+        print(
+            f"{verdict} commands={len(commands)} parameters={parameters} differences={len(found)}"
+        )
     raise SystemExit(1 if options.check and found else 0)
 
 

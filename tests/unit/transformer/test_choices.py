@@ -53,7 +53,7 @@ def assert_all_fit(choices: list[Choice]) -> None:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_framework_has_choices_that_fit(framework: str) -> None:
-    sizes = {"llama3-8b": "dgx-h100", "llama3-70b": "4xdgx-h100", "mixtral-8x7b": "2xdgx-h100"}
+    sizes = {"llama3-8b": "dgx-h100", "llama3-70b": "8xdgx-h100", "mixtral-8x7b": "4xdgx-h100"}
     for model, shorthand in sizes.items():
         cluster = cluster_of(shorthand)
         found = find_choices(task_on(cluster, model, batch=64, framework=framework), cluster)
