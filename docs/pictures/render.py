@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -17,25 +18,46 @@ from _browser import Watched, browser_or_skip  # noqa: E402 (the folder above)
 import partita  # noqa: E402 (likewise)
 from partita.documents import save  # noqa: E402 (likewise)
 
-WIDTH, HEIGHT = 1180, 1010
-COLOURS = 64
-"""Colours of a picture: enough for bars and text, and a fourth of the size."""
+WIDTH = 1180
+COLOURS = 96
+"""Colours of a picture: enough for bars and text, and a third of the size."""
+
+
+def draw(
+    browser: Any,  # noqa: ANN401 (playwright's, which need not be there)
+    document: object,
+    name: str,
+    *,
+    height: int,
+    point: int = 0,
+) -> None:
+    """Write the first screen of a document's report; of a frontier its curve at a point."""
+    with tempfile.TemporaryDirectory() as folder:
+        saved, report = Path(folder) / "document.json", Path(folder) / "report.html"
+        save(document, saved)
+        partita.write_report(str(saved), output=str(report))
+        page = browser.new_page(viewport={"width": WIDTH, "height": height}, color_scheme="light")
+        Watched(page, "file://").open(f"file://{report}")
+        page.evaluate("document.querySelector('.command').remove()")  # a path of this machine
+        for _ in range(point):
+            page.locator("input[type=range]").press("ArrowRight")
+        page.evaluate("window.scrollTo(0, 0); document.activeElement.blur()")
+        shown = page.locator(".section").first if point else page
+        data = shown.screenshot()
+        page.close()
+    _save(data, f"{name}.png")
 
 
 def main() -> None:
-    """Write report.png, the first screen of a plan's report."""
-    found = partita.plan(
+    """Write report.png, of a plan over two types of GPUs, and frontier.png, of a pipeline."""
+    mixed = partita.plan(
         "gpt-small", cluster="1x4xa100+1x2xv100", planner="uniform", microbatches=16
     )
-    with tempfile.TemporaryDirectory() as folder, browser_or_skip() as browser:
-        plan, report = Path(folder) / "gpt-small.plan.json", Path(folder) / "report.html"
-        save(found.solution, plan)
-        partita.write_report(str(plan), output=str(report))
-        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
-        Watched(page, "file://").open(f"file://{report}")
-        page.evaluate("document.querySelector('.command').remove()")  # a path of this machine
-        data = page.screenshot()
-    _save(data, "report.png")
+    equal = partita.plan("gpt-small", cluster="4xa100", planner="uniform", microbatches=12)
+    frontier = partita.frontier(equal.solution, points=12).frontier
+    with browser_or_skip() as browser:
+        draw(browser, mixed.solution, "report", height=1040)
+        draw(browser, frontier, "frontier", height=900, point=4)
     _page()
 
 
@@ -48,9 +70,7 @@ def _page() -> None:
     asked = "model=gpt-small&cluster=1x4xa100%2B1x2xv100&planner=uniform&microbatches=16"
     try:
         with browser_or_skip() as browser:
-            page = browser.new_page(
-                viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light"
-            )
+            page = browser.new_page(viewport={"width": WIDTH, "height": 1010}, color_scheme="light")
             address = json.loads(said)
             Watched(page, address["url"]).open(address["link"])
             page.goto(f"{address['url']}/ui/plan?{asked}&edits=cut:3%3D112")

@@ -140,6 +140,8 @@ def _step_figures(summary: Summary, tracks: Sequence[Track]) -> list[Figure]:
     figures = [timeline_figure(tracks, cluster=cluster)]
     if len(tracks[0].timeline.memory_device):
         figures.append(memory_figure(tracks[0].timeline, cluster=cluster))
+        if len(tracks) > 1:
+            figures[-1]["title"] = "Memory, predicted, on the same axis"
     return figures
 
 
@@ -362,7 +364,10 @@ def run_page(run: PastRun, *, command: str = "") -> Page:
     drawn = [curve for curve in curves if curve is not None]
     peaks = dict(zip(predicted.devices, predicted.peak_bytes.tolist(), strict=True))
     breakdown = breakdown_figure(measured or predicted)
+    side = "measured" if measured is not None else "predicted"
+    breakdown["title"] = f"{breakdown['title']}, {side}"
     parts = memory_parts_figure(predicted, _memory_parts(summary.evaluation.memory))
+    parts["title"] = f"{parts['title']}, predicted"
     problem, step_s = summary.solution.problem, results.get("median_step_s")
     sections = [
         Section(
@@ -381,7 +386,7 @@ def run_page(run: PastRun, *, command: str = "") -> Page:
     return Page(
         title=run.name,
         subtitle=f"{problem.graph.name} on {problem.cluster.name} · {summary.title}",
-        summary=_paragraph([*_run_words(run, summary), *map(_begun, what_bounds(summary))]),
+        summary=_paragraph([*_run_words(run, summary), *_predicted_words(summary)]),
         facts=_run_facts(results, summary, step_s),
         sections=[section for section in sections if section.figures],
         command=command,
@@ -396,6 +401,11 @@ def _measured(path: Path, predicted: Timeline) -> Timeline | None:
     found = load(path / "timeline.json")
     fits = isinstance(found, Timeline) and found.devices == predicted.devices
     return found if fits else None
+
+
+def _predicted_words(summary: Summary) -> list[str]:
+    first, *others = what_bounds(summary)
+    return [f"By the prediction, {first}", *map(_begun, others)]
 
 
 def _run_words(run: PastRun, summary: Summary) -> list[str]:

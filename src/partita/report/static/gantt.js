@@ -202,7 +202,7 @@ export class Gantt {
     const clocks = (this.tracks[0] && this.tracks[0].clocks) || figure.tracks[0].clocks;
     const known = clocks.filter((clock) => clock !== null);
     const [low, high] = [Math.min(...known), Math.max(...known)];
-    const palette = clocks.map((clock) => (clock === null ? entry(kindColour("send"), "no clock") : entry(clockColour((clock - low) / (high - low || 1)), `${clock} MHz`)));
+    const palette = clocks.map((clock) => (clock === null ? entry(kindColour("send"), "no clock") : { ...entry(clockColour((clock - low) / (high - low || 1)), `${clock} MHz`), known: true }));
     return { palette, of: (track) => (row) => track.clock[row] };
   }
 
@@ -218,7 +218,11 @@ export class Gantt {
     for (const track of this.tracks) for (let row = 0; row < track.rows; row += 1) used.add(track.colourOf[row]);
     let shown = [...used].sort((one, two) => one - two).map((at) => palette[at]);
     if (this.mode === "clock") shown = shown.filter((each) => each.words !== "no clock"); // else the highest would be left out
-    if (this.mode === "clock" && shown.length > 6) shown = [0, 1, 2, 3, 4, 5].map((part) => shown[Math.round((part * (shown.length - 1)) / 5)]);
+    if (this.mode === "clock" && shown.length > 7) {
+      const known = shown.filter((each) => each.known);
+      // From the lowest clock to the highest, and what has none.
+      shown = [0, 1, 2, 3, 4, 5].map((part) => known[Math.round((part * (known.length - 1)) / 5)]).concat(shown.filter((each) => !each.known));
+    }
     const words = new Map(shown.filter((each) => each.words !== KIND_WORDS.recv).map((each) => [each.key || each.words, each.colour]));
     this.legend.replaceChildren(...[...words].slice(0, 14).map(([text, colour]) => {
       const sample = make("i", { class: "swatch" });

@@ -127,6 +127,7 @@ export class MemoryCurves {
     point = Math.max(point, begin - 1) + 1;
     for (let x = 0; x < room; x += 1) {
       const until = axis.from + (x + 1) * step;
+      if (until - step >= this.figure.length_s) break; // another figure of the axis is longer
       let high = held;
       while (point < end && this.time[point] <= until) {
         held = this.bytes[point];
