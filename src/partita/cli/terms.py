@@ -90,7 +90,7 @@ TERMS = (
     Term(
         "1f1b, gpipe, zero-bubble, ...",
         "orders of forwards and backwards ([program.md](program.md))",
-        r"(1f1b|gpipe|interleaved-1f1b|zero-bubble|early-recompute-1f1b)",
+        r"(1f1b|gpipe|interleaved-1f1b|zero-bubble|split-1f1b|early-recompute-1f1b)",
     ),
     Term(
         "sharded (optimizer, gradients, parameters)",

@@ -28,6 +28,7 @@ class ScheduleRow:
         stashes_weights: Whether backward uses the weights that forward saw while updates go on, so
             that steps overlap instead of flushing.
         splits_backward: Whether backward has an input part and a later weight part.
+        delays_weights: Whether the weight part waits, which keeps more microbatches in flight.
         recomputes_early: Whether recomputing is an instruction of its own, before the gradient is
             there; elsewhere it is part of backward.
         interleaves: Whether it gains from several stages on each device.
@@ -39,6 +40,7 @@ class ScheduleRow:
     infers: bool = False
     stashes_weights: bool = False
     splits_backward: bool = False
+    delays_weights: bool = False
     recomputes_early: bool = False
     interleaves: bool = False
     fills_first: bool = False
@@ -63,6 +65,7 @@ class Schedule(OpenNames):
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved-1f1b"
     ZERO_BUBBLE = "zero-bubble"
+    SPLIT = "split-1f1b"
     EARLY_RECOMPUTE = "early-recompute-1f1b"
     PIPEDREAM = "pipedream"
     INFERENCE = "inference"
@@ -90,7 +93,12 @@ SCHEDULES: Mapping[Schedule, ScheduleRow] = {
         order="partita.program.schedules:order_interleaved", interleaves=True
     ),
     Schedule.ZERO_BUBBLE: ScheduleRow(
-        order="partita.program.schedules:order_zero_bubble", splits_backward=True
+        order="partita.program.schedules:order_zero_bubble",
+        splits_backward=True,
+        delays_weights=True,
+    ),
+    Schedule.SPLIT: ScheduleRow(
+        order="partita.program.schedules:order_split", splits_backward=True
     ),
     Schedule.EARLY_RECOMPUTE: ScheduleRow(
         order="partita.program.schedules:order_early_recompute", recomputes_early=True

@@ -165,6 +165,19 @@ def order_zero_bubble(pipe: Pipeline) -> Order:
     }
 
 
+def order_split(pipe: Pipeline) -> Order:
+    """1F1B that sends the gradient of a stage's inputs before it computes that of its weights.
+
+    Nothing is kept longer than in 1F1B, and the way back through the pipeline is the input part.
+    """
+    base = order_1f1b(pipe)
+    return {
+        Kind.FORWARD: base[Kind.FORWARD],
+        Kind.BACKWARD_INPUT: base[Kind.BACKWARD],
+        Kind.BACKWARD_WEIGHT: base[Kind.BACKWARD] + 1,
+    }
+
+
 def order_early_recompute(pipe: Pipeline) -> Order:
     """1F1B that recomputes activations while the gradient is still on its way."""
     base = order_1f1b(pipe)

@@ -73,6 +73,15 @@ def test_gpipe_keeps_all_microbatches():
     assert peaks(range(3), graph, microbatches=5, schedule=Schedule.GPIPE) == [5, 5, 5]
 
 
+def test_a_split_backward_keeps_what_1f1b_keeps():
+    graph = chain(4, Figures(saved_bytes=1.0))
+    plain, split = (
+        peaks(range(4), graph, microbatches=8, schedule=schedule)
+        for schedule in (Schedule.ONE_F_ONE_B, Schedule.SPLIT)
+    )
+    assert split == plain == [4, 3, 2, 1]
+
+
 def test_zero_bubble_keeps_no_more_than_the_first_stage_of_1f1b():
     graph = chain(4, Figures(saved_bytes=1.0))
     assert peaks(range(4), graph, microbatches=8, schedule=Schedule.ZERO_BUBBLE) == [4] * 4

@@ -82,6 +82,22 @@ def test_interleaving_that_does_not_divide_runs_in_another_order():
     assert makespan == simulate(problem, replace(plan, schedule=Schedule.ONE_F_ONE_B)).makespan_s
 
 
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (2, 2), (3, 5), (4, 4), (4, 8)])
+@pytest.mark.parametrize(("forward", "inputs", "weights"), [(1.0, 1.0, 1.0), (1.0, 1.5, 0.5)])
+def test_nobody_waits_for_weights_where_backward_is_split(
+    stages, microbatches, forward, inputs, weights
+):
+    figures = {
+        "forward_s": forward,
+        "backward_s": inputs + weights,
+        "backward_input_s": inputs,
+    }
+    problem, plan = equal_stages(stages, stages, microbatches, Schedule.SPLIT, **figures)
+    whole = microbatches * (forward + inputs + weights)
+    expected = whole + (stages - 1) * (forward + inputs)
+    assert simulate(problem, plan).makespan_s == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (3, 5), (4, 4), (4, 8)])
 @pytest.mark.parametrize(("forward", "inputs", "weights"), [(1.0, 1.0, 1.0), (1.0, 1.5, 0.5)])
 def test_zero_bubble_leaves_f_plus_b_minus_w(stages, microbatches, forward, inputs, weights):

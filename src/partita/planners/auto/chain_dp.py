@@ -64,6 +64,7 @@ class Line(NamedTuple):
         saved: Bytes kept of a microbatch before each point.
         freed: Of them, by level of recomputation, what is not kept.
         rerun: Seconds to compute that again, by level and class.
+        weight_s: Seconds of the part of backward that is for weights, by class.
         level_of: The level at which each unit recomputes.
         reduced: Bytes that replicas reduce before each point.
         barred: Units before each point that a class may not run.
@@ -79,6 +80,7 @@ class Line(NamedTuple):
     saved: Array
     freed: Array
     rerun: Array
+    weight_s: Array
     level_of: Array
     reduced: Array
     barred: Array
@@ -106,6 +108,7 @@ def line_of(frame: Frame, estimator: Estimator, order: Array, batch: Batch) -> L
         saved=at(frame.saved_bytes(batch.size)),
         freed=sums_before(freed)[..., points],
         rerun=sums_before(rerun)[..., points],
+        weight_s=at(backward * (1 - frame.input_share)),
         level_of=levels(estimator, batch.size),
         reduced=at(frame.reduced_bytes),
         barred=at((~frame.allowed).astype(np.float64)),
@@ -208,7 +211,9 @@ class ChainProgram:
     def _key(self, d: int, r: int) -> tuple[object, ...]:
         members = tuple(int(c) for c in self.frame.class_of[list(self.devices[d : d + r])])
         shards = self.shards and r > 1
-        return (members, self._flying(d, r), self._link(d, r), self._reduction(d, r), shards)
+        splits = self.schedule.row.splits_backward
+        link, reduction = self._link(d, r), self._reduction(d, r)
+        return (members, self._flying(d, r), link, reduction, shards, splits)
 
     def _flying(self, d: int, r: int) -> int:
         """Return the microbatches in flight on a replica."""
@@ -253,6 +258,7 @@ class ChainProgram:
             again=np.array([again for _, again in ways]),
             freed=line.freed.ravel(),
             rerun=line.rerun[:, kinds].ravel(),
+            weight_s=line.weight_s[kinds].ravel() * self.schedule.row.splits_backward,
             held=np.concatenate([self._held(SHARDS[level], r) for level, _ in ways]),
             saved=line.saved,
             cut=line.cut,
@@ -374,7 +380,7 @@ class ChainProgram:
             stage_of=stage_of,
             stages=tuple(stages),
             recompute=recompute,
-            schedule=self.schedule,
+            schedule=self.schedule if len(stages) > 1 else self.frame.schedules[0],
             batch=self.batch,
         )
 
@@ -407,6 +413,7 @@ class _Place(NamedTuple):
         again: Its level of recomputation.
         freed: Bytes before each point that are not kept, by level of recomputation.
         rerun: Seconds to compute that again, by level and class of the devices here.
+        weight_s: Seconds of backward that the stage before does not wait for, by class.
         held: Bytes of weights and state before each point.
         saved: Bytes kept of a microbatch before each point.
         cut: Bytes that cross each point.
@@ -429,6 +436,7 @@ class _Place(NamedTuple):
     again: Column
     freed: Column
     rerun: Column
+    weight_s: Column
     held: Column
     saved: Column
     cut: Column
@@ -471,12 +479,14 @@ def fill_table(place: _Place, p: Column, q: Column, way: Column) -> None:
             # A microbatch on the slowest class, with what is computed again, and all microbatches
             # of the most loaded replica.
             once, load = 0.0, 0.0
+            # Where backward is split, nobody waits for the part that is for weights.
             for kind in range(kinds):
                 ahead = place.forward[kind * points + j] - place.forward[kind * points + i]
                 behind = place.backward[kind * points + j] - place.backward[kind * points + i]
                 row = (place.again[chosen] * kinds + kind) * points
                 both = ahead + behind + place.rerun[row + j] - place.rerun[row + i]
-                once = max(once, both)
+                weight = place.weight_s[kind * points + j] - place.weight_s[kind * points + i]
+                once = max(once, both - weight)
                 load = max(load, both * place.load[kind])
             reduced = place.fixed + place.per_byte * (place.reduced[j] - place.reduced[i])
             if place.level[chosen] == _ALL:

@@ -342,7 +342,7 @@ class Estimator:
         for pair in sorted(pairs, key=lambda pair: -pair.source):
             a, b = pair.source, pair.target
             window[a] = max(window[a], sketch.stages[a].num_replicas + window[b])
-        if sketch.schedule.row.splits_backward:
+        if sketch.schedule.row.delays_weights:
             return [max(window)] * len(window)
         return window
 

@@ -164,6 +164,7 @@ class Frame:
         return (
             Schedule.ONE_F_ONE_B,
             Schedule.ZERO_BUBBLE,
+            Schedule.SPLIT,
             Schedule.GPIPE,
             Schedule.INTERLEAVED,
             Schedule.EARLY_RECOMPUTE,

@@ -41,6 +41,9 @@ GOOD_ENOUGH = 1.005
 """A value that is no more than this above the bound is not improved further."""
 RECUT_SHARE = 0.5
 """Of the places that are searched, those that are cut anew."""
+FIRST_RECUTS, MAX_FIRST_RECUTS, RECUTS_UNTIL, GOOD_ENDS = 4, 40, 0.45, 3
+"""Cuts near the best few starts before any is improved: of a counted search, and of one by the
+clock up to a share of its time."""
 MAX_REFITS, REFIT_SHARE = 3, 0.3
 """How often a sketch that does not fit recomputes more, where it exceeds less of the memory."""
 MAX_NEIGHBOURS = 300
@@ -244,6 +247,7 @@ class Search:
     def run(self, starts: Sequence[Sketch]) -> None:
         """Improve the starts, the better half of them ever longer; then shake the best."""
         ends = [self.measure_fitted(start, eases=True) for start in starts]
+        ends = self._recut(ends)
         best = min(ends, key=lambda end: end.judgement.rank, default=None)
         most = FIRST_ROUND
         while ends and not self.is_done:
@@ -254,6 +258,22 @@ class Search:
             most *= 2
         if best is not None:
             self._shaken(best)
+
+    def _recut(self, ends: list[End]) -> list[End]:
+        """Return as many ends, the best of them and of what is cut anew along other lines."""
+        effort, rng = self.evaluator.effort, random.Random(self.seed)
+        most = FIRST_RECUTS if effort.is_counted else MAX_FIRST_RECUTS
+        if self.recuts is None or not ends:
+            return ends
+        found = sorted(ends, key=lambda end: end.judgement.rank)
+        for _ in range(most):
+            if self.is_done or (not effort.is_counted and effort.used() > RECUTS_UNTIL):
+                break
+            near = rng.choice(found[:GOOD_ENDS]).sketch
+            found += [self.measure_fitted(one, eases=True) for one in self.recuts.near(near, rng)]
+            unlike = {end.sketch.key: end for end in found}
+            found = sorted(unlike.values(), key=lambda end: end.judgement.rank)[: len(ends)]
+        return found
 
     def _shaken(self, best: End) -> None:
         """Search around a sketch from random places nearby, until that no longer helps.

@@ -15,7 +15,7 @@ import numpy as np
 
 from partita.core.columns import Array
 from partita.core.plan import Shard
-from partita.core.problem import Metric
+from partita.core.problem import Metric, Schedule
 from partita.core.schedules import DEFAULT_SCHEDULE
 from partita.planners.auto.chain_dp import ChainProgram, line_of
 from partita.planners.auto.estimate import Estimator
@@ -81,6 +81,8 @@ def chain_starts(frame: Frame, estimator: Estimator, effort: Effort) -> Iterator
     share of the budget is used.
     """
     orders = unit_orders(frame, MAX_ORDERS)
+    # Where a schedule may be chosen, one that waits least on the way back without more memory.
+    schedule = Schedule.SPLIT if Schedule.SPLIT in frame.schedules else frame.schedules[0]
     for number, (order, batch) in enumerate(product(orders, likely_batches(frame))):
         line = line_of(frame, estimator, order, batch)
         known: dict[tuple[object, ...], Any] = {}
@@ -96,7 +98,7 @@ def chain_starts(frame: Frame, estimator: Estimator, effort: Effort) -> Iterator
                 devices=devices,
                 batch=batch,
                 replicas=replica_counts(frame, len(devices), batch),
-                schedule=frame.schedules[0],
+                schedule=schedule,
                 shards=shards,
                 known=known,
             )

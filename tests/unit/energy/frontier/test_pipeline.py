@@ -35,6 +35,7 @@ def profile(stages: int, kinds: tuple[Kind, ...]) -> EnergyProfile:
 PLAIN = (Kind.FORWARD, Kind.BACKWARD)
 KINDS = {
     Schedule.ZERO_BUBBLE: (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT),
+    Schedule.SPLIT: (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT),
     Schedule.EARLY_RECOMPUTE: (Kind.FORWARD, Kind.BACKWARD, Kind.RECOMPUTE),
     Schedule.INFERENCE: (Kind.FORWARD,),
 }
