@@ -47,6 +47,7 @@ class Framework:
         fused_loss: Whether loss and logits are computed in one kernel or in pieces.
         max_zero: Highest sharding stage.
         max_zero_with_pp: Highest sharding stage beside pipeline parallelism.
+        optimizer_alone: Whether the optimizer's state can be sharded alone (ZeRO-1).
         context: Kinds of context parallelism that it has.
         sequence_parallel: Whether tensor parallelism may split the norms along the sequence.
         interleaving: Whether a device may hold several virtual stages.
@@ -72,6 +73,7 @@ class Framework:
     fused_loss: bool = False
     max_zero: int = 3
     max_zero_with_pp: int = 3
+    optimizer_alone: bool = True
     context: tuple[str, ...] = ("ring", "all-to-all")
     sequence_parallel: bool = True
     interleaving: bool = True
@@ -110,6 +112,7 @@ def _torchtitan(name: str, *, fused_loss: bool) -> Framework:
         context_overlap=False,
         fused_loss=fused_loss,
         max_zero_with_pp=2,
+        optimizer_alone=False,
         wide_experts=True,
     )
 
@@ -148,6 +151,7 @@ FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
                 context_overlap=False,
                 context=(),
                 max_zero_with_pp=0,
+                optimizer_alone=False,
                 sequence_parallel=False,
                 interleaving=False,
             ),
@@ -181,6 +185,7 @@ FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
                 context=("ring",),
                 # It has no pipelines, so that nothing is beside one.
                 max_zero_with_pp=0,
+                optimizer_alone=False,
                 interleaving=False,
                 sequence_parallel=False,
                 expert_parallel=False,
@@ -409,6 +414,10 @@ class Layout:
             ),
             (f"zero is {self.zero}; expected 0 to 3", 0 <= self.zero <= 3),
             (f"{name} shards at most zero {framework.max_zero}", self.zero <= framework.max_zero),
+            (
+                f"{name} shards no optimizer's state alone (zero 1)",
+                self.zero != 1 or framework.optimizer_alone,
+            ),
             (
                 f"{name} has no context parallelism of kind {self.cp_kind!r}",
                 self.cp == 1 or self.cp_kind in framework.context,

@@ -352,10 +352,11 @@ def _options(task: Task, group: Group, divided: int) -> list[_Option]:
 
 
 def _zero(task: Task, replicas: int, depth: int) -> list[int]:
-    """Return the levels of sharding: the optimizer's state where there is somebody to share it."""
+    """Return the levels of sharding: as little as there is where there is somebody to share it."""
     framework = FRAMEWORKS[task.framework]
     most = framework.max_zero_with_pp if depth > 1 else framework.max_zero
-    usual = [min(1, most)] if replicas > 1 else [0]
+    least = 1 if framework.optimizer_alone else 2
+    usual = [least if least <= most else 0] if replicas > 1 else [0]
     return [zero for zero in _fixed(task.fixed, "zero", usual) if zero <= most]
 
 

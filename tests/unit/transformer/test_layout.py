@@ -34,6 +34,7 @@ def test_a_layout_covers_the_product_of_its_degrees() -> None:
         (Layout(zero=2, framework="megatron-2021"), "shards at most zero 1"),
         (Layout(cp=2, framework="megatron-2021"), "no context parallelism"),
         (Layout(pp=2, zero=2, framework="deepspeed"), "deepspeed shards at most zero 1"),
+        (Layout(zero=1, framework="torchtitan"), "torchtitan shards no optimizer's state alone"),
         (Layout(pp=2, offload_activations=0.5), "cannot offload activations"),
         (Layout(recompute=("all",)), "not one of attention"),
         (Layout(cp=2, framework="partita"), "partita has no context parallelism"),
