@@ -5,8 +5,6 @@ from typing import Any
 
 import click
 
-from partita.cli.terms import explain_terms
-
 _MOST_SHOWN = 16
 """Options that a command may have before ``--help`` leaves some to ``--help-all``."""
 _LONGEST_CHOICE = 36
@@ -51,7 +49,7 @@ class Documented(click.Command):
                     ["--explain-terms"],
                     is_flag=True,
                     expose_value=False,
-                    callback=explain_terms,
+                    callback=_explain_terms,
                     help="Say below the result what its words mean.",
                 )
             )
@@ -146,3 +144,11 @@ def _write_text(formatter: click.HelpFormatter, text: str) -> None:
             continue
         with formatter.indentation():
             formatter.write_text(" ".join(paragraph.split()))
+
+
+def _explain_terms(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Explain the words of a result, if that is asked for."""
+    if value:
+        from partita.cli.terms import explain_terms  # noqa: PLC0415 (only where it is asked for)
+
+        explain_terms(ctx, parameter, value)

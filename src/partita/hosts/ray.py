@@ -221,7 +221,7 @@ def _relay() -> type:
                 stderr=self._words,
                 start_new_session=True,
             )
-            self._said: queue.Queue[bytes | None] = queue.Queue()
+            self._heard: queue.Queue[bytes | None] = queue.Queue()
             threading.Thread(target=self._listen, daemon=True).start()
 
         def _listen(self) -> None:
@@ -229,15 +229,15 @@ def _relay() -> type:
 
             assert self._process.stdout is not None
             while data := os.read(self._process.stdout.fileno(), 2**20):
-                self._said.put(data)
-            self._said.put(None)
+                self._heard.put(data)
+            self._heard.put(None)
 
         def read(self) -> bytes | None:
             """Return what was said, or nothing after a second; None = nothing more will be."""
             import queue  # noqa: PLC0415 (of the node)
 
             try:
-                return self._said.get(timeout=1.0)
+                return self._heard.get(timeout=1.0)
             except queue.Empty:
                 return b""
 
@@ -259,8 +259,8 @@ def _relay() -> type:
                 self._process.wait()
             self._words.seek(0)
             lines = self._words.read()[-4000:].decode(errors="replace").strip().splitlines()
-            said = f": {lines[-1]}" if lines else ""
-            return f"its process ended with exit code {self._process.returncode}{said}"
+            last = f": {lines[-1]}" if lines else ""
+            return f"its process ended with exit code {self._process.returncode}{last}"
 
     return Relay
 

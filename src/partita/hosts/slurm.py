@@ -223,12 +223,12 @@ class SlurmPlace:
             text=True,
             start_new_session=True,
         )
-        said: list[str] = []
+        lines: list[str] = []
 
         def listen() -> None:
             assert waiting.stderr is not None
             for line in waiting.stderr:
-                said.append(line.strip())
+                lines.append(line.strip())
                 if number := _JOB.search(line):
                     self._job = number.group(1)
 
@@ -251,7 +251,7 @@ class SlurmPlace:
             assert waiting.stderr is not None
             waiting.stderr.close()
         if waiting.returncode or not self._job:
-            raise UnsupportedError(f"Slurm gives no nodes: {said[-1] if said else 'no word'}")
+            raise UnsupportedError(f"Slurm gives no nodes: {lines[-1] if lines else 'no word'}")
         return self._job
 
     def _granted(self) -> list[str]:

@@ -423,8 +423,8 @@ def _not_recomputed(reader: _Sections) -> dict[str, str]:
     if mode not in ("selective", "memory_budget") or _read_recompute(reader):
         return {}
     option = reader.value("activation_checkpoint", "selective_ac_option")
-    said = mode if mode == "memory_budget" else f"{mode}, option {short(option)}"
-    return {"activation_checkpoint": said}
+    setting = mode if mode == "memory_budget" else f"{mode}, option {short(option)}"
+    return {"activation_checkpoint": setting}
 
 
 def _read_precision(reader: _Sections) -> str:
