@@ -118,7 +118,7 @@ def _plan_sentences(summary: Summary) -> list[str]:
     """Return what a plan is and what bounds it, in the words of ``explain``."""
     words = plan_words(summary, critical_path_s(summary))
     # The seconds of a step are in the answer; other objectives have values of their own.
-    value = [] if summary.solution.metric is Metric.THROUGHPUT else words[1:2]
+    value = [] if summary.solution.metric is Metric.THROUGHPUT else [summary.value_line]
     about, path = words[0], f"The {words[2]}"
     return [about, *value, *map(_begun, what_bounds(summary)), path]
 
