@@ -59,7 +59,7 @@ def said(result: tuple[int, str, str]) -> dict:
 def test_every_command_has_an_example_and_json_in_its_help(run: Run, name: str) -> None:
     code, out, _ = run("energy", name, "--help")
     assert code == 0
-    assert "Example: partita energy" in out
+    assert f"\n  partita energy {name} " in out
     assert "--json" in out
 
 
