@@ -15,8 +15,7 @@ from partita.core.precision import parse_precision
 from partita.core.problem import Mode
 from partita.errors import InvalidInputError
 from partita.flows.extras import torch_needed
-from partita.flows.fields import ShapeFields, SourceFields, StepFields
-from partita.flows.problem import is_python
+from partita.flows.fields import ShapeFields, SourceFields, StepFields, is_python
 from partita.flows.summary import AS_USED, estimate_basis
 from partita.names import nearest
 from partita.planners.pipeline import main_devices_of

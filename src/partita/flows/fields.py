@@ -43,6 +43,11 @@ PlanSource: TypeAlias = str | OpenedFile | Solution | HasSolution
 """A plan: the path of a file, the file opened already, a solution, or a result that has one."""
 
 
+def is_python(model: str) -> bool:
+    """Return whether a model is named by a file of Python: ``model.py`` or ``model.py:build``."""
+    return model.partition(":")[0].endswith(".py")
+
+
 def is_slurm(spec: object) -> bool:
     """Return whether a user means Slurm's cluster: ``slurm``, or ``slurm:PARTITION``."""
     return isinstance(spec, str) and spec.partition(":")[0] == SLURM

@@ -40,6 +40,7 @@ from partita.flows.fields import (
     SourceFields,
     StateFields,
     StepFields,
+    is_python,
     is_slurm,
 )
 from partita.requests import Request, declare, fields_of, make
@@ -268,11 +269,6 @@ def read_graph(model: Model, *, may_estimate: bool = False) -> Graph | Problem |
         if not may_estimate or Path(model).name != "config.json":
             raise
         return None
-
-
-def is_python(model: str) -> bool:
-    """Return whether a model is named by a file of Python: ``model.py`` or ``model.py:build``."""
-    return model.partition(":")[0].endswith(".py")
 
 
 def _stored_graph(model: str) -> Graph | Problem:
