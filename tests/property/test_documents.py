@@ -10,9 +10,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partita.core.cluster import Cluster, Device, Host, Level, LinkMatrix
+from partita.core.cluster import Cluster, Device, Dvfs, Host, Level, LinkMatrix
 from partita.core.codec import decode, encode, read_json, write_json
-from partita.core.dvfs import Dvfs
 from partita.core.graph import (
     DTYPE_BYTES,
     CostOrigin,

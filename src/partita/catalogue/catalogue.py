@@ -14,8 +14,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-from partita.core.cluster import Collectives, Device, MeasuredCollective
-from partita.core.dvfs import Dvfs
+from partita.core.cluster import Collectives, Device, Dvfs, MeasuredCollective
 from partita.core.graph import DeviceKind
 from partita.core.precision import PRECISIONS
 from partita.errors import FormatError, InvalidInputError

@@ -12,9 +12,8 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeAlias
 
-from partita.core.open_names import OpenNames
 from partita.errors import UnsupportedError
-from partita.plugins import PluginGroup, guarded, load_target
+from partita.plugins import OpenNames, PluginGroup, guarded, load_target
 
 PLUGINS = PluginGroup(group="partita.objectives", noun="metric")
 Target: TypeAlias = str | Callable[..., Any]

@@ -12,11 +12,11 @@ from partita.core.cluster import Cluster
 from partita.core.columns import Displayed, Floats, Ints, frozen_array
 from partita.core.graph import DTYPE_BYTES, Graph
 from partita.core.metrics import Metric
-from partita.core.open_names import named
 from partita.core.precision import OPTIMIZERS, Precision
 from partita.core.rules import Rule, allowed_places
 from partita.core.schedules import DEFAULT_SCHEDULE, Schedule
 from partita.errors import InvalidInputError
+from partita.plugins import named
 
 __all__ = ["DEFAULT_MICROBATCHES", "Metric", "Mode", "Objective", "Problem", "Schedule"]
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from partita.core.open_names import OpenNames
 from partita.errors import UnsupportedError
-from partita.plugins import PluginGroup, guarded, load_target
+from partita.plugins import OpenNames, PluginGroup, guarded, load_target
 
 PLUGINS = PluginGroup(group="partita.schedules", noun="schedule")
 

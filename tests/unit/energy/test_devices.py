@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.core.dvfs import Dvfs
+from partita.core.cluster import Dvfs
 from partita.core.energy import EnergyOrigin
 from partita.core.program import Kind
 from partita.energy.client.counter import ExactCounter, PolledCounter, Stamp, open_counter

@@ -28,9 +28,8 @@ from typing import Protocol
 
 import numpy as np
 
-from partita.core.cluster import Cluster
+from partita.core.cluster import Cluster, Dvfs
 from partita.core.columns import Array
-from partita.core.dvfs import Dvfs
 from partita.core.energy import EnergyOrigin, EnergyProfile
 from partita.core.program import Kind, Program
 from partita.cost.power import CLOCKED, waiting_power_w
