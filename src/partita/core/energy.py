@@ -59,6 +59,7 @@ class EnergyProfile(Columns):
         seconds: Time of one instruction.
         joules: Energy of one instruction.
         blocking_w: Power of a device while it waits, by type; ``""`` = any.
+        switch_s: Seconds that a device waits whenever its clock changes.
     """
 
     name: str = "profile"
@@ -71,9 +72,14 @@ class EnergyProfile(Columns):
     seconds: Floats
     joules: Floats
     blocking_w: Mapping[str, float] = field(default_factory=dict)
+    switch_s: float = 0.0
 
     def __post_init__(self) -> None:
         rows = np.size(self.stage)
+        if not (0 <= self.switch_s <= LONGEST_S):
+            raise InvalidInputError(
+                f"switch_s of the energy profile is {self.switch_s}; expected seconds >= 0"
+            )
         if not rows:
             raise InvalidInputError("an energy profile needs at least one row")
         types = tuple(self.device_types)

@@ -16,7 +16,7 @@ whole units rounded down, and walks through every unit of time. None of that is 
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,15 +80,24 @@ class EnergyModel:
     found: Dependencies
     options: Options
 
-    def simulated_s(self, seconds: Array) -> Array:
-        """Return the lengths of steps, a row each, for the seconds that each activity takes."""
+    def simulated_s(self, seconds: Array, switching_s: Array | float = 0.0) -> Array:
+        """Return the lengths of steps, a row each, for the seconds that each activity takes.
+
+        Args:
+            seconds: A row for each step.
+            switching_s: Seconds that each row of the Program waits for its clock, likewise.
+        """
         activity = self.found.activity
         rows = np.where(activity >= 0, seconds[:, activity], self.seconds)
-        return step_lengths(self.program, self.cluster, rows)
+        return step_lengths(self.program, self.cluster, rows + switching_s)
 
     def realised(self, choices: Array) -> tuple[Array, Array]:
         """Return simulated seconds and joules of steps, a row each, for options of activities."""
-        lengths = self.simulated_s(self.options.seconds[choices])
+        switching_s: Array | float = 0.0
+        if self.profile.switch_s:
+            clocks = np.stack([self.clocks(choice) for choice in choices])
+            switching_s = self.profile.switch_s * clock_changes(self.program, clocks)
+        lengths = self.simulated_s(self.options.seconds[choices], switching_s)
         joules = self.options.joules[choices].sum(axis=1)
         return lengths, joules + self.options.blocking_w * lengths
 
@@ -104,6 +113,23 @@ class EnergyModel:
         )
         length = float(self.simulated_s(top.seconds[None])[0])
         return length, float(top.joules.sum()) + top.blocking_w * length
+
+
+def clock_changes(program: Program, clocks: Array) -> Array:
+    """Return which rows of a Program begin with another clock than their device had before.
+
+    Steps follow one another: the first row of a device comes after its last one.
+
+    Args:
+        program: The Program.
+        clocks: A row for each step, the clock of each row of the Program; 0 = the one before stays.
+    """
+    changes = np.zeros(clocks.shape)
+    for first, last in itertools.pairwise(program.ptr.tolist()):
+        for plan, row in enumerate(clocks[:, first:last]):
+            places = np.flatnonzero(row > 0)
+            changes[plan, first + places] = row[places] != np.roll(row[places], 1)
+    return changes
 
 
 def energy_model(
@@ -247,6 +273,29 @@ class _Rounding:
         self._search_all(candidates, tries, self._excess(candidates, WIDE_GAP))
         self._mix(candidates)
 
+    def calmed(self, choice: Array) -> Iterator[Array]:
+        """Yield the clocks of a point with fewer changes: as fast as its own, or faster.
+
+        First one clock for all that a device does in a stage by kind, then one for each device.
+        """
+        program, options = self.model.program, self.model.options
+        activity = self.model.found.activity
+        rows = np.flatnonzero(activity >= 0)
+        own = activity[rows]
+        clock = options.clock_mhz[choice[own]]
+        devices, kinds = program.device[rows], program.kind[rows]
+        for keys in ((devices, program.stage[rows], kinds), (devices,)):
+            _, group = np.unique(np.stack(keys), axis=1, return_inverse=True)
+            highest = np.zeros(group.max() + 1)
+            np.maximum.at(highest, group, clock)
+            calm = choice.copy()
+            for place, one in zip(group.tolist(), own.tolist(), strict=True):
+                first, last = int(options.ptr[one]), int(options.ptr[one + 1])
+                # Faster options come first, and the faster the higher is their clock.
+                enough = np.flatnonzero(options.clock_mhz[first:last] >= highest[place])
+                calm[one] = min(int(calm[one]), first + (int(enough[-1]) if len(enough) else 0))
+            yield calm
+
     def _excess(self, candidates: list[_Candidate], gap: float) -> list[float]:
         """Return by how much the points are further from their bounds than a gap."""
         return [max(self._gap(candidate) - gap, 0.0) for candidate in candidates]
@@ -369,15 +418,19 @@ def _frontier(
     Those that another one beats are left out, except that slower ones than the point of least
     energy stay where they are asked for. Of several that take as long, the cheapest stays.
     """
-    choices = np.stack([rounding.choice(candidate) for candidate in candidates])
+    chosen = [(i, rounding.choice(candidate)) for i, candidate in enumerate(candidates)]
+    if model.profile.switch_s:  # every change costs: calmer clocks may be quicker, and cheaper
+        chosen += [(i, calm) for i, choice in tuple(chosen) for calm in rounding.calmed(choice)]
+    choices = np.stack([choice for _, choice in chosen])
     lengths, energies = (column.tolist() for column in model.realised(choices))
     points: list[tuple[float, float, float, Array]] = []
-    for i, (length, energy) in enumerate(zip(lengths, energies, strict=True)):
+    for place, (length, energy) in enumerate(zip(lengths, energies, strict=True)):
+        i = chosen[place][0]
         slower = candidates[i + 1] if i + 1 < len(candidates) else None
         bound = _bound(candidates[i], slower, rounding, time_s=length, best_s=best_s)
         # Times are equal within a tolerance, which a steep hull makes joules of.
         assert bound <= energy * (1 + 1e-6), f"a bound of {bound} J for a plan of {energy} J"
-        points.append((length, energy, min(bound, energy), model.clocks(choices[i])))
+        points.append((length, energy, min(bound, energy), model.clocks(choices[place])))
     points.sort(key=lambda point: point[:2])
     least = min(range(len(points)), key=lambda i: points[i][1])
     kept = points[:1]

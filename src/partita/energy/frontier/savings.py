@@ -25,7 +25,13 @@ from partita.cost.durations import instruction_seconds
 from partita.cost.judge import measure
 from partita.energy.frontier.choose import PointLimits, choose_point
 from partita.energy.frontier.clock_plan import NAMES
-from partita.energy.frontier.frontier import TRIES, EnergyModel, energy_model, solve_frontier
+from partita.energy.frontier.frontier import (
+    TRIES,
+    EnergyModel,
+    clock_changes,
+    energy_model,
+    solve_frontier,
+)
 from partita.energy.frontier.pipeline import Pipeline, bare_pipeline
 from partita.errors import InvalidInputError
 from partita.program.lower import lower
@@ -172,7 +178,11 @@ def played(model: EnergyModel, clocks: Array) -> Played:
         if found >= 0:
             seconds[row], joules[row] = profile.seconds[found], profile.joules[found]
             shown[row] = profile.clock_mhz[found]
-    timeline = play(program, model.cluster, seconds)
+    waits = np.zeros(len(program))
+    if profile.switch_s:
+        held = np.where(np.isnan(shown), 0.0, shown)
+        waits = profile.switch_s * clock_changes(program, held[None])[0]
+    timeline = play(program, model.cluster, seconds + waits)
     known = ~np.isnan(joules)
     powers = np.array([profile.blocking_power_w(name) for name in model.device_types])
     busy = np.bincount(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from partita.core.energy import Frontier
+from partita.energy.frontier.frontier import clock_changes
 from partita.energy.frontier.modelled import stages_profile
 from partita.energy.frontier.savings import Savings, frontier_figures, frontier_of, savings
 from partita.errors import InvalidInputError
@@ -23,8 +24,9 @@ from partita.flows.energy.source import (
 from partita.flows.problem import catalogue_of
 from partita.flows.results import Result
 from partita.flows.summary import describe_plan
+from partita.program.lower import lower
 from partita.requests import OnProgress, declare, make, part, silent
-from partita.units import format_joules, parse_seconds
+from partita.units import format_joules, format_seconds, parse_seconds
 
 NO_CHOICE = "one clock: nothing to choose"
 """What is said of a profile whose frontier is one point."""
@@ -70,11 +72,13 @@ class FrontierResult(Result):
         source: The plan and the profile that it is of.
         frontier: The frontier: what is saved to a file.
         savings: Without a straggler, and with one.
+        changes: Changes of clocks in a step at the fastest point, of all devices.
     """
 
     source: EnergySource
     frontier: Frontier
     savings: tuple[Savings, Savings]
+    changes: int
 
     def to_json(self) -> dict[str, Any]:
         """Return the frontier and its savings as JSON values."""
@@ -83,6 +87,7 @@ class FrontierResult(Result):
             "plan": describe_plan(self.source.solution.plan),
             **frontier_figures(self.frontier),
             "savings": [each.to_json() for each in self.savings],
+            "clock_changes": self.changes,
             "assumed": list(self.source.assumed),
         }
 
@@ -95,7 +100,17 @@ class FrontierResult(Result):
         first = f"{self.source.name} · {words} · {origin}"
         if not self.source.profile.has_choice:
             first += f" · {NO_CHOICE}"
-        return [first, *headlines(self.frontier)]
+        return [first, *headlines(self.frontier), *self._switching()]
+
+    def _switching(self) -> list[str]:
+        """Return how often clocks change at the fastest point, and what that costs."""
+        if not self.source.profile.has_choice:
+            return []
+        devices, switch_s = len(self.frontier.devices), self.source.profile.switch_s
+        often = f"{self.changes / devices:.3g} changes of the clock per step and device"
+        if not switch_s:
+            return [f"{often} at the fastest point, which take no time (--switch-time says more)"]
+        return [f"{often} at the fastest point, {format_seconds(switch_s)} each, waited for"]
 
     def rows(self) -> list[Mapping[str, object]]:
         """Return a row for each point."""
@@ -150,7 +165,9 @@ def frontier_request(request: FrontierRequest, on_progress: OnProgress = silent)
         savings(solved),
         savings(solved, straggler=request.straggler, pipelines=request.pipelines),
     )
-    return FrontierResult(source=found, frontier=solved, savings=gains)
+    program = lower(found.solution.problem, found.solution.plan)
+    changes = int(clock_changes(program, solved.clocks(0)[None]).sum())
+    return FrontierResult(source=found, frontier=solved, savings=gains, changes=changes)
 
 
 def _source(request: FrontierRequest, on_progress: OnProgress) -> EnergySource:

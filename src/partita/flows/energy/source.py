@@ -21,6 +21,7 @@ from partita.flows.fields import ClusterFields, HasSolution
 from partita.flows.solutions import SolutionRequest, read_solution
 from partita.formats.perseus import read_clock_plan
 from partita.requests import Request, declare, fields_of
+from partita.units import parse_seconds
 
 
 @runtime_checkable
@@ -53,6 +54,7 @@ Source: TypeAlias = (
     | HasFrontier
     | HasEnergyProfile
 )
+
 """A plan, an energy profile or a frontier: the path of its file, or the object itself, or a result
 that has one."""
 
@@ -103,6 +105,11 @@ class EnergySourceFields(ClusterFields, PipelineFields, BlockingFields):
         None, usual="modelled", help="Energy profile of a PLAN."
     )
     graph: str | None = declare(None, help="The graph, where PLAN is a bare plan.")
+    switch_time: str | None = declare(
+        None,
+        usual="the profile's, else 0",
+        help="Time that a device waits whenever its clock changes, such as 10ms.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +178,7 @@ def read_source(source: Source, request: EnergySourceFields, *, alone: bool = Tr
         solution, profile = sources_of(found)
         if alone:
             names = ("profile", *_names(PipelineFields), "blocking_power", *_names(ClusterFields))
+            names += ("switch_time",)
             _refuse(request, "a frontier says this itself", names)
         return EnergySource(name=name, solution=solution, profile=profile, frontier=found)
     if isinstance(found, EnergyProfile):
@@ -178,6 +186,7 @@ def read_source(source: Source, request: EnergySourceFields, *, alone: bool = Tr
             names = ("profile", *_names(ClusterFields))
             _refuse(request, "SOURCE is a profile itself", names)
         pipeline = _pipeline(found, request)
+        found = _switching(found, request)
         profile, assumed = _fitted(found, request.blocking_power, pipeline.schedule)
         solution = pipeline_solution(profile, pipeline)
         assumed += without_energy(solution, profile)
@@ -232,8 +241,9 @@ def _with_profile(
     if request.profile is None:
         if alone:
             _refuse(request, "a modelled profile says this itself", ("blocking_power",))
-        return EnergySource(name=name, solution=solution, profile=modelled(solution))
-    given = read_profile(request.profile)
+        profile = _switching(modelled(solution), request)
+        return EnergySource(name=name, solution=solution, profile=profile)
+    given = _switching(read_profile(request.profile), request)
     name_of = request.profile if isinstance(request.profile, str) else given.name
     stages = len(solution.plan.stages)
     if given.num_stages > stages:
@@ -243,6 +253,13 @@ def _with_profile(
     profile, assumed = _fitted(given, request.blocking_power, solution.plan.schedule)
     assumed += without_energy(solution, profile)
     return EnergySource(name=name, solution=solution, profile=profile, assumed=assumed)
+
+
+def _switching(profile: EnergyProfile, request: EnergySourceFields) -> EnergyProfile:
+    """Return a profile with the time that a change of a clock takes, where that is said."""
+    if request.switch_time is None:
+        return profile
+    return replace(profile, switch_s=parse_seconds(request.switch_time, "--switch-time"))
 
 
 def _names(group: type[Request]) -> tuple[str, ...]:

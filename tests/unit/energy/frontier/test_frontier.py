@@ -1,5 +1,6 @@
 """The frontier against a linear program, against all assignments, and against the simulator."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -10,7 +11,12 @@ from partita.core.energy import EnergyProfile
 from partita.core.problem import Objective, Problem, Schedule
 from partita.core.program import Kind
 from partita.cost.durations import instruction_seconds
-from partita.energy.frontier.frontier import EnergyModel, energy_model, solve_frontier
+from partita.energy.frontier.frontier import (
+    EnergyModel,
+    clock_changes,
+    energy_model,
+    solve_frontier,
+)
 from partita.energy.frontier.improve import improve
 from partita.energy.frontier.precedence import precedence_of
 from partita.energy.frontier.relaxed import Relaxed
@@ -24,6 +30,7 @@ from partita.energy.frontier.rounding import (
     set_times,
     web_of,
 )
+from partita.energy.frontier.savings import played
 from partita.errors import InvalidInputError
 from partita.planners.table import solve
 from partita.program.lower import lower
@@ -292,3 +299,22 @@ def test_an_unknown_blocking_power_is_refused() -> None:
     )
     with pytest.raises(InvalidInputError, match="blocking power"):
         energy_model(asked.program, asked.cluster, silent, asked.seconds)
+
+
+def test_changes_of_clocks_are_waited_for() -> None:
+    free = model(3, 4, [1400.0, 1200.0, 1000.0, 800.0])
+    slow = dataclasses.replace(free, profile=dataclasses.replace(free.profile, switch_s=0.5))
+    found, ideal = (solve_frontier(asked, points=8) for asked in (slow, free))
+    for point in range(len(found)):
+        step = played(slow, found.clocks(point))
+        assert found.time_s[point] == pytest.approx(step.time_s)
+        assert found.energy_j[point] == pytest.approx(step.energy_j)
+    changes = [
+        int(clock_changes(slow.program, one.clocks(point)[None]).sum())
+        for one in (found, ideal)
+        for point in (0,)
+    ]
+    assert changes[0] < changes[1]  # quiet clocks are better than those that pay without waiting
+    assert found.energy_j.min() >= ideal.energy_j.min()
+    honest = played(slow, ideal.clocks(0))
+    assert found.time_s[0] < honest.time_s
