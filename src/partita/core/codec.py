@@ -246,17 +246,23 @@ def _cut(text: str) -> str:
 
 
 class _Field(typing.NamedTuple):
-    """A field of a dataclass: its key in documents, name, type, and whether it may be left out."""
+    """A field of a dataclass: its key in documents, name, type, and whether it may be left out.
+
+    A field that came later may be ``silent`` about its default value: documents that do not use it
+    stay as they were, letter by letter, and what is known by their digest is found again.
+    """
 
     key: str
     name: str
     hint: Any
     optional: bool
+    silent: bool
+    default: Any
 
 
 @cache
 def _fields(kind: type) -> tuple[_Field, ...]:
-    """Return the fields of a dataclass; ``key`` in the metadata gives one another key."""
+    """Return the fields of a dataclass; the metadata may give another ``key``, or ``silent``."""
     hints = typing.get_type_hints(kind)
     missing = dataclasses.MISSING
     return tuple(
@@ -265,6 +271,8 @@ def _fields(kind: type) -> tuple[_Field, ...]:
             name=f.name,
             hint=hints[f.name],
             optional=f.default is not missing or f.default_factory is not missing,
+            silent=f.metadata.get("silent", False),
+            default=f.default,
         )
         for f in dataclasses.fields(kind)
     )
@@ -297,7 +305,8 @@ def _encode(value: Any) -> Any:  # noqa: ANN401, PLR0911 (any field; one return 
         return _encode_number(value)
     if dataclasses.is_dataclass(value):
         kind: Any = type(value)
-        return {field.key: _encode(getattr(value, field.name)) for field in _fields(kind)}
+        held = ((field, getattr(value, field.name)) for field in _fields(kind))
+        return {f.key: _encode(each) for f, each in held if not (f.silent and each == f.default)}
     if isinstance(value, tuple):
         if len(value) > _SHORT and dataclasses.is_dataclass(value[0]):
             return _encode_distinct(value)

@@ -72,7 +72,7 @@ class EnergyProfile(Columns):
     seconds: Floats
     joules: Floats
     blocking_w: Mapping[str, float] = field(default_factory=dict)
-    switch_s: float = 0.0
+    switch_s: float = field(default=0.0, metadata={"silent": True})
 
     def __post_init__(self) -> None:
         rows = np.size(self.stage)

@@ -53,7 +53,8 @@ def every_type() -> dict[str, object]:
     problem, plan = solution.problem, solution.plan
     objects = (problem.graph, problem.cluster, problem.objective, problem, plan, solution)
     objects = (*objects, lower(problem, plan), simulate(problem, plan))
-    objects = (*objects, small_energy_profile(), small_frontier())
+    profile = dataclasses.replace(small_energy_profile(), switch_s=0.01)
+    objects = (*objects, profile, small_frontier())
     objects = (*objects, steep(), small_trace(), small_history())
     return {format_of(type(value)): value for value in objects}
 
@@ -95,6 +96,11 @@ def test_no_field_of_a_type_is_hidden_by_the_head_of_its_document():
     for name, value in every_type().items():
         assert len(encode(value)) == len(dataclasses.fields(type_of(name))) + 2
     assert encode(every_type()["partita.program"])["weight_version"]
+
+
+def test_a_field_that_came_later_is_silent_where_it_is_not_used():
+    assert "switch_s" not in encode(small_energy_profile())
+    assert encode(every_type()["partita.energy-profile"])["switch_s"] == 0.01
 
 
 def test_text_has_a_line_for_each_field_and_is_ascii():
