@@ -1,7 +1,7 @@
 """What the loops of all devices share: a Program with its plan, seen stage by stage."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -185,7 +185,7 @@ class Task:
             }
             for mask in (kind[parameter] for kind in kinds)
         ]
-        again = np.bincount(plan.stage_of, weights=plan.recompute, minlength=len(plan.stages)) > 0
+        again = stages_again(plan)
         return tuple(
             StageBorder(
                 inputs=inputs.get(index, ()),
@@ -227,3 +227,17 @@ def _grouped(keys: Array, values: Array) -> dict[int, tuple[int, ...]]:
     for key, value in sorted(zip(keys.tolist(), values.tolist(), strict=True)):
         found.setdefault(key, []).append(value)
     return {key: tuple(part) for key, part in found.items()}
+
+
+def stages_again(plan: Plan) -> Array:
+    """Return which stages run again for backward: those in which any op recomputes."""
+    return np.bincount(plan.stage_of, weights=plan.recompute, minlength=len(plan.stages)) > 0
+
+
+def carried_out(plan: Plan) -> Plan:
+    """Return a plan as ranks carry it out: a stage in which some ops recompute runs again whole.
+
+    It takes longer than the plan says, and less memory: what is predicted of a run is that.
+    """
+    whole = stages_again(plan)[plan.stage_of]
+    return plan if np.array_equal(whole, plan.recompute) else replace(plan, recompute=whole)
