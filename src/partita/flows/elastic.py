@@ -35,6 +35,7 @@ from partita.runtime.restarts import (
 )
 from partita.runtime.saving import AUTO
 from partita.runtime.stragglers import StragglerWatch
+from partita.runtime.task import carried_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,9 +284,9 @@ def execute_surviving(
             replanning = None
             if request.replan:
                 replanning = Replanning(solution=found, plan_for=plan_for, steps=job.steps)
-            follower = StragglerFollower(
-                StragglerWatch(found, again.program(found)), execution.on_progress, replanning
-            )
+            done_as = found.plan if again.emulate is not None else carried_out(found.plan)
+            watch = StragglerWatch(replace(found, plan=done_as), again.program(found))
+            follower = StragglerFollower(watch, execution.on_progress, replanning)
             followers.append(follower)
             watched = replace(survival, stop=lambda: notice() or change() or follower.why)
             one = replace(
