@@ -104,8 +104,11 @@ def make_job(small_graph: Graph) -> MakeJob:
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Return a browser that all tests share."""
+    """Return a browser for the tests of a module.
+
+    What drives it runs an event loop: other tests of the process could not run theirs.
+    """
     with browser_or_skip() as found:
         yield found

@@ -315,7 +315,8 @@ def _from_callable(text: str, options: SourceOptions, device: torch.device) -> M
         return _cast(found, options, device)
 
     name = text.rpartition(":")[2].rpartition(".")[2]
-    if name in _PLAIN:  # says nothing of the model
+    # Such a name says nothing of the model; a container of torch's says even less.
+    if name in _PLAIN and not type(model).__module__.startswith("torch.nn"):
         name = type(model).__name__
     return ModelSource(name=name, model=model, example=example, loss=loss)
 

@@ -166,6 +166,6 @@ def test_a_source_is_read_from_a_directory_or_a_file(
     (tmp_path / "here" / "config.json").write_text(text)
     monkeypatch.chdir(tmp_path)
     source = load_source(place, SourceOptions(batch_size=3, sequence_length=8))
-    assert source.name == "here"
+    assert source.name == "gpt2"
     assert source.example(0).kwargs["input_ids"].shape == (3, 8)
     assert len(source.model.transformer.h) == (1 if "?" in place else 2)

@@ -37,7 +37,7 @@ _GLOBALS = frozenset(
     re.findall(
         r"\w+",
         """
-    Array Blob Boolean DecompressionStream Error Event EventSource FormData Float64Array
+    Array Blob Boolean Date DecompressionStream Error Event EventSource FormData Float64Array
     ImageData Int32Array JSON Map Math Number Object Promise ResizeObserver Response Set
     String URL URLSearchParams Uint16Array Uint32Array Uint8Array Uint8ClampedArray WeakMap
     AbortController atob clearTimeout decodeURIComponent document encodeURIComponent fetch
