@@ -126,7 +126,7 @@ def _cells(frontier: Frontier, time_s: float, energy_j: float) -> list[str]:
 
 def _show(result: FrontierResult, written: list[str]) -> None:
     console, frontier = stdout_console(), result.frontier
-    for line in result.lines():
+    for line in (*result.lines(), *result.switching()):
         console.print(line)
     _, encoding = picture_signs(console)
     click.echo(frontier_picture(frontier, terminal_width(), encoding=encoding), nl=False)

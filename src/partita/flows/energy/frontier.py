@@ -100,9 +100,9 @@ class FrontierResult(Result):
         first = f"{self.source.name} · {words} · {origin}"
         if not self.source.profile.has_choice:
             first += f" · {NO_CHOICE}"
-        return [first, *headlines(self.frontier), *self._switching()]
+        return [first, *headlines(self.frontier)]
 
-    def _switching(self) -> list[str]:
+    def switching(self) -> list[str]:
         """Return how often clocks change at the fastest point, and what that costs."""
         if not self.source.profile.has_choice:
             return []
