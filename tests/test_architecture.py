@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "partita"
-COMMON = {"errors", "units", "names", "plugins"}
+COMMON = {"errors", "units", "names", "plugins", "atomic_files"}
 HEAVY = {"torch", "numba", "scipy", "numpy", "rich", "yaml", "rustworkx"}
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "design.md"

@@ -33,6 +33,11 @@ CONCEPTS: Mapping[str, Concept] = {
     "size of an op": Concept(
         r"parameter_bytes(\[\w+\])? \+ \S*saved_bytes|saved_bytes\.astype", ("core/graph.py",)
     ),
+    "files that are whole or not there": Concept(
+        r"\.replace\((\w+\.)*(path|target|note)\)|NamedTemporaryFile\(\s*\"w|mkstemp\(|os\.fsync\(",
+        # A token must not replace another's, and a measurement writes to measure.
+        ("atomic_files.py", "fleet/live/token.py", "fleet/profiler/machine_speeds.py"),
+    ),
     "why the system refused": Concept(r"\bexc\.strerror\b|\"strerror\"", ("errors.py",)),
     "a file that cannot be read": Concept(r"FormatError\(f\"cannot be read", ("errors.py",)),
     "seconds of collectives": Concept(r"\bPASSES\b.* = {|PEERS_AT_A_TIME = ", ("cost/links.py",)),

@@ -1,15 +1,14 @@
 """Files: opening any that Partita reads, and writing its own whole or not at all."""
 
-import os
 import re
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from partita.atomic_files import write_atomically
 from partita.catalogue.catalogue import Catalogue, load_catalogue
 from partita.core.codec import write_json
 from partita.core.problem import Problem
@@ -286,25 +285,10 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         if target.exists() and not (target.is_file() or target.is_dir()):
             target.write_bytes(data)
         else:
-            _replace(target, data)
+            write_atomically(target, data)
     except (OSError, ValueError) as exc:
         reason = reason_of(exc)
         raise InvalidInputError(f"{path} cannot be written: {reason}") from exc
-
-
-def _replace(target: Path, data: bytes) -> None:
-    """Put a new file in the place of one that there may be."""
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:32]}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def unused_path(path: Path) -> Path:

@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+HELP = ("-h", "--help")
+"""Spellings of the option for help, of every command."""
 _MOST_SHOWN = 16
 """Options that a command may have before ``--help`` leaves some to ``--help-all``."""
 _LONGEST_CHOICE = 36
@@ -63,6 +65,10 @@ class Documented(click.Command):
                 help="Show all options, in groups, and exit.",
             )
         )
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Return the spellings, whoever made the context: the option is made once and kept."""
+        return list(HELP)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help: the long one where ``--help-all`` asked, or where there is little."""

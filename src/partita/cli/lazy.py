@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from partita.cli.help import HELP
+
 
 class LazyGroup(click.Group):
     """A group whose commands live in one module each, as ``command``.
@@ -26,6 +28,10 @@ class LazyGroup(click.Group):
     ) -> None:
         super().__init__(*args, **rest)
         self.table, self.module_of, self.prepare = table, module_of, prepare
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Return the spellings, whoever made the context: the option is made once and kept."""
+        return list(HELP)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order of the flow."""

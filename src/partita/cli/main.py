@@ -71,7 +71,7 @@ def _prepare(name: str) -> None:
     table=COMMANDS,
     module_of=_module_of,
     prepare=_prepare,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"max_content_width": 100},
     epilog="Every command has --help with an example, and --json.",
 )
 @click.version_option(__version__, "-V", "--version", prog_name="partita")

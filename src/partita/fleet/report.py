@@ -14,6 +14,8 @@ import os
 import time
 from pathlib import Path
 
+from partita.atomic_files import write_atomically
+
 SPEED_VARIABLE = "PARTITA_SPEED"
 
 
@@ -27,10 +29,8 @@ def report_speed(iteration_s: float, *, iterations: int) -> None:
     name = os.environ.get(SPEED_VARIABLE)
     if not name or os.environ.get("RANK", "0") != "0":
         return
-    target = Path(name)
-    unfinished = target.with_name(f"{target.name}.part")
-    unfinished.write_text(json.dumps({"iteration_s": iteration_s, "iterations": iterations}))
-    unfinished.replace(target)
+    text = json.dumps({"iteration_s": iteration_s, "iterations": iterations})
+    write_atomically(Path(name), text)
 
 
 class SpeedMeter:

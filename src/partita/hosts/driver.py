@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from partita.atomic_files import write_atomically
 from partita.core.codec import decode_part
 from partita.core.graph import DeviceKind
 from partita.core.solution import Solution
@@ -392,6 +393,4 @@ class _Driver:
             for agent in self._agents
         ]
         text = json.dumps(rows, indent=2) + "\n"
-        part = self._files.path / f"{HOSTS}.part"
-        part.write_text(text, encoding="utf-8")
-        part.replace(self._files.path / HOSTS)
+        write_atomically(self._files.path / HOSTS, text)

@@ -14,14 +14,13 @@ import importlib.metadata
 import importlib.util
 import logging
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import CodeType, ModuleType
 
 import torch
 
+from partita.atomic_files import write_atomically
 from partita.capture.captured import CapturedModel
 from partita.capture.op import FunctionCall, ModuleCall
 from partita.core.codec import read_json, write_json
@@ -197,21 +196,12 @@ class ProfileCache:
 
     def save(self, key: str, graph: Graph) -> None:
         """Write a graph, whole or not at all; where that cannot be done there is a warning only."""
-        part: Path | None = None
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self._directory, suffix=".tmp", delete=False, encoding="utf-8"
-            ) as file:
-                part = Path(file.name)
-                file.write(write_json(graph))
-            part.replace(self._path(key))
+            write_atomically(self._path(key), write_json(graph))
         except OSError as exc:
             reason = reason_of(exc)
             logger.warning("cache %s cannot be written: %s", self._directory, reason)
-            if part is not None:
-                with suppress(OSError):
-                    part.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
         return self._directory / f"{key}.graph.json"

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from partita.atomic_files import replacing, write_atomically
 from partita.capture.origin import ModelOrigin
 from partita.core.codec import decode_part, encode_part, parse_json, read_json, write_json
 from partita.core.graph import DeviceKind
@@ -229,14 +230,14 @@ class JobDirectory:
     def create(self, solution: Solution, job: Job) -> None:
         """Write a plan and how it is run; the directory is made if it is not there."""
         self.path.mkdir(parents=True, exist_ok=True)
-        _write_whole(self.path / "plan.json", write_json(solution).encode())
+        write_atomically(self.path / "plan.json", write_json(solution).encode())
         self.write_job(job)
 
     def write_job(self, job: Job) -> None:
         """Write how the plan is run, from the next attempt on."""
         # The address of the energy server may have its token in it.
         secret = job.power is not None and split_address(job.power.server)[1]
-        _write_whole(
+        write_atomically(
             self.path / "job.json", write_job(job).encode(), mode=0o600 if secret else 0o666
         )
 
@@ -272,9 +273,8 @@ class JobDirectory:
 
     def write_report(self, rank: int, report: RankReport) -> None:
         """Leave what a rank saw: whole, or not at all."""
-        part = self.report(rank).with_suffix(f".part{os.getpid()}")
-        torch.save(report, part)
-        part.replace(self.report(rank))
+        with replacing(self.report(rank)) as part:
+            torch.save(report, part)
 
     def read_reports(self, ranks: Iterable[int]) -> list[RankReport]:
         """Return what the ranks saw.
@@ -292,7 +292,7 @@ class JobDirectory:
 
     def write_error(self, rank: int, error: PartitaError) -> None:
         """Leave why a rank failed."""
-        _write_whole(self.ranks / f"rank{rank}.error", write_error(error).encode())
+        write_atomically(self.ranks / f"rank{rank}.error", write_error(error).encode())
 
     def read_error(self, rank: int) -> PartitaError | None:
         """Return why a rank failed; None if it has not said."""
@@ -325,14 +325,6 @@ class JobDirectory:
 def _write_all(file: int, data: bytes) -> None:
     while data:
         data = data[os.write(file, data) :]
-
-
-def _write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    part = path.with_suffix(f"{path.suffix}.part{os.getpid()}")
-    part.unlink(missing_ok=True)
-    part.touch(mode=mode)
-    part.write_bytes(data)
-    part.replace(path)
 
 
 @dataclass(frozen=True, slots=True)

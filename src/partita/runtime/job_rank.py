@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not in its stubs
 
+from partita.atomic_files import replacing
 from partita.capture.origin import Captures, load_origin_partly
 from partita.capture.partial import without_saved_tensors
 from partita.capture.without_values import load_what_torch_loads_late
@@ -218,9 +219,7 @@ def _fetch_report(files: JobDirectory, rank: int, store: Store) -> None:
     chunks = int(store.get(f"{rank}/chunks"))
     if not chunks:
         return
-    part = files.report(rank).with_suffix(".fetched")
-    with part.open("wb") as file:
+    with replacing(files.report(rank)) as part, part.open("wb") as file:
         for chunk in range(chunks):
             file.write(store.get(f"{rank}/{chunk}"))
             store.delete_key(f"{rank}/{chunk}")
-    part.replace(files.report(rank))

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from partita.atomic_files import replacing
 from partita.errors import FormatError, UnsupportedError, reading
 
 Described: TypeAlias = tuple[torch.Size, torch.dtype]
@@ -58,20 +59,13 @@ def write_weights(
         begin = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # data begin at a multiple of 8
-    part = path.with_name(f"{path.name}.part{os.getpid()}")
-    try:
-        with part.open("wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            for name, value in tensors:
-                file.seek(8 + len(text) + header[name]["data_offsets"][0])
-                flat = value.detach().cpu().contiguous().reshape(-1)
-                file.write(flat.view(torch.uint8).numpy().tobytes())
-            file.truncate(8 + len(text) + begin)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path, to_disk=True) as part, part.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, value in tensors:
+            file.seek(8 + len(text) + header[name]["data_offsets"][0])
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            file.write(flat.view(torch.uint8).numpy().tobytes())
+        file.truncate(8 + len(text) + begin)
 
 
 class SafetensorsFile:

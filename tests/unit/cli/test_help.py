@@ -111,3 +111,10 @@ def test_the_glossary_has_the_same_words() -> None:
     rows = [line for line in GLOSSARY.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
     for term in TERMS:
         assert f"| {term.word} | {term.meaning} |" in rows
+
+
+def test_a_command_that_stands_alone_has_both_spellings_of_help() -> None:
+    for _, command in commands():
+        option = command.get_help_option(click.Context(command))
+        assert option is not None
+        assert option.opts == ["-h", "--help"]

@@ -2,23 +2,19 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from partita.atomic_files import write_atomically
 
 LEASE = "lease.json"
 PROGRESS = "progress.json"
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a value under a temporary name and rename it.
-
-    Whoever reads meanwhile, or after a kill at any instant, sees the old file or the new one.
-    """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(value), encoding="utf-8")
-    unfinished.replace(path)
+    """Write a value; whoever reads meanwhile sees the old file or the new one."""
+    write_atomically(path, json.dumps(value))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from partita.atomic_files import write_atomically
 from partita.errors import InvalidInputError
 from partita.http import is_loopback, read_token
 
@@ -53,9 +54,7 @@ def note_fleet(port: int, token_file: Path) -> None:
     note = _note(port)
     with suppress(OSError):
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished = note.with_name(f".{note.name}.{os.getpid()}")
-        unfinished.write_text(f"{token_file.resolve()}\n", encoding="utf-8")
-        unfinished.replace(note)
+        write_atomically(note, f"{token_file.resolve()}\n")
 
 
 def fleet_token(file: str | None, server: str) -> str:

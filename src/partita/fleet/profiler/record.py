@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from partita.atomic_files import write_atomically
 from partita.core.codec import decode_part, encode_part, parse_json
 from partita.errors import FormatError
 
@@ -83,9 +84,7 @@ class RecordFile:
     def update(self, **changes: object) -> None:
         """Change the record, and write it whole or not at all."""
         self.record = dataclasses.replace(self.record, **changes)  # type: ignore[arg-type]
-        unfinished = self._path.with_suffix(".part")
-        unfinished.write_text(json.dumps(encode_part(self.record), indent=1), encoding="utf-8")
-        unfinished.replace(self._path)
+        write_atomically(self._path, json.dumps(encode_part(self.record), indent=1))
 
 
 def read_record(directory: Path) -> Record | None:

@@ -45,6 +45,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load as load_boxes
 from torch.distributed.checkpoint.state_dict_saver import save as save_boxes
 
+from partita.atomic_files import write_atomically
 from partita.core.codec import write_json
 from partita.core.plan import Plan
 from partita.errors import FormatError, InvalidInputError, WorkerError
@@ -64,7 +65,6 @@ from partita.runtime.checkpoint.files import (
     make_manifest,
     read_manifest,
     temporary_path,
-    write_synchronised,
 )
 from partita.runtime.parts import Box, Part
 from partita.units import format_bytes
@@ -240,7 +240,7 @@ class Checkpoints:
         if self._rank == 0:
             paths.append(temporary / _METADATA)
             if plan is not None:
-                write_synchronised(temporary / PLAN, write_json(plan).encode())
+                write_atomically(temporary / PLAN, write_json(plan), to_disk=True)
                 paths.append(temporary / PLAN)
         return {path.name: digest_of(path) for path in paths}
 

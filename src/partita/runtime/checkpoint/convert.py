@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
+from partita.atomic_files import write_atomically
 from partita.core.codec import write_json
 from partita.core.plan import Plan
 from partita.core.problem import Problem
@@ -31,7 +32,6 @@ from partita.runtime.checkpoint.files import (
     make_manifest,
     read_manifest,
     temporary_path,
-    write_synchronised,
 )
 from partita.runtime.safetensors_file import Described, size_of, write_weights
 
@@ -206,7 +206,7 @@ def write_for_plan(
         plans, metadata = planner.create_global_plan([SavePlan(found) for found in items])
         plans = writer.prepare_global_plan([writer.prepare_local_plan(each) for each in plans])
         writer.finish(metadata, [writer.write_data(each, planner).value() for each in plans])
-        write_synchronised(temporary / PLAN, write_json(plan).encode())
+        write_atomically(temporary / PLAN, write_json(plan), to_disk=True)
         files = {file.name: digest_of(file) for file in sorted(temporary.iterdir())}
         manifest = make_manifest(folder, before.step, before.model, files, before.extra)
         return commit(temporary, manifest)

@@ -13,7 +13,6 @@ again, by a run that went back, has a number behind its name.
 
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from partita.atomic_files import synchronise, write_atomically
 from partita.errors import FormatError, InvalidInputError, reason_of, unreadable
 
 MANIFEST = "manifest.json"
@@ -256,15 +256,14 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
         OSError: The disk is full, or something like it.
     """
     folder = temporary.parent
-    write_synchronised(temporary / MANIFEST, manifest.to_text().encode())
-    _synchronise(temporary)
+    write_atomically(temporary / MANIFEST, manifest.to_text(), to_disk=True)
     base = f"step-{manifest.step:06d}"
     target, again = folder / base, 1
     while target.exists():
         again += 1
         target = folder / f"{base}-{again}"
     temporary.rename(target)
-    _synchronise(folder)
+    synchronise(folder)
     name_latest(folder, target.name)
     return target
 
@@ -282,10 +281,7 @@ def next_number(folder: Path) -> int:
 
 def name_latest(folder: Path, name: str) -> None:
     """Let ``latest`` name a checkpoint; whoever reads it finds the old or the new name."""
-    part = folder / f".latest.{secrets.token_hex(4)}"
-    write_synchronised(part, f"{name}\n".encode())
-    part.replace(folder / LATEST)
-    _synchronise(folder)
+    write_atomically(folder / LATEST, f"{name}\n", to_disk=True)
 
 
 def keep_newest(folder: Path, keep: int) -> None:
@@ -320,22 +316,6 @@ def make_manifest(
         files=files,
         extra=extra,
     )
-
-
-def write_synchronised(path: Path, data: bytes) -> None:
-    """Write a new file, down to the disk."""
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _synchronise(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _delete(path: Path) -> None:
