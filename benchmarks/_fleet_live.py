@@ -42,6 +42,8 @@ CURVES = {
 SERVERS, GPUS, CPUS, MEMORY_GB = 2, 4, 12, 200
 ITERATION_S = 0.02
 SMALL = 1000
+AWAY_S = 180.0
+"""Longest time for which a server may be away: it is killed while a fault of its engine lasts."""
 OVER = ("finished", "failed", "cancelled")
 
 
@@ -151,7 +153,7 @@ class Server:
             f"http://127.0.0.1:{self.port}",
             token=make_token(self.folder / "fleet.sqlite.d"),
             timeout_s=10.0,
-            patience_s=60.0,
+            patience_s=AWAY_S,
         )
 
     def start(self) -> None:
@@ -222,18 +224,42 @@ def _fact(folder: Path, name: str) -> str:
         return str(connection.execute(question, (name,)).fetchone()[0])
 
 
-def submit_all(client: FleetClient, jobs: list[tuple[float, JobSpec]]) -> threading.Thread:
-    """Submit jobs at their times, from a thread of its own."""
+@dataclass
+class Submitting:
+    """Submits jobs at their times, from a thread of its own."""
 
-    def submit() -> None:
+    client: FleetClient
+    jobs: list[tuple[float, JobSpec]]
+    submitted: int = 0
+    failure: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._submit, daemon=True)
+        self._thread.start()
+
+    def _submit(self) -> None:
         begin_s = time.monotonic()
-        for at_s, spec in jobs:
-            time.sleep(max(0.0, begin_s + at_s - time.monotonic()))
-            client.submit(spec)
+        try:
+            for at_s, spec in self.jobs:
+                time.sleep(max(0.0, begin_s + at_s - time.monotonic()))
+                self.client.submit(spec)
+                self.submitted += 1
+        except Exception as exc:  # noqa: BLE001 (raised by whoever waits)
+            self.failure = exc
 
-    thread = threading.Thread(target=submit, daemon=True)
-    thread.start()
-    return thread
+    def is_over(self) -> bool:
+        """Whether all jobs are submitted; names those that could not be."""
+        if self.failure is not None:
+            names = ", ".join(spec.name for _, spec in self.jobs[self.submitted :])
+            raise RuntimeError(f"not submitted: {names}") from self.failure
+        return not self._thread.is_alive()
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until all jobs are submitted."""
+        self._thread.join(limit_s)
+        if not self.is_over():
+            name = self.jobs[self.submitted][1].name
+            raise RuntimeError(f"{name} is not submitted after {limit_s} s")
 
 
 def _are_over(rows: list[dict[str, Any]], jobs: int) -> bool:
@@ -249,8 +275,14 @@ def wait_for_all(client: FleetClient, jobs: int, limit_s: float) -> list[dict[st
         if _are_over(rows, jobs):
             return list(rows)
         if time.monotonic() > last_s:
-            stuck = [(row["id"], row["state"], row["note"]) for row in rows]
-            raise RuntimeError(f"after {limit_s} s: {[s for s in stuck if s[1] not in OVER]}")
+            stuck = [row for row in rows if row["state"] not in OVER]
+            words = [
+                f"job {row['id']} {row['name']}: {row['state']}, step {row['step']} of "
+                f"{row['steps']}, {row['attempts']} starts, {row['note'] or 'no note'}"
+                for row in stuck
+            ]
+            words += [f"{jobs - len(rows)} were never submitted"] if len(rows) < jobs else []
+            raise RuntimeError(f"after {limit_s} s: {'; '.join(words)}")
         time.sleep(0.2)
 
 
@@ -425,7 +457,7 @@ def run_with_kills(
     server, workers, schedulers = Server(plan, folder), 0, 0
     server.start()
     try:
-        submitting = submit_all(server.client, jobs)
+        submitting = Submitting(server.client, jobs)
         last_s = time.monotonic() + limit_s
         time.sleep(1.5 * plan.round_s)
         while min(workers, schedulers) < kills and time.monotonic() < last_s:
@@ -440,7 +472,7 @@ def run_with_kills(
                 schedulers += 1
                 witness.look(f"scheduler kill {schedulers}")
                 server.start()
-        submitting.join(timeout=limit_s)
+        submitting.wait(limit_s)
         rows = wait_for_all(server.client, len(jobs), limit_s)
         finishes = Counter(
             row["id"]

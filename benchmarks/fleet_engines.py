@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,10 @@ from typing import Any
 
 from _fleet_engines import Cluster, ray_cluster, slurm_cluster
 from _fleet_live import (
+    AWAY_S,
     Plan,
     Server,
+    Submitting,
     check_segments,
     checkpoint_of,
     compared,
@@ -38,10 +41,9 @@ from _fleet_live import (
     fleet_name,
     left_over,
     metered_jobs,
-    submit_all,
     wait_for_all,
 )
-from _harness import run_benchmark
+from _harness import run_groups
 
 from partita.core.fleet import Sensitivity
 from partita.fleet.engines.slurm import SlurmEngine, SlurmOptions
@@ -106,12 +108,12 @@ def against_simulator(cluster: Cluster, plan: Plan, folder: Path) -> dict[str, A
     server = serve(cluster, plan, folder)
     checked, wrong = 0, []
     try:
-        submitting = submit_all(server.client, jobs)
+        submitting = Submitting(server.client, jobs)
         last_s = time.monotonic() + 400
         while time.monotonic() < last_s:
             found, differ = watch_grants(cluster, server, fleet_name(folder))
             checked, wrong = checked + found, [*wrong, *differ]
-            if not submitting.is_alive() and not server.client.jobs():
+            if submitting.is_over() and not server.client.jobs():
                 break
         rows = wait_for_all(server.client, len(jobs), 10)
         specs = [spec for _, spec in jobs]
@@ -158,7 +160,7 @@ def under_faults(cluster: Cluster, plan: Plan, folder: Path) -> dict[str, Any]:
     server, kills, done = serve(cluster, plan, folder), 0, []
     try:
         number = server.client.submit(victim)
-        submitting = submit_all(server.client, jobs)
+        submitting = Submitting(server.client, jobs)
         faults = list(cluster.faults)
         time.sleep(1.5 * plan.round_s)
         for _ in range(KILLS):
@@ -171,7 +173,7 @@ def under_faults(cluster: Cluster, plan: Plan, folder: Path) -> dict[str, Any]:
             server.start()
         attempts = _until_running(server, number)
         cluster.cancel(f"partita-{fleet_name(folder)}-{number}-{attempts}")
-        submitting.join(timeout=120)
+        submitting.wait(AWAY_S)
         rows = wait_for_all(server.client, len(jobs) + 1, 300)
         told = next(row for row in rows if row["id"] == number)
         others = [row for row in rows if row["id"] != number]
@@ -263,59 +265,82 @@ def long_queue(cluster: Cluster, folder: Path) -> dict[str, Any]:
         fleet.close()
 
 
-def measure() -> tuple[dict[str, Any], list[str]]:
+PARTS: dict[str, Callable[[Cluster, Path], dict[str, Any]]] = {
+    "simulator": lambda cluster, folder: against_simulator(cluster, _plan(cluster), folder),
+    "faults": lambda cluster, folder: under_faults(cluster, _plan(cluster), folder),
+    "queue": long_queue,
+}
+ENGINES = {"slurm": (why_no_slurm, slurm_cluster), "ray": (why_no_ray, ray_cluster)}
+GROUPS = ("slurm_simulator", "slurm_faults", "slurm_queue", "ray_simulator", "ray_faults")
+
+
+def _plan(cluster: Cluster) -> Plan:
+    return replace(PLANS[cluster.engine], servers=cluster.names)
+
+
+def measure(groups: list[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the figures and what is missed."""
     figures: dict[str, Any] = {}
     missed: list[str] = []
-    for engine, why, make in (
-        ("slurm", why_no_slurm(), slurm_cluster),
-        ("ray", why_no_ray(), ray_cluster),
-    ):
+    for engine, (why_not, make) in ENGINES.items():
+        parts = [name.partition("_")[2] for name in groups if name.startswith(engine)]
+        why = why_not() if parts else ""
         if why:
             print(f"{engine} is left out: {why}", file=sys.stderr)
             missed.append(f"{engine}: it is not here: {why}")
+        if why or not parts:
             continue
         with ExitStack() as stack:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines")))
             (home / "engine").mkdir()
             cluster = stack.enter_context(make(home / "engine"))
-            for name, part in (("simulator", against_simulator), ("faults", under_faults)):
-                (home / name).mkdir()
-                plan = replace(PLANS[engine], servers=cluster.names)
-                figures[f"{engine}_{name}"] = part(cluster, plan, home / name)
-                print(f"{engine} {name}: {figures[f'{engine}_{name}']}")
-            if engine == "slurm":
-                (home / "queue").mkdir()
-                figures["slurm_queue"] = long_queue(cluster, home / "queue")
-                print(f"slurm queue: {figures['slurm_queue']}")
-        missed += checks(engine, figures)
+            for part in parts:
+                (home / part).mkdir()
+                figures[f"{engine}_{part}"] = found = PARTS[part](cluster, home / part)
+                print(f"{engine} {part}: {found}", flush=True)
+                missed += [
+                    f"{engine}: {what}" for what, holds in CHECKS[part](found).items() if not holds
+                ]
     return figures, missed
 
 
-def checks(engine: str, figures: dict[str, Any]) -> list[str]:
-    """Return what is missed on an engine."""
-    first, second = figures[f"{engine}_simulator"], figures[f"{engine}_faults"]
-    conditions = {
-        "all jobs finish": first["finished"] == JOBS.jobs,
-        f"mean completion within {LIMIT:.0%} of the simulator's": abs(first["mean_error"]) <= LIMIT,
-        f"each completion within {LIMIT:.0%} of the simulator's": abs(first["worst_error"])
+def _check_simulator(found: Mapping[str, Any]) -> dict[str, bool]:
+    return {
+        "all jobs finish": found["finished"] == JOBS.jobs,
+        f"mean completion within {LIMIT:.0%} of the simulator's": abs(found["mean_error"]) <= LIMIT,
+        f"each completion within {LIMIT:.0%} of the simulator's": abs(found["worst_error"])
         <= LIMIT,
-        "grants are what the engine gave": first["grants_compared"] > 0
-        and not first["grants_wrong"],
-        "nothing is left": not first["left"] and not second["left"],
-        "no process is left": second["processes_left"] == 0,
-        "under faults every job finishes once": second["finished_once"] == JOBS.jobs,
-        "under faults no step is lost or doubled": not second["wrong"],
-        "a cancellation by hand is told": "outside of the fleet" in second["cancelled_by_hand"],
-        "all faults happened": second["scheduler_kills"] == KILLS and not second["faults_missing"],
+        "grants are what the engine gave": found["grants_compared"] > 0
+        and not found["grants_wrong"],
+        "nothing is left": not found["left"],
     }
-    if engine == "slurm":
-        queue = figures["slurm_queue"]
-        conditions["at most 3 calls of Slurm per round"] = queue["calls_per_round"] <= MOST_CALLS
-        conditions[f"{QUEUED} jobs in the queue"] = queue["queued"] == QUEUED
-        conditions[f"{QUEUED} more in Slurm's"] = queue["known_to_slurm"] >= QUEUED
-    return [f"{engine}: {what}" for what, holds in conditions.items() if not holds]
+
+
+def _check_faults(found: Mapping[str, Any]) -> dict[str, bool]:
+    return {
+        "nothing is left after faults": not found["left"],
+        "no process is left": found["processes_left"] == 0,
+        "under faults every job finishes once": found["finished_once"] == JOBS.jobs,
+        "under faults no step is lost or doubled": not found["wrong"],
+        "a cancellation by hand is told": "outside of the fleet" in found["cancelled_by_hand"],
+        "all faults happened": found["scheduler_kills"] == KILLS and not found["faults_missing"],
+    }
+
+
+def _check_queue(found: Mapping[str, Any]) -> dict[str, bool]:
+    return {
+        f"at most {MOST_CALLS} calls of Slurm per round": found["calls_per_round"] <= MOST_CALLS,
+        f"{QUEUED} jobs in the queue": found["queued"] == QUEUED,
+        f"{QUEUED} more in Slurm's": found["known_to_slurm"] >= QUEUED,
+    }
+
+
+CHECKS: dict[str, Callable[[Mapping[str, Any]], dict[str, bool]]] = {
+    "simulator": _check_simulator,
+    "faults": _check_faults,
+    "queue": _check_queue,
+}
 
 
 if __name__ == "__main__":
-    run_benchmark(__doc__, measure)
+    run_groups(__doc__, GROUPS, measure)

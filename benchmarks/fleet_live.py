@@ -18,15 +18,16 @@ from typing import Any
 
 import numpy as np
 from _fleet_live import (
+    AWAY_S,
     Plan,
     Server,
+    Submitting,
     checkpoint_of,
     compared,
     epoch_of,
     left_over,
     metered_jobs,
     run_with_kills,
-    submit_all,
     wait_for_all,
 )
 from _harness import run_benchmark
@@ -45,7 +46,7 @@ def against_simulator(plan: Plan, folder: Path) -> dict[str, Any]:
     jobs, server = metered_jobs(plan, folder), Server(plan, folder)
     server.start()
     try:
-        submit_all(server.client, jobs).join()
+        Submitting(server.client, jobs).wait(AWAY_S)
         rows = wait_for_all(server.client, len(jobs), 300)
         specs = [spec for _, spec in jobs]
         return {

@@ -14,15 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from _fleet_live import (
+    AWAY_S,
     Plan,
     Server,
+    Submitting,
     check_segments,
     compared,
     epoch_of,
     left_over,
     metered_jobs,
     run_with_kills,
-    submit_all,
     wait_for_all,
 )
 
@@ -244,7 +245,7 @@ def test_metered_jobs_finish_as_simulated(tmp_path: Path) -> None:
     jobs, server = metered_jobs(plan, tmp_path), Server(plan, tmp_path)
     server.start()
     try:
-        submit_all(server.client, jobs).join()
+        Submitting(server.client, jobs).wait(AWAY_S)
         rows = wait_for_all(server.client, len(jobs), 120)
         history = server.client.history()
     finally:

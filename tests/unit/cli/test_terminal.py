@@ -90,7 +90,7 @@ def _fleet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "list_jobs_request", lambda _: jobs)
     monkeypatch.setattr(top, "list_jobs_request", lambda _: jobs)
     monkeypatch.setattr(status, "job_status_request", lambda _: JobStatus(status=job()))
-    monkeypatch.setattr(logs, "job_log_request", lambda _: iter([f"one\n{EVIL}\ttwo\n"]))
+    monkeypatch.setattr(logs, "job_log_request", lambda *_: iter([f"one\n{EVIL}\ttwo\n"]))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,24 @@ def test_logs_reach_a_file_without_colours(
     logs.command.main(["1"], standalone_mode=False)
     without_colours = EVIL.replace("\x1b[2J\x1b[1;1H", "")
     assert pipe.getvalue() == f"one\n{without_colours}\ttwo\n"
+
+
+def test_who_watches_a_fleet_goes_on_while_it_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [FleetJobs(info=info(), jobs=()), UnsupportedError(f"away {EVIL}")]
+
+    def ask(_: object) -> FleetJobs:
+        found = answers.pop(0) if answers else KeyboardInterrupt()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(top, "list_jobs_request", ask)
+    monkeypatch.setattr(top.time, "sleep", lambda _: None)
+    top.command.main([], standalone_mode=False)
+    assert f"away {SHOWN[:8]}" in terminal.getvalue()
+    assert not answers
 
 
 def test_results_show_no_command_in_python() -> None:

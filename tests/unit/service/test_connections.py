@@ -90,6 +90,7 @@ def test_a_client_that_does_not_finish_its_head_is_hung_up_on(tmp_path: Path) ->
         try:
             said.append(rest_of(talk))
         except ConnectionResetError:  # it had sent more before it heard
+            talk.close()
             said.append(b"HTTP/1.1 408 ")
         stop.set()
         dripping.join(LIMIT_S)

@@ -15,7 +15,7 @@ from partita.flows.fleet.live import DrainRequest, drain_request
 def command(request: DrainRequest, *, as_json: bool, debug: bool) -> None:
     """Stop all jobs with their checkpoints and start none; they stay in the queue."""
     del debug  # read by main
-    found = drain_request(request)
+    found = drain_request(request, lambda words: click.echo(words, err=True))
     if as_json:
         print_json(found.to_json())
     else:

@@ -24,7 +24,7 @@ def command(request: JobLogRequest, *, as_json: bool, debug: bool) -> None:
     del debug  # read by main
     if as_json and request.follow:
         raise click.UsageError("--json and --follow exclude each other")
-    texts = job_log_request(request)
+    texts = job_log_request(request, lambda words: click.echo(words, err=True))
     if as_json:
         print_json({"job": request.job, "text": "".join(texts)})
         return

@@ -11,7 +11,9 @@ from partita.cli.console import print_json, stdout_console, table
 from partita.cli.fleet.live import answer_options, job_table
 from partita.cli.from_request import takes
 from partita.cli.help import Documented
+from partita.errors import PartitaError
 from partita.flows.fleet.live import FleetJobs, ListJobsRequest, list_jobs_request, server_line
+from partita.names import escaped
 from partita.requests import declare, part
 
 
@@ -39,18 +41,29 @@ def command(request: TopRequest, *, as_json: bool, debug: bool) -> None:
         return
     from rich.live import Live  # noqa: PLC0415 (only for a terminal)
 
+    view = _view(found)
     try:
-        with Live(_view(found), console=stdout_console(), screen=True) as live:
+        with Live(view, console=stdout_console(), screen=True) as live:
             while True:
                 time.sleep(request.every)
-                live.update(_view(list_jobs_request(asked)))
+                try:
+                    view = _view(list_jobs_request(asked))
+                except PartitaError as exc:
+                    # A fleet that is started again is soon back; its last answer stays until then.
+                    live.update(_group(escaped(str(exc)), view), refresh=True)
+                else:
+                    live.update(view, refresh=True)
     except KeyboardInterrupt:
         return
 
 
-def _view(found: FleetJobs) -> Any:
+def _group(*parts: Any) -> Any:
     from rich.console import Group  # noqa: PLC0415 (heavy)
 
+    return Group(*parts)
+
+
+def _view(found: FleetJobs) -> Any:
     columns = (
         ("server", "left"),
         ("type", "left"),
@@ -71,4 +84,4 @@ def _view(found: FleetJobs) -> Any:
         for server in found.info["servers"]
     ]
     jobs = sorted(found.jobs, key=lambda job: (job["state"] == "waiting", job["id"]))
-    return Group(server_line(found.info), table(columns, rows), job_table(jobs))
+    return _group(server_line(found.info), table(columns, rows), job_table(jobs))

@@ -1,4 +1,4 @@
-"""The way to a live fleet: its routes as functions."""
+"""The way to a live fleet: its routes as functions, which outlive a restart of its server."""
 
 import time
 import uuid
@@ -17,18 +17,27 @@ from partita.http import ServerError, ServerLink
 
 DEFAULT_PORT = 7788
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
+PATIENCE_S = 30.0
+"""How long a fleet that does not answer is asked again, unless said otherwise."""
 _PAUSE_S = 0.2
+_AWAY = (0, 408, 429, 502, 503, 504)
+"""Statuses of a server that is busy or starts again, or of a proxy before such a one."""
 _T = TypeVar("_T")
 
 
 class FleetClient:
-    """Speaks to a fleet's server.
+    """Speaks to a fleet's server, and asks again while it is away.
+
+    A server that has never answered may not be there at all: only a submission, which somebody
+    wants to be rid of, is tried again then. Every request may be sent twice: a submission carries
+    a key by which the server knows it again.
 
     Args:
         url: Its address.
         token: What it wants to be shown; may be empty.
         timeout_s: How long an answer may take.
-        patience_s: How long a submission is tried again where nobody answers.
+        patience_s: How long a request is tried again where nobody answers.
+        on_progress: Called once in each such time, with why.
 
     Raises:
         InvalidInputError: It is no such address.
@@ -40,28 +49,19 @@ class FleetClient:
         *,
         token: str = "",
         timeout_s: float = 30.0,
-        patience_s: float = 3.0,
+        patience_s: float = PATIENCE_S,
+        on_progress: Callable[[str], None] = lambda words: None,
     ) -> None:
         self._link = ServerLink(
             url, noun="fleet server", token=token, timeout_s=timeout_s, keeps_open=False
         )
-        self.url, self._patience_s = self._link.url, patience_s
+        self.url, self._patience_s, self._on_progress = self._link.url, patience_s, on_progress
+        self._has_answered = False
 
     def submit(self, spec: JobSpec) -> int:
-        """Submit a job and return its number; asks again where the answer was lost."""
+        """Submit a job and return its number."""
         body = {**spec.to_json(), "key": uuid.uuid4().hex}
-        last_s = time.monotonic() + self._patience_s
-        while True:
-            try:
-                return int(
-                    self._asked(lambda: self._link.post("/fleet/jobs", body), submits=True)["id"]
-                )
-            except UnsupportedError as exc:
-                why = exc.__cause__
-                is_passing = isinstance(why, ServerError) and why.is_passing
-                if not is_passing or time.monotonic() > last_s:
-                    raise
-                time.sleep(_PAUSE_S)
+        return int(self._asked(lambda: self._link.post("/fleet/jobs", body), submits=True)["id"])
 
     def info(self) -> Any:  # noqa: ANN401 (JSON)
         """Return how the fleet is set up."""
@@ -86,7 +86,7 @@ class FleetClient:
 
     def drain(self, *, on: bool) -> None:
         """Drain the fleet, or let it go on."""
-        self._asked(lambda: self._link.post("/fleet/drain", {"on": on}), submits=True)
+        self._asked(lambda: self._link.post("/fleet/drain", {"on": on}))
 
     def history(self) -> Any:  # noqa: ANN401 (JSON)
         """Return who ran where and when, as a document."""
@@ -97,15 +97,34 @@ class FleetClient:
 
     def _asked(self, ask: Callable[[], _T], *, submits: bool = False) -> _T:
         """Return an answer; what a refusal stands for is raised."""
-        try:
-            return ask()
-        except ServerError as exc:
-            if exc.status > 200:
-                raise _refusal(exc, submits=submits) from exc
-            raise UnsupportedError(
-                f"no fleet answers at {self.url} ({exc.detail}); start one by 'partita fleet "
-                "serve', or give its --server"
-            ) from exc
+        is_patient = submits or self._has_answered
+        last_s = time.monotonic() + (self._patience_s if is_patient else 0.0)
+        is_told = False
+        while True:
+            try:
+                found = ask()
+            except ServerError as exc:
+                if exc.status not in _AWAY or time.monotonic() >= last_s:
+                    raise self._refusal(exc, submits=submits) from exc
+                if not is_told:
+                    self._on_progress(
+                        f"the fleet at {self.url} does not answer ({exc.detail}); it is asked "
+                        f"again for {self._patience_s:g} s"
+                    )
+                    is_told = True
+                time.sleep(min(_PAUSE_S, max(0.0, last_s - time.monotonic())))
+            else:
+                self._has_answered = True
+                return found
+
+    def _refusal(self, exc: ServerError, *, submits: bool) -> PartitaError:
+        """Return the error that an answer stands for, or that there is none."""
+        if exc.status > 200:
+            return _refusal(exc, submits=submits)
+        return UnsupportedError(
+            f"no fleet answers at {self.url} ({exc.detail}); start one by 'partita fleet serve', "
+            "or give its --server"
+        )
 
 
 def _refusal(exc: ServerError, *, submits: bool) -> PartitaError:

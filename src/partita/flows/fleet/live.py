@@ -13,8 +13,8 @@ from typing import Any
 
 from partita.core.fleet import Sensitivity
 from partita.documents import read_text
-from partita.errors import InvalidInputError, WorkerError
-from partita.fleet.live.client import DEFAULT_URL, FleetClient
+from partita.errors import InvalidInputError, PartitaError, WorkerError
+from partita.fleet.live.client import DEFAULT_URL, PATIENCE_S, FleetClient
 from partita.fleet.live.jobfile import JobFile, read_job
 from partita.fleet.live.jobspec import JobSpec
 from partita.fleet.live.token import fleet_token
@@ -42,13 +42,24 @@ class FleetFields(Request):
         help="File with the server's token.",
     )
 
-    def client(self) -> FleetClient:
+    def client(
+        self, on_progress: OnProgress = silent, *, patience_s: float = PATIENCE_S
+    ) -> FleetClient:
         """Return a client of that fleet.
+
+        Args:
+            on_progress: Called when the fleet stops to answer and is asked again.
+            patience_s: How long it is asked again.
 
         Raises:
             InvalidInputError: The address or the file of the token is wrong.
         """
-        return FleetClient(self.server, token=fleet_token(self.token_file, self.server))
+        return FleetClient(
+            self.server,
+            token=fleet_token(self.token_file, self.server),
+            patience_s=patience_s,
+            on_progress=on_progress,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +70,12 @@ class SubmitRequest(FleetFields):
         (), is_argument=True, is_required=True, path="file", help="Job files."
     )
     check: bool = declare(False, help="Read the files and submit nothing.")
+    wait: float = declare(
+        PATIENCE_S,
+        minimum=0,
+        maximum=1e7,
+        help="Seconds to go on asking where no fleet answers; no job is submitted twice.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -100,7 +117,8 @@ def submit_jobs(
 
     Args:
         *files: Job files, as docs/fleet-live.md describes them.
-        on_progress: Called with each step of measuring a job whose sensitivity is ``auto``.
+        on_progress: Called with each step of measuring a job whose sensitivity is ``auto``, and
+            when the fleet does not answer and is asked again.
         **options: The fields of :class:`SubmitRequest`: the options of ``partita fleet submit``.
 
     Raises:
@@ -118,8 +136,18 @@ def submit_request(request: SubmitRequest, on_progress: OnProgress = silent) -> 
         return profile_first(job, on_progress)
 
     specs = [read_job(read_text(file), Path(file), profile=profile) for file in request.files]
-    client = request.client()
-    numbers = [None if request.check else client.submit(spec) for spec in specs]
+    client = request.client(on_progress, patience_s=request.wait)
+    numbers: list[int | None] = []
+    for file, spec in zip(request.files, specs, strict=True):
+        try:
+            numbers.append(None if request.check else client.submit(spec))
+        except PartitaError as exc:
+            if numbers:
+                # Whoever sends all of them again would have the first ones twice.
+                done = ", ".join(map(str, numbers))
+                words = f"{exc}; {file} was not submitted, those before it are: job {done}"
+                raise type(exc)(words) from exc
+            raise
     return SubmittedJobs(files=request.files, specs=tuple(specs), numbers=tuple(numbers))
 
 
@@ -262,23 +290,30 @@ class JobLogRequest(JobRequest):
     follow: bool = declare(False, flags=("-f",), help="Go on until the job has ended.")
 
 
-def job_log(job: int, /, **options: Any) -> Iterator[str]:  # noqa: ANN401 (of JobLogRequest)
+def job_log(
+    job: int,
+    /,
+    *,
+    on_progress: OnProgress = silent,
+    **options: Any,  # noqa: ANN401 (fields of JobLogRequest)
+) -> Iterator[str]:
     """Yield the text that a job of a live fleet has printed, all its starts one after the other.
 
     Args:
         job: Number of the job.
+        on_progress: Called when the fleet stops to answer and is asked again.
         **options: The fields of :class:`JobLogRequest`: the options of ``partita fleet logs``.
 
     Raises:
         InvalidInputError: There is no such job.
         UnsupportedError: No fleet answers, or it refuses the token.
     """
-    return job_log_request(make(JobLogRequest, job=job, **options))
+    return job_log_request(make(JobLogRequest, job=job, **options), on_progress)
 
 
-def job_log_request(request: JobLogRequest) -> Iterator[str]:
+def job_log_request(request: JobLogRequest, on_progress: OnProgress = silent) -> Iterator[str]:
     """Yield what a request asks for; see :func:`job_log`."""
-    client, offset = request.client(), 0
+    client, offset = request.client(on_progress), 0
     while True:
         text, end, ended = client.log(request.job, offset)
         more, offset = end > offset, end
@@ -367,22 +402,27 @@ class DrainedFleet(Result):
         return dict(self.info)
 
 
-def drain_fleet(**options: Any) -> DrainedFleet:  # noqa: ANN401 (fields of DrainRequest)
+def drain_fleet(
+    *,
+    on_progress: OnProgress = silent,
+    **options: Any,  # noqa: ANN401 (fields of DrainRequest)
+) -> DrainedFleet:
     """Stop all jobs of a live fleet with their checkpoints and start none; they stay in the queue.
 
     Args:
+        on_progress: Called when the fleet stops to answer and is asked again.
         **options: The fields of :class:`DrainRequest`: the options of ``partita fleet drain``.
 
     Raises:
         UnsupportedError: No fleet answers, or it refuses the token.
         WorkerError: Jobs still run after ``wait`` seconds.
     """
-    return drain_request(make(DrainRequest, **options))
+    return drain_request(make(DrainRequest, **options), on_progress)
 
 
-def drain_request(request: DrainRequest) -> DrainedFleet:
+def drain_request(request: DrainRequest, on_progress: OnProgress = silent) -> DrainedFleet:
     """Drain as a request asks for; see :func:`drain_fleet`."""
-    client = request.client()
+    client = request.client(on_progress)
     client.drain(on=not request.resume)
     last_s = time.monotonic() + request.wait
     info = client.info()
