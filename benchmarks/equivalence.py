@@ -1,6 +1,6 @@
 """What four processes compute by a plan equals what one process computes without one.
 
-Fourteen models at small scale by seven kinds of plan, in float64: losses, outputs and gradients of
+Fourteen models at small scale by eight kinds of plan, in float64: losses, outputs and gradients of
 the executor against the interpreter of the same Program, and against the untouched model under
 plain autograd on the same microbatches. float32 is printed, compared with plain autograd.
 
@@ -314,6 +314,13 @@ def recomputing(graph: Graph) -> Plan:
     return dataclasses.replace(plan, recompute=np.ones(len(graph), dtype=bool))
 
 
+def recomputing_in_part(graph: Graph) -> Plan:
+    """Return an uneven pipeline of which every other op, about, runs again in backward."""
+    plan = staged(graph, (0.1, 0.4, 0.6), [[0], [1], [2], [3]], 4)
+    again = np.random.default_rng(7).random(len(graph)) < 0.5
+    return dataclasses.replace(plan, recompute=again)
+
+
 QUARTERS = (0.25, 0.5, 0.75)
 PLANS: Mapping[str, Callable[[Graph], Plan]] = {
     "DAG over 3": placed,
@@ -322,6 +329,7 @@ PLANS: Mapping[str, Callable[[Graph], Plan]] = {
     "interleaved": lambda g: staged(g, QUARTERS, [[0], [1], [0], [1]], 4, Schedule.INTERLEAVED),
     "zero-bubble": lambda g: staged(g, QUARTERS, [[0], [1], [2], [3]], 4, Schedule.ZERO_BUBBLE),
     "recompute": recomputing,
+    "some again": recomputing_in_part,
     "inference": lambda g: staged(g, (0.2, 0.6), [[0], [1], [2]], 3, Schedule.INFERENCE),
 }
 
@@ -430,6 +438,9 @@ TENSOR_PLANS: Mapping[str, Callable[[Graph], Plan]] = {
     "dp2 x pp2 x tp2": lambda g: divided(g, (0.55,), [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]),
     "tp4": lambda g: divided(g, (), [[[0, 1, 2, 3]]]),
     "recompute": lambda g: divided(g, (0.5,), PAIRS, recompute=np.ones(len(g), dtype=bool)),
+    "some again": lambda g: divided(
+        g, (0.5,), PAIRS, recompute=np.random.default_rng(7).random(len(g)) < 0.5
+    ),
     "zero-bubble": lambda g: divided(g, (0.5,), PAIRS, schedule=Schedule.ZERO_BUBBLE),
     "shard optimizer": lambda g: divided(g, (), [[[0, 1], [2, 3]]], Shard.OPTIMIZER),
     "shard parameters": lambda g: divided(g, (), [[[0, 1], [2, 3]]], Shard.PARAMETERS),
@@ -437,11 +448,13 @@ TENSOR_PLANS: Mapping[str, Callable[[Graph], Plan]] = {
 
 
 RECIPE_MODELS = ("gpt", "bert")
+_STATE = ("optimizer", "gradients", "parameters")
 RECIPE_PLANS: Mapping[str, Callable[[Graph], Plan]] = {
     "uneven over 4": PLANS["uneven over 4"],
+    "uneven, some again": recomputing_in_part,
     "dp2 x pp2": lambda g: staged(g, (0.5,), [[0, 1], [2, 3]], 4),
-    "shard-optimizer dp2 x pp2": SHARDED["shard-optimizer dp2 x pp2"],
-    "shard-parameters dp2 x pp2": SHARDED["shard-parameters dp2 x pp2"],
+    **{f"shard-{kind} dp2 x pp2": SHARDED[f"shard-{kind} dp2 x pp2"] for kind in _STATE},
+    **{kind: TENSOR_PLANS[kind] for kind in ("tp2 x pp2", "dp2 x tp2", "dp2 x pp2 x tp2")},
 }
 
 
@@ -791,7 +804,7 @@ def measure() -> tuple[dict, list[str]]:
 
 
 def _setup(name: str, dtype: torch.dtype) -> Setup:
-    return Setup(name, dtype)
+    return Setup(name, dtype, scale=DIVIDED[name])
 
 
 if __name__ == "__main__":

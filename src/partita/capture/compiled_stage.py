@@ -11,6 +11,7 @@ A variable is deleted after the last op that reads it.
 
 import keyword
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -27,15 +28,24 @@ from partita.capture.tree import (
     tensors_of,
 )
 
+EnterSpan: TypeAlias = Callable[[int, Sequence[Tensor]], AbstractContextManager[object]]
+"""Returns the context of a span, given its number and what enters it."""
 StageFunction: TypeAlias = Callable[
-    [Sequence[Tensor], Mapping[str, Tensor], Set[int], Callable[[int], None]], tuple[Tensor, ...]
+    [Sequence[Tensor], Mapping[str, Tensor], Set[int], Callable[[int], None], EnterSpan],
+    tuple[Tensor, ...],
 ]
 """Returns what leaves a stage, given what enters it, the parameters, the storages that may not be
-written, and what seeds the random numbers of an op.
+written, what seeds the random numbers of an op, and what enters a span.
 """
 
 
-def compile_stage(
+def plain_span(number: int, entering: Sequence[Tensor]) -> AbstractContextManager[object]:
+    """Return a context in which a span runs as other ops do."""
+    del number, entering
+    return nullcontext()
+
+
+def compile_stage(  # noqa: PLR0913 (each is a part of a stage)
     ops: Sequence[tuple[int, CapturedOp | None]],
     *,
     in_place: Set[int],
@@ -44,6 +54,7 @@ def compile_stage(
     branches: Mapping[int, Sequence[int]],
     drops: Sequence[Sequence[int]],
     constants: Sequence[Tensor],
+    spans: Sequence[tuple[range, Sequence[int]]] = (),
 ) -> StageFunction:
     """Return the ops of a stage as one function.
 
@@ -56,12 +67,24 @@ def compile_stage(
             to those of the readers in here when backward comes by that place.
         drops: Rows that no op needs after each place.
         constants: Constants of the captured model.
+        spans: Places of ops that run in a context of their own, in order, each with the rows of
+            the tensors that enter it.
     """
     writer = _Writer(constants)
     scope = {row: f"t{row}" for row in inputs}
     writer.unpack([scope[row] for row in inputs], "entering")
     outside: dict[int, str] = {}
+    begins = {places.start: number for number, (places, _) in enumerate(spans)}
+    ends = {places.stop for places, _ in spans}
     for place, (index, op) in enumerate(ops):
+        if place in ends:
+            writer.indent = ""
+        if place in begins:
+            number = begins[place]
+            rows = "".join(f"{scope[row]}, " for row in spans[number][1])
+            writer.line(f"with span({number}, ({rows})):")
+            writer.indent = "    "
+            writer.line("pass")
         for row in branches.get(place, ()):
             outside[row] = f"out{row}"
             writer.line(f"{outside[row]} = {scope[row]}.view_as({scope[row]})")
@@ -70,6 +93,7 @@ def compile_stage(
                 writer.line(f"seed({index})")
             writer.op(op, scope, {}, in_place=place in in_place)
         writer.delete(scope.pop(row) for row in drops[place] if row in scope)
+    writer.indent = ""
     result = ((outside if row in outside else scope)[row] for row in leaving)
     writer.line(f"return ({''.join(f'{name}, ' for name in result)})")
     return writer.function()
@@ -91,10 +115,11 @@ class _Writer:
         self._names: dict[int, str] = {}
         self._parameters: dict[str, str] = {}
         self._inner = 0
+        self.indent = ""
 
     def line(self, text: str) -> None:
-        """Add a line to the body."""
-        self._lines.append(text)
+        """Add a line to the body, or to the block that is open in it."""
+        self._lines.append(self.indent + text)
 
     def unpack(self, names: Sequence[str], source: str) -> None:
         """Give names to the elements of a sequence."""
@@ -111,7 +136,7 @@ class _Writer:
         """Return what was written, compiled."""
         head = [f"{name} = parameters[{key!r}]" for key, name in self._parameters.items()]
         body = "\n    ".join(("", *head, *self._lines))
-        source = f"def stage(entering, parameters, protected, seed):{body}\n"
+        source = f"def stage(entering, parameters, protected, seed, span):{body}\n"
         names: dict[str, Any] = dict(self._bound)
         exec(compile(source, "<captured stage>", "exec"), names)
         made: StageFunction = names["stage"]

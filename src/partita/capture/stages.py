@@ -4,7 +4,8 @@ Shapes and types of everything that enters a stage are compared with the capture
 sizes are baked into the arguments, and some functions write past their memory otherwise.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,8 +13,14 @@ import torch
 from torch import Tensor
 
 from partita.capture.coarsen import in_place_ops
-from partita.capture.compiled_stage import StageFunction, compile_stage
+from partita.capture.compiled_stage import (
+    EnterSpan,
+    StageFunction,
+    compile_stage,
+    plain_span,
+)
 from partita.capture.op import CapturedOp, ValueInfo, eval_form, storage_of
+from partita.capture.recomputation import Recomputation
 from partita.core.graph import Graph
 from partita.core.plan import Plan
 from partita.errors import InvalidInputError
@@ -26,6 +33,11 @@ class StageCall(Protocol):
     @property
     def training(self) -> bool:
         """Whether modules are in training mode."""
+        ...
+
+    @property
+    def recomputation(self) -> Recomputation | None:
+        """What ops that recompute leave their tensors to; None = all ops keep them."""
         ...
 
     def op_seed(self, op: int) -> int:
@@ -67,6 +79,23 @@ class Code(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    """Neighbouring ops of a stage that recompute.
+
+    Attributes:
+        places: Their places in the stage.
+        inputs: Rows of the tensors that enter them.
+        buffers: Buffers that they use and that an op of the stage writes.
+        function: The ops, to run again; nothing leaves.
+    """
+
+    places: range
+    inputs: tuple[int, ...]
+    buffers: tuple[str, ...]
+    function: StageFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
     """The work of a stage.
 
@@ -79,6 +108,7 @@ class _Stage:
         drops: Rows that no op needs after each place.
         draws: Whether an op draws random numbers.
         writes: Whether an op writes in place.
+        again: Places of the ops that recompute; none where all do, as the stage runs again then.
     """
 
     ops: tuple[tuple[int, CapturedOp, CapturedOp | None], ...]
@@ -89,6 +119,7 @@ class _Stage:
     drops: tuple[tuple[int, ...], ...]
     draws: bool
     writes: bool
+    again: tuple[range, ...]
 
 
 class CapturedStages:
@@ -111,6 +142,8 @@ class CapturedStages:
         table = graph.parameters
         self._buffers = {name for name, held in zip(table.names, table.buffer, strict=True) if held}
         self._functions: dict[tuple[int, bool], StageFunction] = {}
+        self._spans: dict[int, tuple[_Span, ...]] = {}
+        self._again = plan.recompute.tolist()
         members: list[list[int]] = [[] for _ in plan.stages]
         for op, stage in enumerate(plan.stage_of.tolist()):
             members[stage].append(op)
@@ -160,6 +193,7 @@ class CapturedStages:
             drops=tuple(map(tuple, drops)),
             draws=any(op.draws for op in ops),
             writes=writes,
+            again=tuple(recomputed_places([self._again[index] for index in members])),
         )
 
     def _branches(self, members: Sequence[int], leaving: set[int]) -> dict[int, list[int]]:
@@ -194,16 +228,79 @@ class CapturedStages:
         what = self._stages[stage]
         function = self._function(stage, training=call.training)
         entering = [self._checked(stage, row, inputs) for row in what.inputs]
-        protected = self._protected(what, inputs, parameters)
+        protected = self._protected(what, inputs.values(), parameters)
+        spans = call.training and what.again and call.recomputation is not None
+        enter = self._enter_span(stage, parameters, protected, call) if spans else plain_span
 
         def run_ops(seed: Callable[[int], None]) -> tuple[Tensor, ...]:
-            return function(entering, parameters, protected, seed)
+            return function(entering, parameters, protected, seed, enter)
 
         made = _with_own_draws(run_ops, call) if what.draws else run_ops(_never_seeded)
         return {
             self._names[row]: self._leaving(row, value)
             for row, value in zip(what.leaving, made, strict=True)
         }
+
+    def _enter_span(
+        self,
+        stage: int,
+        parameters: Mapping[str, Tensor],
+        protected: set[int],
+        call: StageCall,
+    ) -> EnterSpan:
+        """Return what enters the spans of a pass."""
+        what, spans, left = self._stages[stage], self._spans_of(stage), call.recomputation
+        assert left is not None
+        held = {storage_of(tensor) for tensor in parameters.values()}
+        held.update(map(storage_of, self._code.constants))
+
+        def enter(number: int, entering: Sequence[Tensor]) -> AbstractContextManager[object]:
+            span = spans[number]
+            # Ops after the span may not write what it will run again from.
+            protected.update(map(storage_of, entering))
+            found = {name: parameters[name].clone() for name in span.buffers}
+
+            def again(inputs: Sequence[Tensor], weights: Mapping[str, Tensor]) -> object:
+                own = {**weights, **{name: value.clone() for name, value in found.items()}}
+                kept = self._protected(what, inputs, own)
+
+                def run_ops(seed: Callable[[int], None]) -> tuple[Tensor, ...]:
+                    return span.function(inputs, own, kept, seed, plain_span)
+
+                return _with_own_draws(run_ops, call) if what.draws else run_ops(_never_seeded)
+
+            return left.span(again, entering, held)
+
+        return enter
+
+    def _spans_of(self, stage: int) -> tuple[_Span, ...]:
+        """Return the spans of a stage, compiled when they are first asked for."""
+        found = self._spans.get(stage)
+        if found is None:
+            what = self._stages[stage]
+            found = self._spans[stage] = tuple(self._span(what, places) for places in what.again)
+        return found
+
+    def _span(self, what: _Stage, places: range) -> _Span:
+        ops = [what.ops[place][:2] for place in places]
+        inside = {value for _, op in ops for value in op.makes}
+        inputs = tuple(dict.fromkeys(v for _, op in ops for v in op.reads if v not in inside))
+        last = {v: at for at, (_, op) in enumerate(ops) for v in (*op.reads, *op.makes)}
+        changed = {name for _, op, _ in what.ops for leaf in op.leaves for name in leaf.changes}
+        return _Span(
+            places=places,
+            inputs=inputs,
+            buffers=tuple(sorted(changed & {name for _, op in ops for name in op.parameters})),
+            function=compile_stage(
+                ops,
+                in_place=frozenset(at - places.start for at in what.in_place if at in places),
+                inputs=inputs,
+                leaving=(),
+                branches={},
+                drops=[[v for v, end in last.items() if end == at] for at in range(len(ops))],
+                constants=self._code.constants,
+            ),
+        )
 
     def first_not_finite(
         self,
@@ -219,7 +316,7 @@ class CapturedStages:
         """
         what, code = self._stages[stage], self._code
         held = {row: self._checked(stage, row, inputs) for row in what.inputs}
-        protected = self._protected(what, inputs, parameters)
+        protected = self._protected(what, inputs.values(), parameters)
         infinite: dict[float, str] = {}
         for place, (index, trained, other) in enumerate(what.ops):
             op = trained if call.training or other is None else other
@@ -239,7 +336,7 @@ class CapturedStages:
                 function: StageFunction = function,
                 entering: Sequence[Tensor] = entering,
             ) -> tuple[Tensor, ...]:
-                return function(entering, parameters, protected, seed)
+                return function(entering, parameters, protected, seed, plain_span)
 
             made = _with_own_draws(run_op, call) if op.draws else run_op(_never_seeded)
             held.update(zip(op.makes, made, strict=True))
@@ -267,6 +364,9 @@ class CapturedStages:
                 branches=what.branches if training else {},
                 drops=what.drops,
                 constants=self._code.constants,
+                spans=[(span.places, span.inputs) for span in self._spans_of(stage)]
+                if training
+                else (),
             )
         return function
 
@@ -294,13 +394,25 @@ class CapturedStages:
         return value
 
     def _protected(
-        self, what: _Stage, inputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
-    ) -> frozenset[int]:
+        self, what: _Stage, inputs: Iterable[Tensor], parameters: Mapping[str, Tensor]
+    ) -> set[int]:
         """Return the storages that the ops of a stage may not write."""
         if not what.writes:
-            return frozenset()
+            return set()
         held = [tensor for name, tensor in parameters.items() if name not in self._buffers]
-        return frozenset(map(storage_of, [*inputs.values(), *held, *self._code.constants]))
+        return set(map(storage_of, [*inputs, *held, *self._code.constants]))
+
+
+def recomputed_places(flags: Sequence[bool]) -> Iterator[range]:
+    """Yield the runs of neighbours that recompute; none where all do."""
+    if all(flags):
+        return
+    begin = 0
+    for place, flag in enumerate((*flags, False)):
+        if not flag:
+            if begin < place:
+                yield range(begin, place)
+            begin = place + 1
 
 
 def _with_own_draws(

@@ -209,10 +209,13 @@ def condense(  # noqa: C901, PLR0912, PLR0915 (one pass over the columns)
     for net in range(len(nets.source)):
         producer = stage_of[nets.source[net]]
         begin = ends
+        inside = 0
         for pin in range(nets.ptr[net], nets.ptr[net + 1]):
             reader = stage_of[nets.pins[pin]]
             if reader < producer:
                 return -1
+            if reader == producer and again[nets.pins[pin]]:
+                inside = 1
             if reader == producer or runs.seen[reader] == net:
                 continue
             runs.seen[reader] = net
@@ -223,6 +226,9 @@ def condense(  # noqa: C901, PLR0912, PLR0915 (one pass over the columns)
                 k -= 1
             runs.readers[k] = reader
             ends += 1
+        # What units that recompute keep of others in their stage.
+        if inside == 1 and not again[nets.source[net]]:
+            sums.inputs[producer] += units.net_bytes[net]
         if ends == begin:
             continue
         for k in range(begin, ends):

@@ -7,12 +7,12 @@
 
 A received activation lives from its RECV to the end of the last forward that reads it on that
 device; what a stage keeps of it for backward is in its saved bytes, so nothing is counted twice. A
-stage that recomputes keeps its inputs instead of what its recomputed ops save; that comes back
-while it recomputes. While an op runs, the ops after it in its stage hold nothing of that
-microbatch: forward, they have not saved yet; backward, they are done. So a workspace takes this
-memory first, although it is counted among the saved bytes; not where backward is split, which frees
-it later. Sharded parameters, gradients and optimizer state are divided by the replicas;
-a gathered copy lives until the stage's last compute before its next gather.
+stage that recomputes keeps its inputs, and what its recomputed ops read of the others, instead of
+what they save; that comes back while it recomputes. While an op runs, the ops after it in its stage
+hold nothing of that microbatch: forward, they have not saved yet; backward, they are done. So a
+workspace takes this memory first, although it is counted among the saved bytes; not where backward
+is split, which frees it later. Sharded parameters, gradients and optimizer state are divided by the
+replicas; a gathered copy lives until the stage's last compute before its next gather.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Array
-from partita.core.graph import HEAD
+from partita.core.graph import HEAD, Graph
 from partita.core.json_values import number_or_none
 from partita.core.plan import Plan
 from partita.core.problem import Mode, Problem
@@ -293,7 +293,25 @@ def saved_by_stage(problem: Problem, plan: Plan, samples: Array) -> tuple[Array,
     crossing = crossings(graph, plan)
     inputs = graph.tensors.bytes_at(samples, graph.batch_size, crossing.tensor[:, None])
     np.add.at(kept, crossing.reader, inputs * recomputes[crossing.reader][:, None])
+    tensor, stage = _read_again(graph, plan)
+    inside = graph.tensors.bytes_at(samples, graph.batch_size, tensor[:, None])
+    np.add.at(kept, stage, inside)
     return kept, brought
+
+
+def _read_again(graph: Graph, plan: Plan) -> tuple[Array, Array]:
+    """Return the tensors that ops which recompute read of others of their stage, and the stage.
+
+    What others save of them anyway is counted twice.
+    """
+    edges, again, stage_of = graph.edges, plan.recompute, plan.stage_of
+    maker = graph.tensors.producer[edges.tensor]
+    inside = (maker >= 0) & again[edges.reader]
+    inside[inside] = ~again[maker[inside]] & (
+        stage_of[maker[inside]] == stage_of[edges.reader[inside]]
+    )
+    tensor = np.unique(edges.tensor[inside])
+    return tensor, stage_of[graph.tensors.producer[tensor]]
 
 
 def memory_events(problem: Problem, plan: Plan, program: Program) -> MemoryEvents:

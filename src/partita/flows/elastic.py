@@ -35,7 +35,6 @@ from partita.runtime.restarts import (
 )
 from partita.runtime.saving import AUTO
 from partita.runtime.stragglers import StragglerWatch
-from partita.runtime.task import carried_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,8 +283,7 @@ def execute_surviving(
             replanning = None
             if request.replan:
                 replanning = Replanning(solution=found, plan_for=plan_for, steps=job.steps)
-            done_as = found.plan if again.emulate is not None else carried_out(found.plan)
-            watch = StragglerWatch(replace(found, plan=done_as), again.program(found))
+            watch = StragglerWatch(found, again.program(found))
             follower = StragglerFollower(watch, execution.on_progress, replanning)
             followers.append(follower)
             watched = replace(survival, stop=lambda: notice() or change() or follower.why)

@@ -47,7 +47,6 @@ from partita.runtime.metric_rows import METRICS
 from partita.runtime.numerics import ready_numerics
 from partita.runtime.report import RunReport, recalibrated, report_run, settled
 from partita.runtime.restarts import Survival
-from partita.runtime.task import carried_out
 from partita.runtime.tensor_parallel import tensor_parallel_remarks
 from partita.runtime.verify import UNTOUCHED_MODULE, Verdict, verify
 from partita.runtime.verify_module import verify_module
@@ -434,7 +433,7 @@ def _run_fresh(solution: Solution, execution: Execution) -> Outcome | None:
 
 def _outcome(solution: Solution, run: Run, program: Program, job: Job) -> Outcome:
     """Put a run beside its prediction."""
-    problem, plan = solution.problem, carried_out(solution.plan)
+    problem, plan = solution.problem, solution.plan
     prediction = simulate(problem, plan, program=program, transfers=job.transfers)
     peaks = [run.memory[name].peak_bytes if name in run.memory else np.nan for name in plan.devices]
     return Outcome(
@@ -446,17 +445,8 @@ def _outcome(solution: Solution, run: Run, program: Program, job: Job) -> Outcom
         else None,
         checkpoints=job.checkpoints,
         weight_bytes=run.weight_bytes,
-        remarks=(*_run_again_whole(solution.plan, plan), *_some_warnings(run.warnings)),
+        remarks=_some_warnings(run.warnings),
     )
-
-
-def _run_again_whole(planned: Plan, done: Plan) -> Sequence[str]:
-    """Say which stages ranks run again as a whole where the plan recomputes a part of them."""
-    stages = np.unique(planned.stage_of[planned.recompute != done.recompute]).tolist()
-    if not stages:
-        return ()
-    named = f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
-    return (f"{named}: some ops recompute; ranks ran all of them again, as the prediction counts",)
 
 
 def _some_warnings(warnings: Sequence[str]) -> tuple[str, ...]:

@@ -629,6 +629,8 @@ class DeviceLoop:
         self.meter.begin(instruction.kind)
         with self._at(row):
             self._runner.recompute(self._step, visit, done)
+            if done.recomputation is not None:
+                done.recomputation.now()
         self._count_version(visit)
 
     def _pass(self, row: int, visit: Visit) -> StagePass:
@@ -647,7 +649,8 @@ class DeviceLoop:
         yield from self._finish_gathers(visit.stage)
         self.meter.begin(instruction.kind)
         with self._at(row):
-            # Nothing to do where a graph is there already, from forward or from a RECOMPUTE.
+            # Nothing to do where a graph is there already, from forward or from a RECOMPUTE. Where
+            # some ops recompute they run when backward comes to them.
             self._runner.recompute(self._step, visit, done)
             self._runner.begin_backward(visit, done, cotangents)
         return done

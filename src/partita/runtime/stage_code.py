@@ -9,7 +9,7 @@ whether gradients are recorded, and which values the parameters have.
 
 import hashlib
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -17,7 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from partita.capture.op import storage_of
+from partita.capture.recomputation import Recomputation
 from partita.capture.splits import Split
+from partita.capture.stages import recomputed_places
 from partita.capture.tensor.ops import TensorGroup
 from partita.core.graph import Graph
 from partita.core.plan import Plan
@@ -37,6 +40,7 @@ class Call:
         microbatch: Microbatch of the step.
         training: Whether modules are in training mode.
         recomputing: Whether the stage has run for this microbatch before.
+        recomputation: What ops that recompute leave their tensors to; None = all ops keep them.
         group: The ranks that divide its tensors, each with its slices of the parameters; None =
             all is computed here.
     """
@@ -46,6 +50,7 @@ class Call:
     microbatch: int = 0
     training: bool = True
     recomputing: bool = False
+    recomputation: Recomputation | None = None
     group: TensorGroup | None = None
 
     def op_seed(self, op: int) -> int:
@@ -177,6 +182,10 @@ class ModuleGraph:
         """Return the code of a plan's stages."""
         return ModuleStages(self, plan)
 
+    def inputs(self, op: int) -> tuple[str, ...]:
+        """Return the names of the tensors that an op reads."""
+        return self._inputs[op]
+
     def run_op(
         self, op: int, values: Mapping[str, Tensor], parameters: Mapping[str, Tensor], call: Call
     ) -> dict[str, Tensor]:
@@ -208,6 +217,11 @@ class ModuleStages:
         self._ops: list[list[int]] = [[] for _ in plan.stages]
         for op in code.graph.topological_order.tolist():
             self._ops[int(plan.stage_of[op])].append(op)
+        self._again = [
+            list(recomputed_places([bool(plan.recompute[op]) for op in ops])) for ops in self._ops
+        ]
+        table = code.graph.parameters
+        self._buffers = {name for name, held in zip(table.names, table.buffer, strict=True) if held}
 
     def run(
         self,
@@ -217,14 +231,47 @@ class ModuleStages:
         call: Call,
     ) -> Mapping[str, Tensor]:
         """Return every tensor that the ops of a stage make."""
-        values = dict(inputs)
-        made: dict[str, Tensor] = {}
+        values, done, ops = dict(inputs), 0, self._ops[stage]
+        for places in self._again[stage] if call.recomputation is not None else ():
+            self._run_ops(ops[done : places.start], values, parameters, call)
+            self._run_span([ops[place] for place in places], values, parameters, call)
+            done = places.stop
+        self._run_ops(ops[done:], values, parameters, call)
+        return {name: value for name, value in values.items() if name not in inputs}
+
+    def _run_ops(
+        self,
+        ops: Sequence[int],
+        values: dict[str, Tensor],
+        parameters: Mapping[str, Tensor],
+        call: Call,
+    ) -> None:
+        """Run ops, and add what they make to the values."""
         with torch.random.fork_rng(devices=[]):
-            for op in self._ops[stage]:
-                results = self._code.run_op(op, values, parameters, call)
-                values.update(results)
-                made.update(results)
-        return made
+            for op in ops:
+                values.update(self._code.run_op(op, values, parameters, call))
+
+    def _run_span(
+        self,
+        ops: Sequence[int],
+        values: dict[str, Tensor],
+        parameters: Mapping[str, Tensor],
+        call: Call,
+    ) -> None:
+        """Run neighbouring ops that recompute."""
+        assert call.recomputation is not None
+        read = {name for op in ops for name in self._code.inputs(op)}
+        inputs = {name: value for name, value in values.items() if name in read}
+        buffers = {name: parameters[name].clone() for name in self._buffers & parameters.keys()}
+
+        def again(entering: Sequence[Tensor], weights: Mapping[str, Tensor]) -> None:
+            own = {name: value.clone() for name, value in buffers.items()}
+            found = dict(zip(inputs, entering, strict=True))
+            self._run_ops(ops, found, {**weights, **own}, call)
+
+        held = {storage_of(tensor) for tensor in parameters.values()}
+        with call.recomputation.span(again, list(inputs.values()), held):
+            self._run_ops(ops, values, parameters, call)
 
     def parameter_splits(self, degree: int) -> Mapping[str, Split]:
         """Return nothing: modules are run whole, by every rank of a group."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from partita.capture.recomputation import Recomputation
 from partita.capture.tensor.ops import TensorGroup
 from partita.errors import InvalidInputError
 from partita.runtime.parameters import ParameterStore
@@ -46,6 +47,7 @@ class StagePass:
         cotangents: Gradients of the outputs; None before backward has begun.
         split: What the first half of backward has left for the second; None without one.
         of_weights: Gradients of the parameters that the first half has made already.
+        recomputation: Ops that run again in backward, where they are not all; None without one.
     """
 
     inputs: dict[int, Tensor]
@@ -56,6 +58,7 @@ class StagePass:
     cotangents: dict[int, Tensor] | None = None
     split: SplitBackward | None = None
     of_weights: dict[str, Tensor] | None = None
+    recomputation: Recomputation | None = None
 
 
 class StageRunner:
@@ -167,24 +170,32 @@ class StageRunner:
             for t, value in done.inputs.items()
         }
         done.weights, frozen = self._weights(visit, grad=grad)
+        numerics, leaves, held = self._store.numerics, done.weights, done.buffers
+
+        def parameters() -> dict[str, Tensor]:
+            # Ops were captured with wide weights; autocast narrows them again where it computes.
+            narrow = numerics.weights is not None
+            wide = {n: w.to(self._wide[n]) for n, w in leaves.items()} if narrow else leaves
+            return {**held, **wide, **frozen}
+
+        if grad and border.recomputes_some:
+            done.recomputation = Recomputation(
+                parameters, lambda: numerics.autocast(self._device_type)
+            )
         call = Call(
             seed=self._seed,
             step=step,
             microbatch=visit.microbatch,
             training=self._task.is_training,
             recomputing=recomputing,
+            recomputation=done.recomputation,
             group=self._group,
         )
-        numerics = self._store.numerics
-        weights = done.weights
-        if numerics.weights is not None:
-            # Ops were captured with wide weights; autocast narrows them again where it computes.
-            weights = {name: leaf.to(self._wide[name]) for name, leaf in weights.items()}
         with numerics.autocast(self._device_type):
             made = self._task.code.run(
                 visit.stage,
                 {self._names[t]: value for t, value in done.inputs.items()},
-                {**weights, **frozen, **buffers},
+                {**parameters(), **buffers},
                 call,
             )
         missing = [self._names[t] for t in border.outputs if self._names[t] not in made]

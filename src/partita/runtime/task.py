@@ -1,7 +1,7 @@
 """What the loops of all devices share: a Program with its plan, seen stage by stage."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -27,8 +27,8 @@ class StageBorder:
         trained: Names of its trainable parameters.
         frozen: Names of its other parameters.
         buffers: Names of its buffers.
-        recomputes: Whether it runs again for backward. A stage in which some ops recompute runs
-            again as a whole: the results are the same, it keeps its inputs only.
+        recomputes: Whether all of it runs again for backward: it keeps its inputs only.
+        recomputes_some: Whether some of its ops, not all, run again.
     """
 
     inputs: tuple[int, ...]
@@ -38,6 +38,7 @@ class StageBorder:
     frozen: tuple[str, ...]
     buffers: tuple[str, ...]
     recomputes: bool
+    recomputes_some: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +186,7 @@ class Task:
             }
             for mask in (kind[parameter] for kind in kinds)
         ]
-        again = stages_again(plan)
+        flags = [plan.recompute[plan.stage_of == index] for index in range(len(plan.stages))]
         return tuple(
             StageBorder(
                 inputs=inputs.get(index, ()),
@@ -194,7 +195,8 @@ class Task:
                 trained=named[0].get(index, ()),
                 frozen=named[1].get(index, ()),
                 buffers=named[2].get(index, ()),
-                recomputes=bool(again[index]),
+                recomputes=bool(flags[index].all()),
+                recomputes_some=bool(flags[index].any() and not flags[index].all()),
             )
             for index in range(len(plan.stages))
         )
@@ -227,17 +229,3 @@ def _grouped(keys: Array, values: Array) -> dict[int, tuple[int, ...]]:
     for key, value in sorted(zip(keys.tolist(), values.tolist(), strict=True)):
         found.setdefault(key, []).append(value)
     return {key: tuple(part) for key, part in found.items()}
-
-
-def stages_again(plan: Plan) -> Array:
-    """Return which stages run again for backward: those in which any op recomputes."""
-    return np.bincount(plan.stage_of, weights=plan.recompute, minlength=len(plan.stages)) > 0
-
-
-def carried_out(plan: Plan) -> Plan:
-    """Return a plan as ranks carry it out: a stage in which some ops recompute runs again whole.
-
-    It takes longer than the plan says, and less memory: what is predicted of a run is that.
-    """
-    whole = stages_again(plan)[plan.stage_of]
-    return plan if np.array_equal(whole, plan.recompute) else replace(plan, recompute=whole)

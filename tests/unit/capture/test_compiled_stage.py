@@ -11,7 +11,7 @@ from torch import Tensor
 
 from partita.capture.capture import capture
 from partita.capture.captured import CapturedModel
-from partita.capture.compiled_stage import compile_stage
+from partita.capture.compiled_stage import compile_stage, plain_span
 from partita.capture.op import CapturedOp, Replay
 from partita.capture.setting import Example, example_inputs
 from partita.capture.tree import Param, Value
@@ -115,7 +115,7 @@ def test_a_value_is_let_go_of_after_its_last_reader() -> None:
         drops=((0,), (1,), (2,)),
         constants=(),
     )
-    (left,) = function([torch.ones(2)], {}, frozenset(), lambda _: None)
+    (left,) = function([torch.ones(2)], {}, frozenset(), lambda _: None, plain_span)
     assert left.tolist() == [-2.0, -2.0]
     assert seen[1] is True
 
@@ -145,7 +145,7 @@ def test_arguments_of_any_shape_and_name_arrive() -> None:
         constants=(),
     )
     (made,) = function(
-        [torch.tensor(2.0)], {"w'eight": torch.tensor(0.5)}, frozenset(), lambda _: None
+        [torch.tensor(2.0)], {"w'eight": torch.tensor(0.5)}, frozenset(), lambda _: None, plain_span
     )
     assert made.item() == 8.5
 

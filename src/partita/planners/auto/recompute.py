@@ -61,6 +61,9 @@ def fitted(
     price = estimator.recompute_price(sketch.batch.size)
     order = np.lexsort((price, sketch.stage_of))
     ends = np.searchsorted(sketch.stage_of[order], np.arange(len(sketch.stages) + 1))
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order)) - ends[sketch.stage_of[order]]
+    inside = _read_inside(estimator, sketch, place)
     again, stages = sketch.recompute.copy(), list(sketch.stages)
     for number, stage in enumerate(sketch.stages):
         if kept is not None and kept[number]:
@@ -68,14 +71,15 @@ def fitted(
         units = order[ends[number] : ends[number + 1]]
         bytes_ = saved[units]
         beyond = reserve_bytes[number] if len(reserve_bytes) else 0.0
-        count = _least_count(bytes_, memory, number, beyond)
+        read = _kept_by_count(inside, number, len(units))
+        count = _least_count(bytes_, read, memory, number, beyond)
         for shard in _sharding(stage):
             # Optimizers are divided for next to nothing, gradients where nothing else does.
             if count == 0 or (count is not None and shard is not Shard.OPTIMIZER):
                 break
             held = float(frame.held_bytes(shard, stage.num_replicas)[units].sum())
             gained = memory.static[number] - held
-            count = _least_count(bytes_, memory, number, beyond - gained)
+            count = _least_count(bytes_, read, memory, number, beyond - gained)
             stages[number] = replace(stage, shard=shard)
         if count is None:
             count = int((bytes_ > 0).sum())
@@ -94,7 +98,38 @@ def _sharding(stage: Stage) -> tuple[Shard, ...]:
     return (*more, Shard.GRADIENTS) if len(set(stage.shares)) == 1 else more
 
 
-def _least_count(saved: Array, memory: StageMemory, stage: int, reserve_bytes: float) -> int | None:
+def _read_inside(
+    estimator: Estimator, sketch: Sketch, place: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Return tensors that stay in a stage: stage, place of maker and of first reader, and bytes."""
+    frame, stage_of = estimator.frame, sketch.stage_of
+    _, source, _ = frame.nets
+    net, reader = frame.net_pairs
+    here = stage_of[source[net]] == stage_of[reader]
+    first = np.full(len(source), len(place), dtype=np.int64)
+    np.minimum.at(first, net[here], place[reader[here]])
+    kept = np.flatnonzero(first < place[source])
+    size = estimator.net_bytes(sketch.batch.size)
+    return stage_of[source[kept]], place[source[kept]], first[kept], size[kept]
+
+
+def _kept_by_count(inside: tuple[Array, Array, Array, Array], stage: int, count: int) -> Array:
+    """Return what a stage keeps because units read it again, where the first 1, 2, ... units do.
+
+    A tensor is kept from the count at which a reader recomputes to that at which its maker does.
+    """
+    of_stage, maker, reader, size = inside
+    here = of_stage == stage
+    change = np.zeros(count + 1)
+    np.add.at(change, reader[here], size[here])
+    np.add.at(change, maker[here], -size[here])
+    result: Array = np.cumsum(change)[:count]
+    return result
+
+
+def _least_count(
+    saved: Array, read: Array, memory: StageMemory, stage: int, reserve_bytes: float
+) -> int | None:
     """Return the least number of units in their order that make a stage fit; ``None`` = none."""
     room, inputs = memory.room[stage] - reserve_bytes, memory.inputs[stage]
     flying, total = memory.flying[stage], float(saved.sum())
@@ -102,7 +137,7 @@ def _least_count(saved: Array, memory: StageMemory, stage: int, reserve_bytes: f
     if flying * total <= room:
         return 0
     freed = np.cumsum(saved)
-    use = flying * (total - freed + inputs) + freed
+    use = flying * (total - freed + inputs + read) + freed
     fits = np.flatnonzero(use <= room)
     return int(fits[0]) + 1 if len(fits) else None
 
@@ -121,11 +156,14 @@ def beyond_estimate(
     saved = estimator.frame.saved_bytes(sketch.batch.size)
     total = np.bincount(sketch.stage_of, weights=saved, minlength=count)
     freed = np.bincount(sketch.stage_of, weights=saved * sketch.recompute, minlength=count)
+    # Of a unit it only counts whether it recomputes: those that do stand at the first place.
+    at, _, _, size = _read_inside(estimator, sketch, np.where(sketch.recompute, 0, 1))
+    read = np.bincount(at, weights=size, minlength=count)
     result = []
     for number, stage in enumerate(sketch.stages):
         inputs = memory.inputs[number]
         use = memory.static[number] + memory.received[number] + freed[number]
-        again = inputs if freed[number] > 0 else 0.0
+        again = inputs + read[number] if freed[number] > 0 else 0.0
         use += memory.flying[number] * (total[number] - freed[number] + again)
         most = max(excess[group[0]] for group in stage.devices)
         result.append(float(memory.room[number] + most - use))
