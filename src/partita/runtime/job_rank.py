@@ -36,6 +36,7 @@ from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import RankReport, Watchdog, run_rank
 from partita.runtime.rank_capture import ProcessMemory
 from partita.runtime.saving import AUTO
+from partita.runtime.tensor_parallel import is_divided, slices_of
 from partita.runtime.weights import LoadedWeights, load_weights
 from partita.runtime.workload import model_workload, use_repeatable_algorithms
 
@@ -161,7 +162,9 @@ def _prepare(
     held = held_names(problem.graph, plan, here)
     source = load_origin_partly(origin, held)
     taken = LoadedWeights()
-    if job.weights:
+    # How a group divides parameters follows from the captured ops, so slices are read afterwards.
+    divided = is_divided(plan, here)
+    if job.weights and not divided:
         taken = load_weights(source.model, Path(job.weights), held)
     known = problem.graph if job.compared else None
     captures = Captures(source, origin, lambda: numerics.autocast(device.type), known=known)
@@ -173,6 +176,8 @@ def _prepare(
         workload = passing_over(workload, passed)
     give_back_memory()
     task = make_task(problem, plan, workload, order=job.order)
+    if job.weights and divided:
+        taken = load_weights(source.model, Path(job.weights), held, slices_of(task, here))
     options = job.rank_options().again() if is_again else job.rank_options()
 
     def play(member: Member, board: StatusBoard) -> RankReport:

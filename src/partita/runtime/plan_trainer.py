@@ -59,8 +59,9 @@ from partita.runtime.saving import (
     set_random_state,
 )
 from partita.runtime.task import Task
+from partita.runtime.tensor_parallel import is_divided, slices_of
 from partita.runtime.trainer import Callback, LocalTrainer, Loss, Trainer
-from partita.runtime.weights import LoadedWeights, load_weights
+from partita.runtime.weights import LoadedWeights, check_weights, load_weights
 from partita.runtime.workload import Workload, model_workload
 
 
@@ -164,6 +165,7 @@ class PlanTrainer(Trainer):
         self._place, self._plan = place, place.solution.plan
         self._check_same = check_same
         self._loaded = LoadedWeights()
+        self._unread: Path | None = None
         self._is_partial = any(map(is_stand_in, model.parameters()))
         self._sizes = tuple(self._plan.microbatch_sizes.tolist())
         self._batch: Sequence[Example] = ()
@@ -180,6 +182,8 @@ class PlanTrainer(Trainer):
     def load_weights(self, path: Path) -> LoadedWeights:
         """Read the first weights that this rank holds by the plan; before the first batch.
 
+        How a group divides parameters is known when the model is captured: slices are read then.
+
         Raises:
             InvalidInputError: They are not those of the model.
             FormatError: They cannot be read.
@@ -187,7 +191,10 @@ class PlanTrainer(Trainer):
         solution, member = self._place.solution, self._place.member
         device = used_devices(self._place.job.program(solution))[member.rank]
         held = held_names(solution.problem.graph, self._plan, device)
-        self._loaded = load_weights(self.model, path, held)
+        if is_divided(self._plan, device):
+            self._unread, self._loaded = path, check_weights(self.model, path)
+        else:
+            self._loaded = load_weights(self.model, path, held)
         for remark in self._loaded.remarks if member.rank == 0 else ():
             member.notify(remark)
         return self._loaded
@@ -407,16 +414,25 @@ class PlanTrainer(Trainer):
             with without_saved_tensors() if self._is_partial else nullcontext():
                 workload = model_workload(captures, problem, plan)
             captured = captures.at(dealt.sizes[0])
+        task = make_task(problem, plan, workload, order=place.job.order)
+        if self._unread is not None:
+            self._read_slices(task, self._unread)
         if self._player is None:
             self._share_first_values(workload.state)
         workload = replace(workload, load=self._load)
-        task = make_task(problem, plan, workload, order=place.job.order)
         if not training:
             task = forward_task(task)
         task.weights = None if dealt.sizes == dealt.real else dealt.weights
         player = self._open(task, workload)
         metrics = metrics_of(captured)
         return _Way(task, player, captured, metrics, dealt.weights)
+
+    def _read_slices(self, task: Task, path: Path) -> None:
+        """Read what this rank holds of the first weights, where groups divide tensors."""
+        device = used_devices(task.program)[self._place.member.rank]
+        held = held_names(task.graph, task.plan, device)
+        self._loaded = load_weights(self.model, path, held, slices_of(task, device))
+        self._unread = None
 
     def _share_first_values(self, state: Mapping[str, Tensor]) -> None:
         """Give all ranks the first weights of rank 0; what files have, each holder has read.

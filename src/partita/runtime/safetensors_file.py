@@ -1,5 +1,6 @@
 """Files of safetensors, written and read tensor by tensor: no model need be in memory whole."""
 
+import io
 import json
 import os
 import struct
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from partita.atomic_files import replacing
 from partita.errors import FormatError, UnsupportedError, reading
+from partita.runtime.parts import Slice
 
 Described: TypeAlias = tuple[torch.Size, torch.dtype]
 """Shape and type of a tensor."""
@@ -116,29 +118,54 @@ class SafetensorsFile:
             raise FormatError(f"is not whole: it ends within {name!r}")
         self._begin[name] = self._data + begin
 
-    def read_into(self, name: str, target: Tensor) -> None:
+    def read_into(self, name: str, target: Tensor, part: Slice | None = None) -> None:
         """Read a tensor into another of its shape, whatever the type of that.
+
+        Args:
+            name: The tensor.
+            target: The other one.
+            part: What is read of it; the rest of the other stays as it is. None = all.
 
         Raises:
             FormatError: The file has become shorter, or cannot be read.
         """
         shape, dtype = self.described[name]
+        if part is not None:
+            for begin, length in part.ranges(shape[part.dim]):
+                self._read_range(name, target.detach(), part.dim, begin, length)
+            return
         # Where nothing is to be converted no second tensor takes memory.
         direct = target.dtype is dtype and target.device.type == "cpu" and target.is_contiguous()
         value = target.detach() if direct else torch.empty(shape, dtype=dtype)
-        if value.numel():
-            with reading(self.path), self.path.open("rb", buffering=0) as file:
-                file.seek(self._begin[name])
-                left = value.reshape(-1).view(torch.uint8).numpy().data
-                while left:
-                    count = file.readinto(left)
-                    if not count:
-                        raise FormatError(f"is not whole: it ends within {name!r}")
-                    left = left[count:]
-        self.bytes_read += size_of((shape, dtype))
+        with reading(self.path), self.path.open("rb", buffering=0) as file:
+            self._fill(file, name, 0, value)
         if not direct:
             with torch.no_grad():
                 target.copy_(value)
+
+    def _read_range(self, name: str, target: Tensor, dim: int, begin: int, length: int) -> None:
+        """Read some entries of a dimension: a stretch of the file for each place before it."""
+        shape, dtype = self.described[name]
+        inner = shape[dim + 1 :].numel()
+        value = torch.empty((*shape[:dim], length, *shape[dim + 1 :]), dtype=dtype)
+        with reading(self.path), self.path.open("rb", buffering=0) as file:
+            for number, row in enumerate(value.view(-1, length * inner)):
+                self._fill(file, name, (number * shape[dim] + begin) * inner, row)
+        with torch.no_grad():
+            target.narrow(dim, begin, length).copy_(value)
+
+    def _fill(self, file: io.FileIO, name: str, first: int, value: Tensor) -> None:
+        """Fill a contiguous tensor with the elements of another from one on."""
+        if not value.numel():
+            return
+        file.seek(self._begin[name] + first * value.itemsize)
+        left = value.reshape(-1).view(torch.uint8).numpy().data
+        self.bytes_read += left.nbytes
+        while left:
+            count = file.readinto(left)
+            if not count:
+                raise FormatError(f"is not whole: it ends within {name!r}")
+            left = left[count:]
 
 
 def _parsed(text: bytes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partita.capture.splits import Split
+from partita.core.plan import Plan
 from partita.runtime.parts import Slice
 from partita.runtime.task import Task
 
@@ -52,6 +53,11 @@ class ProcessGroup:
         found = [torch.empty_like(value) for _ in self._order]
         dist.all_gather(found, value, group=self._group)
         return [found[place] for place in self._order]
+
+
+def is_divided(plan: Plan, device: int) -> bool:
+    """Return whether a device has slices of tensors, in any of its stages."""
+    return any(stage.tp > 1 and any(device in g for g in stage.devices) for stage in plan.stages)
 
 
 def slices_of(task: Task, device: int) -> dict[str, Slice]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from partita.core.codec import parse_json
 from partita.errors import FormatError, InvalidInputError, reading
+from partita.runtime.parts import Slice
 from partita.runtime.safetensors_file import Described, SafetensorsFile, size_of
 
 _USUAL = (
@@ -52,8 +53,8 @@ class _File(Protocol):
     described: dict[str, Described]
     bytes_read: int
 
-    def read_into(self, name: str, target: Tensor) -> None:
-        """Read a tensor into another of its shape, whatever the type of that."""
+    def read_into(self, name: str, target: Tensor, part: Slice | None = None) -> None:
+        """Read a tensor, or a part of it, into another of its shape, whatever the type of that."""
 
 
 class _TorchFile:
@@ -72,10 +73,16 @@ class _TorchFile:
         self.described = {name: (t.shape, t.dtype) for name, t in self._tensors.items()}
         self.bytes_read = 0
 
-    def read_into(self, name: str, target: Tensor) -> None:
-        with torch.no_grad():
-            target.copy_(self._tensors[name])
-        self.bytes_read += size_of(self.described[name])
+    def read_into(self, name: str, target: Tensor, part: Slice | None = None) -> None:
+        whole = self._tensors[name]
+        pairs = [(target, whole)]
+        if part is not None:
+            ranges = part.ranges(whole.shape[part.dim])
+            pairs = [(target.narrow(part.dim, *r), whole.narrow(part.dim, *r)) for r in ranges]
+        for into, value in pairs:
+            with torch.no_grad():
+                into.copy_(value)
+            self.bytes_read += size_of((value.shape, value.dtype))
 
 
 def _tensors_of(found: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN401  # of a file
@@ -177,7 +184,10 @@ def _held_by(model: nn.Module) -> list[_Held]:
 
 
 def load_weights(
-    model: nn.Module, path: Path, wanted: Collection[str] | None = None
+    model: nn.Module,
+    path: Path,
+    wanted: Collection[str] | None = None,
+    slices: Mapping[str, Slice] | None = None,
 ) -> LoadedWeights:
     """Read weights into a model, each tensor once, in the types that the model has.
 
@@ -185,13 +195,14 @@ def load_weights(
         model: The model; its tensors keep their places.
         path: The weights.
         wanted: Names of the tensors that are read, under any of their names; None = all.
+        slices: Tensors of which a slice is read, by any of their names; the rest of them stays.
 
     Raises:
         InvalidInputError: The file lacks a tensor of the model, whether it is wanted or not, or
             one that is wanted has another shape.
         FormatError: It cannot be read, or is not what it should be.
     """
-    return _taken(model, path, wanted, reads=True)
+    return _taken(model, path, wanted, slices or {}, reads=True)
 
 
 def check_weights(model: nn.Module, path: Path) -> LoadedWeights:
@@ -201,11 +212,16 @@ def check_weights(model: nn.Module, path: Path) -> LoadedWeights:
         InvalidInputError: They are not.
         FormatError: They cannot be read.
     """
-    return _taken(model, path, None, reads=False)
+    return _taken(model, path, None, {}, reads=False)
 
 
 def _taken(
-    model: nn.Module, path: Path, wanted: Collection[str] | None, *, reads: bool
+    model: nn.Module,
+    path: Path,
+    wanted: Collection[str] | None,
+    slices: Mapping[str, Slice],
+    *,
+    reads: bool,
 ) -> LoadedWeights:
     weights, held = _Weights(path), _held_by(model)
     sources = match_names([one.names for one in held], weights.names, str(path))
@@ -218,7 +234,8 @@ def _taken(
     _check_shapes(found, weights)
     if reads:
         for one, source in found:
-            weights.file_of(source).read_into(source, one.tensor.detach())
+            part = next((slices[name] for name in one.names if name in slices), None)
+            weights.file_of(source).read_into(source, one.tensor.detach(), part)
     unused = sorted(set(weights.names) - set(sources.values()))
     remark = f"{path}: {len(unused)} tensors are not of the model, and not read: {_some(unused)}"
     return LoadedWeights(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from partita.errors import FormatError, InvalidInputError
+from partita.runtime.parts import Slice
 from partita.runtime.safetensors_file import write_weights
 from partita.runtime.weights import check_weights, load_weights, match_names, weights_in
 
@@ -177,3 +178,27 @@ def test_files_that_are_none_or_not_whole_are_refused_with_their_path(tmp_path: 
     assert weights_in(empty) is None
     with pytest.raises(InvalidInputError, match="holds no weights"):
         load_weights(drawn(2), empty)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pt"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_of_a_slice_only_its_bytes_are_read(dim: int, form: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    whole = torch.randn(64, 48)
+    path = tmp_path / f"model.{form}"
+    if form == "pt":
+        torch.save({"weight": whole}, path)
+    else:
+        saved(path, {"weight": whole})
+    read = []
+    for index in range(3):
+        model = nn.Linear(48, 64, bias=False)
+        before = model.weight.detach().clone()
+        part = Slice(dim, index, 3, (32, 32) if dim == 0 else (48,))
+        loaded = load_weights(model, path, slices={"weight": part})
+        assert torch.equal(part.of(model.weight), part.of(whole))
+        others = [Slice(part.dim, n, 3, part.blocks) for n in range(3) if n != index]
+        assert all(torch.equal(other.of(model.weight), other.of(before)) for other in others)
+        read.append(loaded.bytes_read)
+    header = path.stat().st_size - whole.nbytes if form == "safetensors" else 0
+    assert sum(read) == whole.nbytes + 3 * header
