@@ -417,6 +417,8 @@ def divided(
     parts: Sequence[float],
     groups: Sequence[Sequence[Sequence[int]]],
     shard: Shard = Shard.NONE,
+    *,
+    sequence: bool = False,
     **others: object,
 ) -> Plan:
     """Return a pipeline whose stages are divided by tensor-parallel groups, a replica each."""
@@ -425,7 +427,10 @@ def divided(
     return dataclasses.replace(
         plan,
         devices=processes(devices).device_names,
-        stages=tuple(Stage(devices=tuple(map(tuple, stage)), shard=shard) for stage in groups),
+        stages=tuple(
+            Stage(devices=tuple(map(tuple, stage)), shard=shard, sequence_parallel=sequence)
+            for stage in groups
+        ),
         **others,
     )
 
@@ -440,6 +445,15 @@ TENSOR_PLANS: Mapping[str, Callable[[Graph], Plan]] = {
     "recompute": lambda g: divided(g, (0.5,), PAIRS, recompute=np.ones(len(g), dtype=bool)),
     "some again": lambda g: divided(
         g, (0.5,), PAIRS, recompute=np.random.default_rng(7).random(len(g)) < 0.5
+    ),
+    "sequence tp2 x pp2": lambda g: divided(g, (0.45,), PAIRS, sequence=True),
+    "sequence dp2 x tp2, some again": lambda g: divided(
+        g,
+        (),
+        [[[0, 1], [2, 3]]],
+        Shard.OPTIMIZER,
+        sequence=True,
+        recompute=np.random.default_rng(7).random(len(g)) < 0.5,
     ),
     "zero-bubble": lambda g: divided(g, (0.5,), PAIRS, schedule=Schedule.ZERO_BUBBLE),
     "shard optimizer": lambda g: divided(g, (), [[[0, 1], [2, 3]]], Shard.OPTIMIZER),

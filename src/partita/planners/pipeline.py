@@ -136,7 +136,12 @@ def legal_boundaries(graph: Graph, wanted: Sequence[int]) -> list[int]:
 
 
 def pipeline_plan(
-    problem: Problem, stage_of: Array, groups: Sequence[Sequence[int]], *, tp: int = 1
+    problem: Problem,
+    stage_of: Array,
+    groups: Sequence[Sequence[int]],
+    *,
+    tp: int = 1,
+    sequence_parallel: bool = False,
 ) -> Plan:
     """Return a pipeline: stage k runs on the k-th group of cluster devices, ``tp`` a replica."""
     used = [device for group in groups for device in group]
@@ -147,7 +152,8 @@ def pipeline_plan(
             devices=tuple(
                 tuple(index[device] for device in group[first : first + tp])
                 for first in range(0, len(group), tp)
-            )
+            ),
+            sequence_parallel=sequence_parallel,
         )
         for group in groups
     ]

@@ -22,7 +22,13 @@ from partita.planners.pipeline import (
 
 
 def plan_uniform(
-    problem: Problem, *, stages: int = 0, replicas: int = 1, chunks: int = 1, tp: int = 1
+    problem: Problem,
+    *,
+    stages: int = 0,
+    replicas: int = 1,
+    chunks: int = 1,
+    tp: int = 1,
+    sequence_parallel: bool = False,
 ) -> Solution:
     """Cut the layers into equal stages on consecutive devices.
 
@@ -33,6 +39,7 @@ def plan_uniform(
         chunks: Stages that each device takes in turn, for ``interleaved-1f1b``; the layers are cut
             into ``stages * chunks``.
         tp: Devices that divide the tensors of a replica.
+        sequence_parallel: Whether they divide tensors between products along the sequence, too.
 
     Raises:
         InfeasibleError: A device has too little memory.
@@ -59,9 +66,13 @@ def plan_uniform(
     stage_of = cut_layers(problem.graph, boundaries)
     places = [stage % ring for stage in range(len(boundaries) - 1)]
     groups = [devices[place * each : (place + 1) * each] for place in places]
-    plan = pipeline_plan(problem, stage_of, groups, tp=tp)
+    plan = pipeline_plan(problem, stage_of, groups, tp=tp, sequence_parallel=sequence_parallel)
     options = {"stages": stages, "replicas": replicas, "chunks": chunks}
-    return solution_of(problem, plan, "uniform", {**options, "tp": tp} if tp > 1 else options)
+    if tp > 1:
+        options |= {"tp": tp}
+    if sequence_parallel:
+        options |= {"sequence_parallel": True}
+    return solution_of(problem, plan, "uniform", options)
 
 
 def uniform_boundaries(graph: Graph, stages: int) -> list[int]:

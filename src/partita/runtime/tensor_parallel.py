@@ -9,6 +9,7 @@ from torch import Tensor
 
 from partita.capture.splits import Split
 from partita.core.plan import Plan
+from partita.ranks.device import has_ordered_groups
 from partita.runtime.parts import Slice
 from partita.runtime.task import Task
 
@@ -33,6 +34,7 @@ class ProcessGroup:
             rank: This tensor-parallel rank.
         """
         self._group, self._order = group, tuple(order)
+        self._by_place = sorted(range(len(order)), key=self._order.__getitem__)
         self.rank, self.size = rank, len(order)
 
     def sum(self, value: Tensor) -> Tensor:
@@ -53,6 +55,22 @@ class ProcessGroup:
         found = [torch.empty_like(value) for _ in self._order]
         dist.all_gather(found, value, group=self._group)
         return [found[place] for place in self._order]
+
+    def sum_of_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the sum of what all ranks have for this one, of one tensor for each rank."""
+        flat = torch.cat([parts[rank].detach().reshape(-1) for rank in self._by_place])
+        if has_ordered_groups(dist.get_backend(self._group)):
+            summed = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+            dist.reduce_scatter_tensor(summed.view(-1), flat, group=self._group)
+            return summed
+        # gloo would sum all parts everywhere; sent part by part they are added up in the order of
+        # the ranks.
+        found = torch.empty_like(flat)
+        dist.all_to_all_single(found, flat, group=self._group)
+        rows = found.view(self.size, -1)
+        made = sum((rows[place] for place in self._order[1:]), rows[self._order[0]])
+        assert isinstance(made, Tensor)
+        return made.view(parts[0].shape)
 
 
 def is_divided(plan: Plan, device: int) -> bool:
@@ -82,5 +100,5 @@ def tensor_parallel_remarks(task: Task) -> tuple[str, ...]:
     degrees = sorted({stage.tp for stage in task.plan.stages} - {1})
     found = [note for degree in degrees for note in task.code.split_notes(degree)]
     if any(stage.sequence_parallel for stage in task.plan.stages):
-        found.append("sequence parallelism is not run: tensors between split regions are whole")
+        found.append("between split regions tensors are divided along the sequence")
     return tuple(found)

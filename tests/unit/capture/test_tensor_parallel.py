@@ -1,7 +1,7 @@
 """Tensor-parallel code of captured models: the ranks of a group are threads here."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from partita.capture.captured import CapturedModel, Granularity
 from partita.capture.setting import Example, example_inputs
 from partita.capture.splits import Split
 from partita.capture.tensor.rules import CannotSplitError, reshaped
+from partita.capture.tensor.sequence import along_sequences
 from partita.core.graph import Graph
 from partita.core.plan import Plan, Stage
 
@@ -55,6 +56,11 @@ class Ranked:
     def sum(self, value: Tensor) -> Tensor:
         return torch.stack(self.gather(value)).sum(0)
 
+    def sum_of_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack([found[self.rank] for found in self.gather(torch.stack([*parts]))]).sum(
+            0
+        )
+
     def maximum(self, value: Tensor) -> Tensor:
         return torch.stack(self.gather(value)).amax(0)
 
@@ -68,20 +74,26 @@ class Call:
         return op + 1
 
 
-def plan_of(graph: Graph, stages: int) -> Plan:
+def plan_of(graph: Graph, stages: int, size: int = 1, *, sequence: bool = False) -> Plan:
+    ranks = np.arange(stages * size).reshape(stages, size).tolist()
     return Plan(
         fingerprint=graph.fingerprint,
-        devices=tuple(f"d{n}" for n in range(stages)),
+        devices=tuple(f"d{n}" for n in range(stages * size)),
         stage_of=np.arange(len(graph)) * stages // len(graph),
-        stages=tuple(Stage(devices=((n,),)) for n in range(stages)),
+        stages=tuple(Stage(devices=(tuple(own),), sequence_parallel=sequence) for own in ranks),
     )
 
 
 def largest_gap(
-    model: CapturedModel, inputs: Mapping[str, Tensor], size: int, stages: int
+    model: CapturedModel,
+    inputs: Mapping[str, Tensor],
+    size: int,
+    stages: int,
+    *,
+    sequence: bool = False,
 ) -> float:
     """Return the largest difference of loss and gradients between a group and one process."""
-    code = model.stages(plan_of(model.graph, stages))
+    code = model.stages(plan_of(model.graph, stages, size, sequence=sequence))
     splits = code.parameter_splits(size)
     names, state = model.graph.tensors.names, model.state()
 
@@ -253,6 +265,37 @@ def test_a_group_computes_what_one_process_computes(name: str, size: int) -> Non
 def test_stages_may_be_cut_within_what_is_split(name: str, stages: int) -> None:
     model, inputs = captured(BLOCKS[name])
     assert largest_gap(model, inputs, 2, stages=stages) < LIMIT
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(("size", "stages"), [(2, 1), (4, 1), (2, 2)])
+def test_tensors_between_products_are_divided_along_the_sequence(
+    name: str, size: int, stages: int
+) -> None:
+    model, inputs = captured(BLOCKS[name])
+    assert largest_gap(model, inputs, size, stages, sequence=True) < LIMIT
+    found = along_sequences(model, model.splits(size))
+    shape = (BATCH, LENGTH, HIDDEN)
+    layouts = [found.layouts[r] for r in found.sequences if tuple(model.values[r].shape) == shape]
+    assert layouts.count(Split(1, (LENGTH,))) == len(layouts) >= 4
+
+
+def test_joined_rows_are_divided_within_each_sample() -> None:
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = (nn.Parameter(torch.randn(*s)) for s in ((16, 32), (32, 16)))
+            self.bias = nn.Parameter(torch.randn(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = torch.mm(x.view(-1, HIDDEN), self.up).tanh()
+            return torch.addmm(self.bias, rows, self.down).view(x.shape)
+
+    model, inputs = captured(Joined)
+    assert largest_gap(model, inputs, 2, 1, sequence=True) < LIMIT
+    found = along_sequences(model, model.splits(2))
+    layouts = {found.layouts[row] for row in found.sequences}
+    assert layouts == {Split(0, (LENGTH,) * BATCH), Split(1, (LENGTH,))}
 
 
 def test_three_ranks_divide_a_vocabulary_unevenly() -> None:

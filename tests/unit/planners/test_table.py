@@ -169,7 +169,8 @@ def test_a_misspelt_name_is_corrected(name, words):
         (
             "uniform",
             {"zzz": 2},
-            "planner 'uniform' has no option 'zzz'; there are stages, replicas, chunks, tp",
+            "planner 'uniform' has no option 'zzz'; there are stages, replicas, chunks, tp, "
+            "sequence_parallel",
         ),
         ("single", {"problem": 2}, "planner 'single' has no option 'problem'; there are device"),
         ("custom", {}, "planner 'custom' needs the option 'boundaries'"),

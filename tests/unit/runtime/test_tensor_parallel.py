@@ -1,6 +1,7 @@
 """Plans with tensor-parallel stages over forked processes equal one process."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,8 +121,11 @@ PLANS = {
 
 
 @pytest.mark.parametrize("kind", ["tp2 x pp2", "dp2 x tp2"])
-def test_groups_equal_one_process(model: CapturedModel, kind: str) -> None:
-    plan = plan_of(model.graph, PLANS[kind])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_groups_equal_one_process(model: CapturedModel, kind: str, sequence: bool) -> None:
+    plan = plan_of(model.graph, PLANS[kind], sequence_parallel=sequence)
+    if sequence:  # and some ops recompute
+        plan = replace(plan, recompute=np.arange(len(model.graph)) % 3 > 0)
     problem, workload = work(model, plan)
     task = make_task(problem, plan, workload)
     options = RankOptions(steps=2, seed=5, recipe=Recipe(clip_norm=0.05, learning_rate=0.5))
@@ -167,8 +171,11 @@ def test_context_and_expert_parallel_stages_are_refused(model: CapturedModel) ->
         check_runnable(plan_of(graph, [[[0], [1]]], ep=2))
 
 
-def test_sequence_parallelism_is_said_not_to_run(model: CapturedModel) -> None:
+def test_a_group_that_cannot_divide_the_sequence_is_refused(model: CapturedModel) -> None:
     plan = plan_of(model.graph, [[[0, 1]]], sequence_parallel=True)
     problem, workload = work(model, plan)
-    task = make_task(problem, plan, workload)
-    assert "sequence parallelism is not run" in tensor_parallel_remarks(task)[-1]
+    remarks = tensor_parallel_remarks(make_task(problem, plan, workload))
+    assert "divided along the sequence" in remarks[-1]
+    three = plan_of(model.graph, [[[0, 1, 2]]], sequence_parallel=True)
+    with pytest.raises(UnsupportedError, match=r"stage 0 .* 3 ranks"):
+        model.stages(three)

@@ -10,21 +10,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from partita.capture.op import CapturedOp, ValueInfo
 from partita.capture.splits import Split
 from partita.capture.stages import CapturedStages, StageCall
-from partita.capture.tensor.ops import TensorGroup, gather, scatter, share
+from partita.capture.tensor.ops import TensorGroup, collect, gather, scatter, share
 from partita.capture.tensor.parallel import (
     SplitCode,
     SplitOp,
     TensorSplits,
     refs_of_call,
 )
+from partita.capture.tensor.sequence import along_sequences
 from partita.capture.tree import Param, Ref, Value, map_leaves
 from partita.core.graph import Graph
 from partita.core.plan import Plan
+from partita.errors import UnsupportedError
 
 
 class GroupCall(StageCall, Protocol):
@@ -55,7 +58,28 @@ class SplitStages:
         """
         self._code, self._plan = code, plan
         self._whole = CapturedStages(code, plan)
+        self._check_sequences()
         self._of_group: dict[int, tuple[TensorGroup, CapturedStages]] = {}
+
+    def _check_sequences(self) -> None:
+        """Check that stages which divide tensors along the sequence have some to divide.
+
+        Raises:
+            UnsupportedError: One has none.
+        """
+        asked = [(n, s) for n, s in enumerate(self._plan.stages) if s.sequence_parallel]
+        along = {
+            tp: along_sequences(self._code, self.splits(tp)) for tp in {s.tp for _, s in asked}
+        }
+        for number, stage in asked:
+            found, members = along[stage.tp], np.flatnonzero(self._plan.stage_of == number)
+            calls = (call for index in members.tolist() for call in found.calls[index])
+            if not any(row in found.sequences for call in calls for _, row in call.op.outputs):
+                raise UnsupportedError(
+                    f"stage {number} is sequence-parallel, and none of its sums over {stage.tp} "
+                    "ranks has a dimension besides the last that they divide evenly; plan "
+                    "without sequence parallelism"
+                )
 
     def run(
         self,
@@ -161,6 +185,14 @@ class GroupCode:
                 ops[index] = op
         return tuple(ops), tuple(values)
 
+    def splits_of(self, stage: int) -> TensorSplits:
+        """Return how a stage is divided: along the sequence, too, where the plan says so."""
+        return self._along if self.plan.stages[stage].sequence_parallel else self.splits
+
+    @cached_property
+    def _along(self) -> TensorSplits:
+        return along_sequences(self.source, self.splits)
+
     @cached_property
     def trained(self) -> frozenset[str]:
         """Names of the parameters that have gradients."""
@@ -184,14 +216,15 @@ class _Stage:
 
     def __init__(self, code: GroupCode, values: list[ValueInfo], members: Sequence[int]) -> None:
         self._code, self._values, self._members = code, values, members
+        self._stage = int(code.plan.stage_of[members[0]])
+        self._splits = code.splits_of(self._stage)
         self._own = {row for index in members for row in code.source.ops[index].makes}
         self._inside = {
             row
             for index in members
-            for call in code.splits.calls[index]
+            for call in self._splits.calls[index]
             for row in (*call.op.makes, *(row for _, row in call.op.outputs))
         }
-        self._stage = int(code.plan.stage_of[members[0]])
         # Tensors that have left their place: the row of the part of a tensor that leaves whole.
         self._part_of: dict[int, int] = {}
         self._moved: dict[tuple[Ref, str, Split | None], Ref] = {}
@@ -202,7 +235,7 @@ class _Stage:
         written: list[list[CapturedOp]] = []
         for index in self._members:
             self._parts = []
-            for call in self._code.splits.calls[index]:
+            for call in self._splits.calls[index]:
                 self._call(call)
             written.append(self._parts)
         sources = [self._code.source.ops[index] for index in self._members]
@@ -242,7 +275,7 @@ class _Stage:
         rows = {row: row for _, row in (*op.outputs, *op.writes)}
         leaves = []
         for row in rows:
-            if row in self._code.splits.layouts and self._leaves(row):
+            if row in self._splits.layouts and self._leaves(row):
                 rows[row] = self._part_of[row] = self._new_row(row)
                 leaves.append(row)
         if not changed and not leaves and (local is None or local.make is None):
@@ -250,7 +283,7 @@ class _Stage:
             return
         self._parts.append(self._written(call, names, rows))
         for row in leaves:
-            split = self._code.splits.layouts[row]
+            split = self._splits.layouts[row]
             whole = partial(gather, group=self._code.group, split=split)
             self._move("gather", whole, Value(rows[row]), row)
             self._moved[Value(row), "gather", None] = Value(row)
@@ -283,9 +316,9 @@ class _Stage:
     def _layout(self, ref: Ref) -> Split | None:
         """Return how a tensor is held here: what comes from other stages is whole."""
         if isinstance(ref, Param):
-            return self._code.splits.parameters.get(ref.name)
+            return self._splits.parameters.get(ref.name)
         if isinstance(ref, Value) and ref.index in self._inside:
-            return self._code.splits.layouts.get(ref.index)
+            return self._splits.layouts.get(ref.index)
         return None
 
     def _needed(self, ref: Ref, wanted: Split | None, *, splits: bool) -> Ref:
@@ -296,6 +329,9 @@ class _Stage:
         whole = ref
         if held is not None:
             part = Value(self._part_of[ref.index]) if self._is_moved(ref) else ref  # type: ignore[attr-defined]  # a Value
+            if wanted is None and splits and self._has_gradient(ref):
+                function = partial(collect, group=group, split=held)
+                return self._once(ref, "collect", None, function, part)
             whole = self._once(ref, "gather", None, partial(gather, group=group, split=held), part)
         if wanted is not None:
             cut = partial(scatter, group=group, split=wanted)

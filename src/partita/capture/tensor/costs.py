@@ -19,7 +19,12 @@ from partita.core.plan import Plan, Stage
 
 _WHOLE = "none"
 _SUM, _GATHER = 2.0, 1.0
-_MOVES = {"share": (0.0, _SUM), "scatter": (0.0, _GATHER), "gather": (_GATHER, 0.0)}
+_MOVES = {
+    "share": (0.0, _SUM),
+    "scatter": (0.0, _GATHER),
+    "gather": (_GATHER, 0.0),
+    "collect": (_GATHER, _GATHER),
+}
 """All-gathers of each move, in forward and in backward."""
 
 
@@ -43,6 +48,10 @@ class AloneGroup:
     def gather(self, value: Tensor) -> list[Tensor]:
         """Return the rank's own part for every rank."""
         return [value] * self.size
+
+    def sum_of_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the rank's own part."""
+        return parts[0].clone()
 
 
 def alone_code(code: SplitCode, splits: TensorSplits) -> GroupCode:

@@ -10,13 +10,17 @@ share    nothing                        sum over the group
 reduce   sum over the group             nothing
 scatter  take the rank's part           gather the parts
 gather   gather the parts               take the rank's part
+collect  gather the parts               the rank's part of the sum
+deal     the rank's part of the sum     gather the parts
 ======== ============================== ==============================
 
 ``share`` stands where a replicated tensor enters an op whose results are split: each rank
-differentiates its own results only.
+differentiates its own results only. ``collect`` is ``gather`` and ``share``, ``deal`` is ``reduce``
+and ``scatter``, each with half of the traffic.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -51,6 +55,33 @@ class TensorGroup(Protocol):
         """Return the tensors of all ranks, which have one shape."""
         ...
 
+    def sum_of_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the sum of what all ranks have for this one, of one tensor for each rank."""
+        ...
+
+
+@dataclass(frozen=True)
+class ScatteringGroup:
+    """A group whose sums are left in parts: each rank gets its own.
+
+    Attributes:
+        group: The group.
+        split: How sums are divided.
+    """
+
+    group: TensorGroup
+    split: Split
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.group.size
+
 
 def gathered(group: TensorGroup, split: Split, part: Tensor) -> Tensor:
     """Return the whole tensor of all ranks' parts."""
@@ -62,6 +93,19 @@ def gathered(group: TensorGroup, split: Split, part: Tensor) -> Tensor:
     found = group.gather(part.contiguous())
     parts = [t.narrow(split.dim, 0, n) for t, n in zip(found, sizes, strict=True)]
     return split.join(parts)
+
+
+def dealt(group: TensorGroup, split: Split, whole: Tensor) -> Tensor:
+    """Return the rank's part of the sum of the ranks' tensors."""
+    sizes = [split.length(rank, group.size) for rank in range(group.size)]
+    parts = [split.take(whole, rank, group.size) for rank in range(group.size)]
+    lacks = [max(sizes) - size for size in sizes]
+    ahead = [0, 0] * (whole.dim() - split.dim - 1)
+    padded = [
+        F.pad(part, [*ahead, 0, more]) if more else part
+        for part, more in zip(parts, lacks, strict=True)
+    ]
+    return group.sum_of_parts(padded).narrow(split.dim, 0, sizes[group.rank])
 
 
 class _Share(torch.autograd.Function):
@@ -108,14 +152,39 @@ class _Gather(torch.autograd.Function):
         return split.take(gradient, group.rank, group.size).contiguous(), None, None
 
 
+class _Collect(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: TensorGroup, split: Split) -> Tensor:  # noqa: ANN401
+        ctx.group, ctx.split = group, split
+        return gathered(group, split, value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        return dealt(ctx.group, ctx.split, gradient), None, None
+
+
+class _Deal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: TensorGroup, split: Split) -> Tensor:  # noqa: ANN401
+        ctx.group, ctx.split = group, split
+        return dealt(group, split, value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        return gathered(ctx.group, ctx.split, gradient), None, None
+
+
 def share(value: Tensor, group: TensorGroup) -> Tensor:
     """Return a replicated tensor for ops whose results are split."""
     result: Tensor = _Share.apply(value, group)  # type: ignore[no-untyped-call]  # torch's
     return result
 
 
-def reduce(value: Tensor, group: TensorGroup) -> Tensor:
-    """Return the sum of the ranks' tensors, replicated."""
+def reduce(value: Tensor, group: TensorGroup | ScatteringGroup) -> Tensor:
+    """Return the sum of the ranks' tensors: replicated, or the rank's part of it."""
+    if isinstance(group, ScatteringGroup):
+        part: Tensor = _Deal.apply(value, group.group, group.split)  # type: ignore[no-untyped-call]  # torch's
+        return part
     result: Tensor = _Reduce.apply(value, group)  # type: ignore[no-untyped-call]  # torch's
     return result
 
@@ -129,6 +198,12 @@ def scatter(value: Tensor, group: TensorGroup, split: Split) -> Tensor:
 def gather(value: Tensor, group: TensorGroup, split: Split) -> Tensor:
     """Return the whole of a split tensor, replicated."""
     result: Tensor = _Gather.apply(value, group, split)  # type: ignore[no-untyped-call]  # torch's
+    return result
+
+
+def collect(value: Tensor, group: TensorGroup, split: Split) -> Tensor:
+    """Return the whole of a split tensor, for ops whose results are split."""
+    result: Tensor = _Collect.apply(value, group, split)  # type: ignore[no-untyped-call]  # torch's
     return result
 
 

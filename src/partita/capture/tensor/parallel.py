@@ -91,6 +91,8 @@ class TensorSplits:
         layouts: How each tensor is held, by row; those that are not here are replicated.
         parameters: The parameters that are held split, by name.
         seeds: Products with parameters by op and call, split or not.
+        sequences: Tensors that are split along the sequence, by row; none without sequence
+            parallelism.
     """
 
     degree: int
@@ -98,6 +100,7 @@ class TensorSplits:
     layouts: Mapping[int, Split]
     parameters: Mapping[str, Split]
     seeds: Mapping[tuple[int, int], Seed]
+    sequences: frozenset[int] = frozenset()
 
     def notes(self) -> list[str]:
         """Return what is split and what is not, for people."""
@@ -156,7 +159,7 @@ class _Search:
         return found
 
     def _seed(self, index: int, op: CapturedOp) -> Seed | None:
-        op = _as_function(op)
+        op = as_function(op)
         parameter = SEEDS[op.kind](op) if op.kind in SEEDS else None
         if not isinstance(parameter, Param) or rule_of(op) is None:
             return None
@@ -242,7 +245,7 @@ def _calls(op: CapturedOp) -> Iterator[CapturedOp]:
         yield from _calls(part)
 
 
-def _as_function(op: CapturedOp) -> CapturedOp:
+def as_function(op: CapturedOp) -> CapturedOp:
     """Return the call of a plain module as a call of its function; others as they are."""
     if not isinstance(op.func, ModuleCall) or op.kwargs:
         return op
@@ -303,7 +306,7 @@ class _Attempt:
             )
 
     def _visit(self, key: tuple[int, int], op: CapturedOp) -> SplitOp:
-        original, op = op, _as_function(op)
+        original, op = op, as_function(op)
         refs = refs_of_call(op)
         layouts: dict[Ref, Layout] = {
             ref: self.layouts.get(ref.index) if isinstance(ref, Value) else None for ref in refs
