@@ -41,7 +41,9 @@ _KINDS: dict[str, dict[str, Any]] = {
     "pipeline": {"pp": 2, "dp": 1},
     "replicas": {"pp": 1, "dp": 2},
     "tensor parallel": {"pp": 1, "dp": 1, "tp": 2},
+    "sequence parallel": {"pp": 1, "dp": 1, "tp": 2, "option": ("sequence_parallel=true",)},
     "zero-bubble": {"pp": 2, "dp": 1, "schedule": "zero-bubble"},
+    "divided parameters": {"pp": 1, "dp": 2, "zero": 3},
 }
 
 

@@ -9,7 +9,7 @@ same seed: the epoch's permutation is drawn by ``seed + epoch``, and a last batc
 is dropped, or filled up from the beginning of that permutation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from partita.capture.setting import Example, example_inputs, split_labels
 from partita.capture.sources import ModelSource
-from partita.capture.tree import leaves_of, map_leaves
+from partita.capture.tree import children_of, leaves_of, map_leaves
 from partita.core.columns import Longs
 from partita.errors import InvalidInputError
 
@@ -349,6 +349,22 @@ def samples_of(batch: Any) -> int:  # noqa: ANN401  # the user's
     return 0
 
 
+def kind_of_batch(batch: Any, samples: int) -> tuple[tuple[str, Hashable], ...]:  # noqa: ANN401
+    """Return what a captured graph has of a batch, beside its samples.
+
+    That is the shape of a sample and the type of each tensor, and all values that are no tensors.
+    """
+
+    def described(leaf: Any) -> Hashable:  # noqa: ANN401  # the user's
+        if isinstance(leaf, Tensor):
+            shape = tuple(leaf.shape)
+            return (shape[1:] if shape[:1] == (samples,) else shape, leaf.dtype)
+        # Equal numbers of different types, such as 1 and True, may take different ways.
+        return (type(leaf), leaf if isinstance(leaf, Hashable) else repr(leaf))
+
+    return tuple((place, described(leaf)) for place, leaf in leaves_of(batch))
+
+
 def _filled(batch: Any, found: int, wanted: int) -> Any:  # noqa: ANN401  # the user's
     """Return a batch whose first samples are repeated until it is full."""
     rows = torch.arange(wanted) % found
@@ -381,6 +397,8 @@ class BatchParts(Sequence[Example]):
         pair: tuple[Any, Any] = split_labels(batch) if has_labels else (batch, None)
         self._inputs, self._labels = pair
         self._sizes, self._samples = sizes, sum(sizes)
+        if len(sizes) > 1:
+            _check_no_lists(batch, self._samples)
         found = {leaf.shape[0] for _, leaf in leaves_of(self._inputs) if _is_cut(leaf)}
         if self._samples not in found:
             raise InvalidInputError(
@@ -406,6 +424,25 @@ class BatchParts(Sequence[Example]):
         rows = slice(begin, begin + size)
         labels = _cut(self._labels, rows, self._samples)
         return example_of(_cut(self._inputs, rows, self._samples), labels, size)
+
+
+def _check_no_lists(node: Any, samples: int, name: str = "the batch") -> None:  # noqa: ANN401
+    """Check that no list has a value for each sample: microbatches would all get the whole list.
+
+    Raises:
+        InvalidInputError: One has.
+    """
+    if isinstance(node, Tensor):
+        return
+    is_list = isinstance(node, list) and len(node) == samples > 1
+    if is_list and all(isinstance(value, str | int | float) for value in node):
+        raise InvalidInputError(
+            f"{name} has a list of {samples} values, one for each sample; a microbatch needs its "
+            "own of them: give a tensor"
+        )
+    found = children_of(node)
+    for child, value in zip(found.names, found.values, strict=True) if found else ():
+        _check_no_lists(value, samples, f"{child!r} of the batch")
 
 
 def cut_batch(batch: Any, most: int) -> list[Any]:  # noqa: ANN401  # the user's

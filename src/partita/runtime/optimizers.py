@@ -7,8 +7,9 @@ State is kept by the name of the parameter, as entries that torch's optimizers h
 ``exp_avg_sq``, ``momentum_buffer``, ``step``.
 """
 
+import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -22,6 +23,8 @@ from partita.errors import InvalidInputError, UnsupportedError
 from partita.runtime.numerics import numerics_of
 from partita.runtime.recipe import Recipe, Schedule, ScriptRecipe
 
+logger = logging.getLogger(__name__)
+
 _SCRATCH_BYTES = 2**24
 _SMALL_ELEMENTS = 2**16
 _BETAS = (0.9, 0.999)
@@ -31,6 +34,21 @@ _MOMENTUM = 0.9
 _FIRST_SCALE = 2.0**16
 _SCALE_GROWS_AFTER = 2000  # steps, as ``torch.amp.GradScaler`` has it
 _CLIP_MARGIN = 1e-6  # as ``torch.nn.utils.clip_grad_norm_`` has it
+
+_BY_TENSOR = (torch.optim.Adafactor, torch.optim.Muon)
+"""Optimizers whose step of an element depends on others of its tensor."""
+_BY_ELEMENT = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.ASGD,
+)
 
 State: TypeAlias = dict[str, Any]
 
@@ -111,6 +129,29 @@ def make_optimizer(
     if isinstance(recipe, ScriptRecipe) and recipe.make_optimizer is not None:
         return TorchOptimizer(recipe, named, options)
     return NamedOptimizer(recipe, named, options)
+
+
+def check_steps_parts(optimizer: RankOptimizer, divided: Collection[str]) -> None:
+    """Check that an optimizer gives the same numbers on parts of tensors as on the whole ones.
+
+    Args:
+        optimizer: The optimizer.
+        divided: Names of the parameters of which this rank steps a part.
+
+    Raises:
+        UnsupportedError: It looks at whole tensors.
+    """
+    found = optimizer.optimizer if isinstance(optimizer, TorchOptimizer) else None
+    if found is None or not divided:
+        return
+    what = f"{type(found).__name__} steps parts of {len(divided)} tensors, such as {min(divided)!r}"
+    if isinstance(found, _BY_TENSOR):
+        raise UnsupportedError(
+            f"{what}, and needs whole ones; plan without shards and tensor parallelism, or use an "
+            "optimizer that works element by element, such as AdamW"
+        )
+    if not isinstance(found, _BY_ELEMENT):
+        logger.warning("%s: right only if it works element by element", what)
 
 
 class Agreement:
@@ -442,6 +483,11 @@ class TorchOptimizer:
         if found is not None:
             if recipe.make_scheduler is not None:
                 self.scheduler = recipe.make_scheduler(found)
+                if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                    raise UnsupportedError(
+                        "ReduceLROnPlateau waits for a number that is measured beside the steps, "
+                        "which a scheduler is not given; use a schedule by steps"
+                    )
             elif recipe.schedule != Schedule():
                 self.scheduler = torch.optim.lr_scheduler.LambdaLR(found, recipe.schedule.factor)
 

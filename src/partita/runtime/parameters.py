@@ -26,6 +26,7 @@ from partita.runtime.optimizers import (
     Agreement,
     RankOptimizer,
     check_optimizer,
+    check_steps_parts,
     make_optimizer,
 )
 from partita.runtime.parts import Part, Slice, Stretch
@@ -121,6 +122,9 @@ class ParameterStore:
         stepped = {name: self._stepped(name) for name in self._stepped_by}
         shapes = {name: self._like[name].shape for name in stepped}
         self.optimizer: RankOptimizer = make_optimizer(recipe, stepped, shapes)
+        check_steps_parts(
+            self.optimizer, {n for n in stepped if n in self._slices or n in self._stretches}
+        )
 
     def _stepped(self, name: str) -> Tensor:
         """Return what is stepped here: of a divided parameter the part; a gather makes it whole."""

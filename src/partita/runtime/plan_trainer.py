@@ -11,13 +11,14 @@ it was before the first step.
 
 import functools
 import hashlib
+import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.ranks.device import has_ordered_groups
 from partita.ranks.member import Member
 from partita.ranks.status import StatusBoard
-from partita.runtime.batches import BatchParts, cut_batch, samples_of
+from partita.runtime.batches import BatchParts, cut_batch, kind_of_batch, samples_of
 from partita.runtime.checkpoint.files import read_manifest
 from partita.runtime.device_parts import Cell
 from partita.runtime.evaluation import forward_task
@@ -132,6 +133,13 @@ _CHECK_LIMITS = defaultdict(
 """How far two ways to compute a loss may differ by rounding, relative to it, by the type."""
 
 
+_PLAIN = (bool, int, float, complex, str, type(None))
+_MOST_WAYS = 64
+"""Ways to play the plan that are kept: each has a captured graph."""
+_Kind: TypeAlias = tuple[tuple[str, Hashable], ...]
+"""What a captured graph has of a batch, beside its samples."""
+
+
 class Stopped(SystemExit):
     """Ends a script whose ranks were asked to stop, as ``sys.exit()`` would."""
 
@@ -170,11 +178,16 @@ class PlanTrainer(Trainer):
         self._sizes = tuple(self._plan.microbatch_sizes.tolist())
         self._batch: Sequence[Example] = ()
         self._inputs: dict[int, dict[str, Tensor]] = {}
-        self._captures: Captures | None = None
+        self._captures: dict[_Kind, Captures] = {}
+        self._num_ways, self._has_told = 0, False
+        # What the script's Python had when the model was last captured.
+        self._values: dict[str, Any] = {}
+        self._trains: dict[str, bool] = {}
+        self._has_told_of_values = False
         self._player: RankPlayer | None = None
         self._saving: Saving | None = None
         self._saver: Saver | None = None
-        self._ways: dict[tuple[Deal, bool], _Way] = {}
+        self._ways: dict[tuple[Deal, _Kind, bool], _Way] = {}
         self._guard = _ModelGuard(model, place.member.notify)
         self._has_stopped, self._was_asked = False, False
         self._left_to_check = checked_steps
@@ -386,25 +399,72 @@ class PlanTrainer(Trainer):
         else:
             cut = BatchParts(batch, (1,) * samples, has_labels=labelled)
             self._batch = [cut[place if real else 0] for place, real in enumerate(dealt.real)]
-        key = (dealt, training)
+        self._look_at_python()
+        kind = kind_of_batch(batch, samples)
+        key = (dealt, kind, training)
         if self._player is None and not training:
             # The first way decides what is held, so it is one of training.
-            self._ways[dealt, True] = self._prepare(dealt, training=True)
+            self._ways[dealt, kind, True] = self._prepare(dealt, kind, training=True)
         if key not in self._ways:
-            self._ways[key] = self._prepare(dealt, training=training)
-        way = self._ways[key]
+            self._ways[key] = self._prepare(dealt, kind, training=training)
+        self._ways[key] = way = self._ways.pop(key)  # the last one used is forgotten last
+        if len(self._ways) > _MOST_WAYS:
+            self._forget(next(iter(self._ways)))
         measured = frozenset((way.task.graph.loss, *way.metrics.values()))
         way.player.loop.seen = way.task.results if outputs else measured
         return way
 
-    def _prepare(self, dealt: Deal, *, training: bool) -> _Way:
+    def _look_at_python(self) -> None:
+        """Capture the model anew where numbers of Python that it reads have changed.
+
+        Raises:
+            InvalidInputError: Other parameters are to be trained than in the first step.
+        """
+        if not self._ways:
+            return
+        with self._guard.open():
+            for name, parameter in self.model.named_parameters():
+                if self._trains.get(name, parameter.requires_grad) != parameter.requires_grad:
+                    raise InvalidInputError(
+                        f"requires_grad of {name!r} has changed since the first step; a plan is "
+                        "for the parameters that were trained then: profile and plan again, and go "
+                        "on from a checkpoint"
+                    )
+            values = plain_values(self.model, self._loss)
+        if values == self._values:
+            return
+        self._ways.clear()
+        self._captures.clear()
+        if not self._has_told_of_values and self._place.member.rank == 0:
+            self._has_told_of_values = True
+            names = {n for n in {*values, *self._values} if values.get(n) != self._values.get(n)}
+            self._place.member.notify(
+                f"{min(names)} has changed, which the model or its loss may read: the model is "
+                "captured anew whenever such a value changes; one that changes often is better a "
+                "tensor in the batch"
+            )
+
+    def _forget(self, key: tuple[Deal, _Kind, bool]) -> None:
+        """Forget a way, and say once why there are so many."""
+        del self._ways[key]
+        if key[1] not in {kind for _, kind, _ in self._ways}:
+            self._captures.pop(key[1], None)
+        if not self._has_told and self._place.member.rank == 0:
+            self._has_told = True
+            self._place.member.notify(
+                f"batches have come in more than {_MOST_WAYS} shapes, or with as many values that "
+                "are no tensors: the model is captured anew for each; pad to a few lengths, and "
+                "give numbers that change as tensors"
+            )
+
+    def _prepare(self, dealt: Deal, kind: _Kind, *, training: bool) -> _Way:
         """Capture the model on the microbatches at hand, and compare it with the plan."""
         place, solution = self._place, self._place.solution
         first_of = {size: turn for turn, size in reversed(list(enumerate(dealt.sizes)))}
         problem = solution.problem
         plan = replace(self._plan, microbatch_sizes=np.array(dealt.sizes))
         with self._guard.open():
-            captures = self._capture()
+            captures = self._captures_of(kind)
             captures.source.example.examples = {  # type: ignore[attr-defined]  # ours
                 size: self._batch[turn] for size, turn in first_of.items()
             }
@@ -414,6 +474,12 @@ class PlanTrainer(Trainer):
             with without_saved_tensors() if self._is_partial else nullcontext():
                 workload = model_workload(captures, problem, plan)
             captured = captures.at(dealt.sizes[0])
+            # After the capture, which runs the model's Python: what it counts is no change.
+            self._values = plain_values(self.model, self._loss)
+            if not self._trains:
+                self._trains = {n: p.requires_grad for n, p in self.model.named_parameters()}
+        if self._player is None and len(dealt.sizes) > 1 and place.member.rank == 0:
+            self._tell_of_sums(captured)
         task = make_task(problem, plan, workload, order=place.job.order)
         if self._unread is not None:
             self._read_slices(task, self._unread)
@@ -426,6 +492,17 @@ class PlanTrainer(Trainer):
         player = self._open(task, workload)
         metrics = metrics_of(captured)
         return _Way(task, player, captured, metrics, dealt.weights)
+
+    def _tell_of_sums(self, captured: CapturedModel) -> None:
+        """Warn of a loss that adds up its samples: the mean over microbatches is none of it."""
+        graph = captured.graph
+        maker = captured.ops[int(graph.tensors.producer[graph.loss])].leaves[-1]
+        if maker.kind == "sum" or "sum" in (*maker.args, maker.kwargs.get("reduction")):
+            self._place.member.notify(
+                f"the loss is a sum over samples ({maker.kind.strip('_')}); losses of microbatches "
+                f"are averaged, so that it and its gradients are 1/{len(self._sizes)} of those of "
+                "a batch computed at once: return a mean"
+            )
 
     def _read_slices(self, task: Task, path: Path) -> None:
         """Read what this rank holds of the first weights, where groups divide tensors."""
@@ -460,18 +537,18 @@ class PlanTrainer(Trainer):
                         "the function that builds the model must draw the same numbers in all"
                     )
 
-    def _capture(self) -> Captures:
-        if self._captures is None:
+    def _captures_of(self, kind: _Kind) -> Captures:
+        if kind not in self._captures:
             problem = self._place.solution.problem
             source = ModelSource(
                 name=problem.graph.name, model=self.model, example=_Examples(), loss=self._loss
             )
             device = self._place.member.device.type
             numerics = ready_numerics(self.recipe.precision, device)
-            self._captures = Captures(
+            self._captures[kind] = Captures(
                 source, origin_in(problem.graph), lambda: numerics.autocast(device)
             )
-        return self._captures
+        return self._captures[kind]
 
     def _open(self, task: Task, workload: Workload) -> RankPlayer | OtherSteps:
         place = self._place
@@ -497,7 +574,8 @@ class PlanTrainer(Trainer):
                     )
             self._guard.bind(self._player.store)
             return self._player
-        name = f"way{len(self._ways)}"
+        self._num_ways += 1
+        name = f"way{self._num_ways}"
         return self._player.other(task, workload, job=name)
 
     def _load(self, _: int, microbatch: int, name: str) -> Tensor:
@@ -658,6 +736,38 @@ class _Examples:
     def __call__(self, size: int, turn: int = 0) -> Example:
         del turn  # the data come with every batch
         return self.examples[size]
+
+
+def plain_values(model: nn.Module, loss: object) -> dict[str, Any]:
+    """Return the numbers, texts and flags that a model and its loss function may read, by name.
+
+    Those of modules (but for their mode, which follows from the step), and of the loss what its
+    code names: variables around it, of its module, and of the object that it belongs to.
+    """
+    found: dict[str, Any] = {}
+
+    def note(name: str, values: Mapping[str, Any]) -> None:
+        plain = {f"{name}{key}": v for key, v in values.items() if isinstance(v, _PLAIN)}
+        found.update(plain)
+
+    for path, module in model.named_modules():
+        own = {key: value for key, value in vars(module).items() if key != "training"}
+        note(f"{path}." if path else "", own)
+    while isinstance(loss, functools.partial):
+        note("", loss.keywords)
+        note("argument ", {str(place): value for place, value in enumerate(loss.args)})
+        loss = loss.func
+    if isinstance(loss, nn.Module):
+        for path, module in loss.named_modules():
+            note(f"loss.{path}", vars(module))
+        return found
+    note("loss.", getattr(getattr(loss, "__self__", loss), "__dict__", {}))
+    function = getattr(loss, "__func__", loss)
+    if inspect.isfunction(function):
+        variables = inspect.getclosurevars(function)
+        note("", variables.globals)
+        note("", variables.nonlocals)
+    return found
 
 
 def metrics_of(captured: CapturedModel) -> dict[str, int]:

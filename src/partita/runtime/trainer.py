@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,25 @@ class Loss(float):
         made = super().__new__(cls, value)
         made.metrics = dict(metrics or {})
         return made
+
+    def item(self) -> float:
+        """Return the number, as of a tensor."""
+        return float(self)
+
+    def detach(self) -> "Loss":
+        """Return the loss: nothing hangs on it."""
+        return self
+
+    def backward(self, *_: object, **__: object) -> NoReturn:
+        """Say that a step has done this.
+
+        Raises:
+            InvalidInputError: Always.
+        """
+        raise InvalidInputError(
+            "trainer.step(batch) has computed the gradients and stepped the optimizer and its "
+            "scheduler; leave out loss.backward(), optimizer.step() and scheduler.step()"
+        )
 
 
 class Trainer:

@@ -987,3 +987,120 @@ def test_a_model_on_the_meta_device_is_filled_from_weights_or_refused(tmp_path: 
         empty = Net()
     with pytest.raises(InvalidInputError, match=r"Net .* meta device.* weights"):
         partita.parallelize(empty, loss_fn)
+
+
+class Pooled(Net):
+    """Sequences of any length, weighted by a number that is no tensor."""
+
+    def forward(self, x: Tensor, weight: float, kind: str | None = None) -> Tensor:
+        pooled = super().forward(x * weight).mean(1)
+        return pooled if kind is None else pooled.relu()
+
+
+def test_numbers_of_python_and_lengths_of_sequences_may_change_from_batch_to_batch() -> None:
+    generator = torch.Generator().manual_seed(3)
+    data = [
+        {
+            "x": torch.randn(samples, length, 6, generator=generator, dtype=torch.float64),
+            "weight": weight,
+            "labels": torch.randint(0, 4, (samples,), generator=generator),
+        }
+        for samples, length, weight in [
+            (8, 5, 1.0), (8, 5, -2.0), (8, 3, -2.0), (3, 5, 0.5), (8, 5, 1.0)
+        ]
+    ]  # fmt: skip
+    example = Example(args=(data[0]["x"][:2], 1.0), labels=data[0]["labels"][:2])
+    planned = solution(made(Pooled), example, loss_fn, PIPELINE)
+    wanted = train(made(Pooled), loss_fn, data)
+    for found in in_ranks(planned, lambda: train(made(Pooled), loss_fn, data)):
+        same(found, wanted)
+
+
+def test_a_list_with_a_value_for_each_sample_is_refused_and_a_loss_is_read_as_a_tensor_is() -> None:
+    x, labels = batches()[0]
+    trainer = partita.parallelize(made(Pooled), loss_fn, optimizer="sgd", microbatches=2)
+    batch = {"x": x[:, None], "weight": [1.0] * SAMPLES, "labels": labels}
+    with pytest.raises(InvalidInputError, match=r"'weight' .* 8 values"):
+        trainer.step(batch)
+    loss = trainer.step({**batch, "weight": 1.0})
+    assert loss.item() == float(loss.detach()) == loss
+    with pytest.raises(InvalidInputError, match=r"loss\.backward"):
+        loss.backward()
+
+
+def test_a_loss_that_is_a_sum_over_samples_is_told() -> None:
+    data, told = batches(), []
+
+    def total(output: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, labels, reduction="sum")
+
+    planned = solution(made(), Example(args=data[0][:1], labels=data[0][1]), total, PIPELINE)
+    in_ranks(planned, lambda: train(made(), total, data[:1])["losses"], told=told)
+    assert sum("a sum over samples (cross_entropy)" in line for line in told) == 1
+
+
+@pytest.mark.parametrize(("shard", "tp"), [(Shard.OPTIMIZER, 1), (Shard.NONE, 2)])
+def test_an_optimizer_that_looks_at_whole_tensors_is_refused_parts(shard: Shard, tp: int) -> None:
+    data = batches()
+    example = Example(args=data[0][:1], labels=data[0][1])
+    planned = solution(made(Plain), example, loss_fn, [[0, 1]], shard, tp)
+
+    def script() -> Any:
+        optimizer = torch.optim.Adafactor
+        return partita.parallelize(made(Plain), loss_fn, optimizer=optimizer).step(data[0])
+
+    with pytest.raises(UnsupportedError, match="Adafactor steps parts"):
+        in_ranks(planned, script)
+
+
+def test_a_scheduler_that_waits_for_a_measurement_is_refused() -> None:
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau
+    with pytest.raises(UnsupportedError, match="ReduceLROnPlateau"):
+        partita.parallelize(made(), loss_fn, optimizer=torch.optim.SGD, scheduler=scheduler)
+
+
+class Scaled(Net):
+    """A model with a number of Python that scripts change, and one that it counts itself."""
+
+    scale, calls = 1.0, 0
+
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        self.calls += 1
+        return super().forward(x * self.scale, weight)
+
+
+def test_numbers_that_a_script_changes_between_steps_are_seen() -> None:
+    data, told = batches(6), []
+    share = 0.0
+
+    def annealed(output: Tensor, labels: Tensor) -> Tensor:
+        return loss_fn(output, labels) + share * output.square().mean()
+
+    def script() -> list[float]:
+        nonlocal share
+        model, share, found = made(Scaled), 0.0, []
+        trainer = partita.parallelize(model, annealed, optimizer="adamw")
+        for step, batch in enumerate(data):
+            share, model.scale = 0.1 * (step // 2), 1.0 + (step == 3)
+            found.append(trainer.step(batch))
+        return found
+
+    planned = solution(made(Scaled), Example(args=data[0][:1], labels=data[0][1]), annealed, [[0]])
+    (found,) = in_ranks(planned, script, told=told)
+    assert found == pytest.approx(script(), rel=1e-9)
+    assert [line for line in told if line.startswith("share has changed")]
+
+
+def test_parameters_that_are_frozen_later_are_refused() -> None:
+    data = batches()
+
+    def script() -> None:
+        model = made()
+        trainer = partita.parallelize(model, loss_fn, optimizer="adamw")
+        trainer.step(data[0])
+        model.first.weight.requires_grad_(False)
+        trainer.step(data[1])
+
+    planned = solution(made(), Example(args=data[0][:1], labels=data[0][1]), loss_fn, [[0]])
+    with pytest.raises(InvalidInputError, match=r"requires_grad of 'first\.weight'"):
+        in_ranks(planned, script)
