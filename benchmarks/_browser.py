@@ -18,6 +18,30 @@ HOSTILE = (
 """Names that must be shown as the text that they are."""
 
 
+KEPT = frozenset(
+    {"id", "kind", "state", "unit", "version", "axis", "colour", "style", "group", "follows"}
+    | {"kinds", "key", "problem", "schedule", "schedules", "status"}
+)
+"""Keys of answers whose texts steer the page and are ours, whatever somebody called a thing."""
+
+
+def made_hostile(value: Any, turn: Iterator[int], most: int = 10_000) -> Any:
+    """Return an answer of the server in which every text that a person could choose is hostile."""
+    if isinstance(value, dict):
+        if {"version", "columns", "data"} <= set(value):  # packed numbers
+            return value
+        return {
+            key: each if key in KEPT else made_hostile(each, turn, most)
+            for key, each in value.items()
+        }
+    if isinstance(value, list):
+        return [made_hostile(each, turn, most) for each in value]
+    if isinstance(value, str) and value and not value.startswith("doc:"):
+        at = next(turn)
+        return f"{HOSTILE[at % len(HOSTILE)][:most]}{at}"
+    return value
+
+
 class Watched:
     """A page with all that went wrong on it.
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import random
 import re
@@ -11,17 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from _browser import HOSTILE, Watched
+from _browser import HOSTILE, Watched, made_hostile
 from PIL import Image
 
 import partita
+from partita.core.energy import Frontier
 from partita.core.program import FIRST_COLLECTIVE, LAST_COMPUTE, Kind
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
 from partita.documents import save
 from partita.flows.answer import answer_of
-from partita.flows.pages import plan_page
+from partita.flows.fleet.simulate import FleetResult as StudyResult
+from partita.flows.pages import NamedPlan, compare_page, fleet_page, frontier_page, plan_page
 from partita.flows.report import save_page
+from partita.flows.summary import summarise
+from partita.report.page import Section, json_in_html, render_page
+from partita.report.study_figures import rank_memory_figure
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -262,17 +268,74 @@ def test_a_report_is_walked_through_by_keyboard_and_named_for_screen_readers(
     lines = Path(saved.value.path()).read_text().splitlines()
     assert len(lines) == len(partita.simulate(solution).timeline) + 1
     assert lines[0].startswith("timeline,row,device,kind,stage")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Memory, on the same axis: save as CSV").click()
+    lines = Path(saved.value.path()).read_text().splitlines()
+    assert lines[0] == "device,time (s),memory (bytes)"
+    timeline = partita.simulate(solution).timeline
+    assert len(lines) == len(timeline.memory_s) + 1
+    peak = max(float(line.rpartition(",")[2]) for line in lines[1:])
+    assert peak == pytest.approx(float(timeline.peak_bytes.max()), rel=1e-4)
     page.get_by_role("button", name="colours").click()
     page.emulate_media(media="print")
     assert not page.locator(".controls button").first.is_visible()
     watched.check()
 
 
-def test_the_slider_of_a_frontier_moves_the_bars(
-    tmp_path: Path, opened: Callable[..., Watched]
+@pytest.fixture(scope="module")
+def frontier() -> Frontier:
+    planned = partita.plan("gpt-small", cluster="4xa100", planner="uniform", microbatches=6)
+    return partita.frontier(planned.solution, points=6).frontier
+
+
+@pytest.fixture(scope="module")
+def study() -> StudyResult:
+    return partita.simulate_fleet(
+        "generated:jobs=12,short", cluster="1x8xv100", policy="fifo:fair,fifo:tune"
+    )
+
+
+def test_every_text_of_every_kind_of_page_may_be_hostile(
+    solution: Solution,
+    frontier: Frontier,
+    study: StudyResult,
+    tmp_path: Path,
+    opened: Callable[..., Watched],
 ) -> None:
-    solution = partita.plan("gpt-small", cluster="4xa100", planner="uniform", microbatches=6)
-    frontier = partita.frontier(solution.solution, points=6).frontier
+    """Whatever stands in the figures: hosts, jobs, policies, curves, units of nobody's tables."""
+    named = NamedPlan(name="one", summary=summarise(solution))
+    pages = [
+        plan_page(answer_of(solution), searched=[(0.1, 2.0), (0.2, 1.0)], command="partita"),
+        compare_page([named, named], title="two"),
+        frontier_page(frontier, name="clocks"),
+        fleet_page(study.runs, title="jobs"),
+    ]
+    rows = [{"step": at, "time_s": at, "rank_memory_bytes": {"0": 1e8}} for at in range(3)]
+    chart = rank_memory_figure(rows)
+    assert chart is not None
+    extra = Section(title="Run", words=["one", "two"], figures=[chart])
+    sections = [*(section for page in pages for section in page.sections), extra]
+    whole = dataclasses.replace(pages[0], sections=sections, notes=["a note"] * len(HOSTILE))
+    plain = json_in_html(whole.to_json())
+    hostile_json = json_in_html(made_hostile(whole.to_json(), itertools.count()))
+    path = tmp_path / "report.html"
+    path.write_text(render_page(whole).replace(plain, hostile_json))
+    page = opened(path).page
+    for summary in page.locator("details summary").all():
+        summary.click()
+    for place in ("h1", "h2", "h3", ".fact", ".note", ".words li", ".notes li", ".host-name", "td"):
+        assert page.locator(place, has_text="__xss").count() > 0, place
+    for selector in ("canvas.lanes", "svg.chart", ".device", ".part", ".key"):
+        page.locator(selector).first.hover(force=True)
+    page.locator("input[type=range]").press("End")
+    page.set_viewport_size({"width": 420, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 420
+    assert page.evaluate("window.__xss") is None
+
+
+def test_the_slider_of_a_frontier_moves_the_bars(
+    frontier: Frontier, tmp_path: Path, opened: Callable[..., Watched]
+) -> None:
     save(frontier, tmp_path / "frontier.json")
     partita.write_report(str(tmp_path / "frontier.json"), output=str(tmp_path / "f.html"))
     watched = opened(tmp_path / "f.html")
@@ -292,7 +355,7 @@ def test_the_slider_of_a_frontier_moves_the_bars(
 
 
 def test_plans_side_by_side_and_fleets_draw_without_errors(
-    solution: Solution, tmp_path: Path, opened: Callable[..., Watched]
+    solution: Solution, study: StudyResult, tmp_path: Path, opened: Callable[..., Watched]
 ) -> None:
     other = partita.plan("gpt-small", cluster="4xa100", planner="single").solution
     for name, document in (("one", solution), ("two", other)):
@@ -307,9 +370,6 @@ def test_plans_side_by_side_and_fleets_draw_without_errors(
     assert len(spans) == 2
     assert spans[0] == spans[1]
     watched.check()
-    study = partita.simulate_fleet(
-        "generated:jobs=12,short", cluster="1x8xv100", policy="fifo:fair,fifo:tune"
-    )
     for run in study.runs:
         save(run.history, tmp_path / f"{run.policy.replace(':', '-')}.json")
     things = [str(tmp_path / f"fifo-{name}.json") for name in ("fair", "tune")]
@@ -326,16 +386,24 @@ def _notebook(outputs: list[str], folder: Path) -> Path:
 
 
 def test_a_notebook_draws_the_figures_in_sandboxes_and_names_are_text(
-    solution: Solution, tmp_path: Path, browser: Any
+    solution: Solution, frontier: Frontier, study: StudyResult, tmp_path: Path, browser: Any
 ) -> None:
     named = hostile(solution, most=200)  # a frame that is too large is left out
     shown = [named._repr_html_(), partita.simulate(named).timeline._repr_html_()]
+    jobs = study.runs[0].history
+    called = {"trace": HOSTILE[0], "policy": HOSTILE[1]}
+    called |= {"servers": tuple(f"{HOSTILE[2]}{at}" for at in range(len(jobs.servers)))}
+    history = dataclasses.replace(jobs, **called)
+    others = (named.problem, named.problem.cluster, named.plan, history)
+    shown += [
+        each._repr_html_() for each in (*others, dataclasses.replace(frontier, solution=named))
+    ]
     shown.append(shown[0].replace("<iframe ", "<a ").replace("</iframe>", "</a>"))
     context = browser.new_context(viewport={"width": 1000, "height": 900})
     watched = Watched(context.new_page(), "file://")
     watched.page.goto(f"file://{_notebook(shown, tmp_path)}")
     frames = watched.page.frames[1:]
-    assert len(frames) == 2
+    assert len(frames) == sum(text.count("<iframe ") for text in shown) >= 4
     for at, frame in enumerate(frames):
         watched.page.locator("iframe").nth(at).scroll_into_view_if_needed()  # drawn when seen
         frame.wait_for_selector("html[data-ready]", state="attached")
@@ -348,7 +416,7 @@ def test_a_notebook_draws_the_figures_in_sandboxes_and_names_are_text(
     assert HOSTILE[1] in watched.page.locator("body").inner_text()
     watched.check()
     # Where frames are taken out, as some sites do, the picture is still there.
-    assert watched.page.locator("img").nth(2).is_visible()
+    assert watched.page.locator("img").last.is_visible()
     # A page that were careless would be noticed.
     policy = "Content-Security-Policy"
     careless = shown[0].replace(policy, "x").replace('&lt;main id="page">', f"{HOSTILE_ESCAPED}")

@@ -15,7 +15,7 @@ from partita.documents import load
 from partita.errors import InvalidInputError, PartitaError
 from partita.processes import last_lines
 from partita.report.figures import Figure, TableColumn, table_figure
-from partita.report.study_figures import losses_figure, steps_figure
+from partita.report.study_figures import losses_figure, rank_memory_figure, steps_figure
 from partita.runtime.directory import RESULTS, has_results
 from partita.runtime.metric_rows import METRICS, read_metrics
 from partita.runtime.run_state import EVENTS, Progress, RunState, read_events, read_state
@@ -66,6 +66,11 @@ class RunView:
         """The row of the latest step; empty = there is none yet."""
         return self.rows[-1] if self.rows else {}
 
+    @property
+    def change(self) -> float:
+        """How much longer a step takes than predicted, relative; NaN = not known."""
+        return self.step_s / self.predicted_s - 1 if self.predicted_s else math.nan
+
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, without its figures."""
         return {
@@ -78,6 +83,7 @@ class RunView:
             "memory_bytes": self.last.get("memory_bytes"),
             "step_s": number_or_none(self.step_s),
             "predicted_s": number_or_none(self.predicted_s),
+            "change": number_or_none(self.change),
             "heard_s": self.heard_s,
             "lines": list(self.lines),
             "events": list(self.events),
@@ -85,9 +91,13 @@ class RunView:
 
     def figures(self) -> list[Figure]:
         """Return losses, seconds of each step beside the prediction, and memory by rank."""
-        found = [losses_figure(self.rows), steps_figure(self.rows, self.predicted_s)]
+        predicted = list(self.predicted_bytes.values())
+        found = [
+            losses_figure(self.rows),
+            steps_figure(self.rows, self.predicted_s),
+            rank_memory_figure(self.rows, predicted),
+        ]
         if self.rank_bytes:
-            predicted = list(self.predicted_bytes.values())
             columns = [
                 *(TableColumn("rank"), TableColumn("most memory so far", "bytes")),
                 TableColumn("predicted for its device", "bytes"),

@@ -82,11 +82,16 @@ def models_request(request: ModelsRequest) -> ModelList:
     return ModelList(models=tuple(map(_describe, names)), large=tuple(map(_describe_large, large)))
 
 
-def is_model(name: str) -> bool:
-    """Return whether a model is known by that name: one that is built, or planned by its shape."""
+def large_names() -> tuple[str, ...]:
+    """Return the names of the large models that are planned by their shape."""
     from partita.transformer.named import named_shapes  # noqa: PLC0415 (YAML of all shapes)
 
-    if name in named_shapes():
+    return tuple(named_shapes())
+
+
+def is_model(name: str) -> bool:
+    """Return whether a model is known by that name: one that is built, or planned by its shape."""
+    if name in large_names():
         return True
     try:
         from partita.models.zoo import MODELS  # noqa: PLC0415 (imports torch)

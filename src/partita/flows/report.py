@@ -1,5 +1,6 @@
 """Plans, runs, frontiers and fleets as one HTML file: what ``partita.write_report`` does."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from partita.flows.results import Result
 from partita.flows.solutions import SolutionRequest, read_solution
 from partita.flows.summary import summarise
 from partita.report.page import Page, render_page
-from partita.requests import OnProgress, Request, declare, make, silent
+from partita.requests import OnProgress, Request, arguments_of, declare, make, silent
 from partita.runtime.directory import has_results, read_run
 from partita.units import format_bytes
 
@@ -101,7 +102,7 @@ def write_report(
 
 def report_request(request: ReportRequest, on_progress: OnProgress = silent) -> Report:
     """Write the report that a request asks for; see :func:`write_report`."""
-    command = " ".join(("partita report", *request.things, "-o", request.output))
+    command = shlex.join(("partita", "report", *arguments_of(request)))
     page = _page(request, on_progress, command)
     return save_page(page, request.output)
 

@@ -28,6 +28,8 @@ MOST_OPS = 300
 """Bars of a graph; more ops are drawn in groups of neighbours of one stage."""
 MOST_LANES = 64
 """Devices that have a lane each; of more, those that do the same at the same time share one."""
+MOST_HOSTS = 48
+"""Hosts that are drawn one by one; of more, neighbours that do the same are drawn once."""
 MOST_EXACT_ROWS = 250_000
 """Instructions of a timeline whose times are kept to a 2 ** 32nd of the step."""
 _COARSE = 2**20
@@ -323,15 +325,17 @@ def cluster_figure(cluster: Cluster, plan: Plan | None = None) -> Figure:
     # Of thousands of devices most hold the same stages: each list is there once.
     lists: dict[tuple[int, ...], int] = {}
     own = [tuple(held.get(device.name, ())) for device in cluster.devices]
+    hosts, drawn_of = _host_groups(cluster, own)
     devices = [
         {
             "name": device.name,
-            "host": device.host,
+            "host": drawn_of[device.host],
             "type": device.type,
             "memory_bytes": number_or_none(device.memory_bytes),
             "stages": lists.setdefault(stages, len(lists)),
         }
         for device, stages in zip(cluster.devices, own, strict=True)
+        if device.host in drawn_of
     ]
     rows = [
         [
@@ -351,13 +355,45 @@ def cluster_figure(cluster: Cluster, plan: Plan | None = None) -> Figure:
     return {
         "kind": "cluster",
         "title": "Cluster: who does which stage" if plan is not None else "Cluster",
-        "hosts": [host.name for host in cluster.hosts],
+        "note": "Hosts beside one another that do the same are drawn once."
+        if len(hosts) < len(cluster.hosts)
+        else "",
+        "hosts": hosts,
         "stages": [list(stages) for stages in lists],
         "words": [runs_of(stages) for stages in lists],
         "devices": devices,
         "planned": plan is not None,
         "table": table_of(columns[:shown], [row[:shown] for row in rows]),
     }
+
+
+def _host_groups(
+    cluster: Cluster, own: Sequence[tuple[int, ...]]
+) -> tuple[list[str], dict[int, int]]:
+    """Return the names of the hosts that are drawn, and the place of each by its number.
+
+    Args:
+        cluster: The cluster.
+        own: The stages of each device.
+    """
+    looks: list[list[tuple[str, float, tuple[int, ...]]]] = [[] for _ in cluster.hosts]
+    for device, stages in zip(cluster.devices, own, strict=True):
+        looks[device.host].append((device.type, device.memory_bytes, stages))
+    few = len(cluster.hosts) <= MOST_HOSTS
+    runs: list[list[int]] = []
+    for host, look in enumerate(looks):
+        if runs and not few and looks[runs[-1][0]] == look:
+            runs[-1].append(host)
+        else:
+            runs.append([host])
+    names = [host.name for host in cluster.hosts]
+    titles = [
+        names[run[0]]
+        if len(run) == 1
+        else f"{names[run[0]]} to {names[run[-1]]} ({len(run):,} hosts)"
+        for run in runs
+    ]
+    return titles, {run[0]: at for at, run in enumerate(runs)}
 
 
 def graph_figure(graph: Graph, plan: Plan | None = None) -> Figure:
@@ -447,7 +483,9 @@ def bars_figure(
         "note": note,
         "unit": unit,
         "parts": list(used),
-        "totals": totals,
+        "totals": [float(sum(values[bar[0]] for values in used.values())) for bar in bars]
+        if totals
+        else None,
         "bars": [{"row": bar[0], "count": len(bar)} for bar in bars],
         "whole": [number_or_none(lengths[bar[0]]) for bar in bars],
         "table": table_of(columns, rows),

@@ -25,6 +25,8 @@ from partita.report.figures import (
     timeline_figure,
 )
 
+_MOST_RANKS = 8
+"""Ranks of a run that have a line each."""
 _LEAST_GRID = 2**20
 """Steps of the grid on which the bars of a point of a frontier lie."""
 
@@ -260,6 +262,46 @@ def steps_figure(rows: Sequence[Mapping[str, Any]], predicted_s: float) -> Figur
         curves,
         x=TableColumn("step"),
         y=TableColumn("step", "s"),
+        from_zero=True,
+    )
+
+
+def rank_memory_figure(
+    rows: Sequence[Mapping[str, Any]], predicted_bytes: Sequence[float] = ()
+) -> Figure | None:
+    """Return the most memory of each rank so far over the seconds of a run; None = it says none.
+
+    Of many ranks the fullest, the one in the middle and the emptiest have a line.
+
+    Args:
+        rows: The rows of its metrics.
+        predicted_bytes: Predicted peaks of its devices; empty = not known.
+    """
+    own = [row for row in rows if row.get("rank_memory_bytes") and "time_s" in row]
+    if not own:
+        return None
+    last = own[-1]["rank_memory_bytes"]
+    names = {rank: f"rank {rank}" for rank in last}
+    if len(last) > _MOST_RANKS:
+        fullest = sorted(last, key=lambda rank: (-last[rank], int(rank)))
+        chosen = (fullest[0], fullest[len(fullest) // 2], fullest[-1])
+        words = ("the fullest", "in the middle", "the emptiest")
+        names = {rank: f"rank {rank}, {word}" for rank, word in zip(chosen, words, strict=True)}
+    curves = []
+    for rank, name in names.items():
+        said = [row for row in own if rank in row["rank_memory_bytes"]]
+        times = [float(row["time_s"]) for row in said]
+        used = [float(row["rank_memory_bytes"][rank]) for row in said]
+        curves.append(Curve(name=name, x=times, y=used, style="steps"))
+    if predicted_bytes:
+        ends = [float(own[0]["time_s"]), float(own[-1]["time_s"])]
+        words_of = "predicted, the fullest device"
+        curves.append(Curve(name=words_of, x=ends, y=[max(predicted_bytes)] * 2, style="dashes"))
+    return chart_figure(
+        "Memory by rank over time",
+        curves,
+        x=TableColumn("time since the start", "s"),
+        y=TableColumn("most memory so far", "bytes"),
         from_zero=True,
     )
 

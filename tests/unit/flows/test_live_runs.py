@@ -10,6 +10,7 @@ import partita
 from partita.documents import save
 from partita.errors import InvalidInputError
 from partita.flows.live_runs import SILENT_S, folder_of, look_at_run, runs_in
+from partita.report.study_figures import rank_memory_figure
 from partita.runtime.metric_rows import METRICS
 from partita.runtime.run_state import EVENTS, RunEvents, read_events
 
@@ -20,7 +21,13 @@ def run_in(root: Path, name: str = "one") -> Path:
     events = RunEvents(folder, 20)
     events("rank 1 is a straggler after step 2")
     rows = [
-        {"step": step, "loss": 5.0 - step, "step_s": 0.1 * step, "memory_bytes": 300.0}
+        {
+            "step": step,
+            "time_s": 9.0 + step,
+            "loss": 5.0 - step,
+            "step_s": 0.1 * step,
+            "memory_bytes": 300.0,
+        }
         | {"rank_memory_bytes": {"0": 100.0, "1": 300.0}}
         for step in (1, 2, 3)
     ]
@@ -38,9 +45,28 @@ def test_a_run_says_its_step_speed_memory_and_events(tmp_path: Path) -> None:
     assert found.predicted_s == pytest.approx(solution.value)
     assert found.events[0].endswith("rank 1 is a straggler after step 2")
     titles = [figure["title"] for figure in found.figures()]
-    assert titles == ["Loss", "Seconds of each step", "Memory by rank"]
-    assert found.figures()[2]["table"]["rows"][1][:2] == ["1", 300.0]
+    assert titles == ["Loss", "Seconds of each step", "Memory by rank over time", "Memory by rank"]
+    assert found.figures()[3]["table"]["rows"][1][:2] == ["1", 300.0]
+    assert found.to_json()["change"] == pytest.approx(0.2 / solution.value - 1)
     assert json.dumps(found.to_json())
+
+
+def test_memory_of_ranks_is_a_line_each_or_of_many_the_ends_and_the_middle() -> None:
+    rows = [
+        {"step": at, "time_s": 10.0 * at, "rank_memory_bytes": {"0": 5e8 + 1e6 * at, "1": 7e8}}
+        for at in (1, 2)
+    ]
+    found = rank_memory_figure([{"step": 0}, *rows], [6e8, 8e8])
+    assert found is not None
+    lines = {curve["name"]: (curve["x"], curve["y"]) for curve in found["curves"]}
+    assert lines["rank 0"] == ([10.0, 20.0], [5.01e8, 5.02e8])
+    assert lines["predicted, the fullest device"][1] == [8e8, 8e8]
+    many = {str(rank): 1e8 * ((7 * rank) % 16) for rank in range(16)}
+    found = rank_memory_figure([{"step": 1, "time_s": 1.0, "rank_memory_bytes": many}])
+    assert found is not None
+    names = [curve["name"] for curve in found["curves"]]
+    assert names == ["rank 9, the fullest", "rank 1, in the middle", "rank 0, the emptiest"]
+    assert rank_memory_figure([{"step": 1, "time_s": 1.0}]) is None
 
 
 def test_a_run_whose_process_is_gone_is_lost_and_one_with_results_has_ended(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,14 @@ def test_a_plan_is_told_in_the_words_of_explain(solution: Solution, tmp_path: Pa
     for sentence in explained.answer:
         assert sentence.lower() in said
     assert path_words(explained.critical_path) in found.page.summary
+
+
+def test_the_command_of_a_report_can_be_pasted(solution: Solution, tmp_path: Path) -> None:
+    path = tmp_path / "a plan; of mine.json"
+    save(solution, path)
+    found = partita.write_report(str(path), output=str(tmp_path / "r.html"))
+    words = ["partita", "report", str(path), "--output", str(tmp_path / "r.html")]
+    assert shlex.split(found.page.command) == words
 
 
 def test_things_that_do_not_belong_together_are_refused(

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import partita
+from partita.catalogue.catalogue import load_catalogue
+from partita.catalogue.shorthand import read_shorthand
 from partita.core.program import LAST_COMPUTE, Kind
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
@@ -140,6 +142,19 @@ def test_devices_that_do_the_same_share_a_lane_where_there_are_many(
     assert len(figure["peers"]) == len(figure["table"]["rows"]) == MOST_LANES + 6
     few = make([(0, Kind.FORWARD, 0, 0, -1, 0.0, 1.0), (1, Kind.FORWARD, 0, 1, -1, 0.0, 1.0)])
     assert alike_devices(few) == [[0], [1]]
+
+
+def test_hosts_beside_one_another_that_do_the_same_are_drawn_once_where_there_are_many() -> None:
+    few = cluster_figure(read_shorthand("40x2xa100", load_catalogue()))
+    assert (len(few["hosts"]), len(few["devices"]), few["note"]) == (40, 80, "")
+    figure = cluster_figure(read_shorthand("30x2xa100+1x2xv100+30x2xa100", load_catalogue()))
+    assert figure["hosts"] == [
+        "host0 to host29 (30 hosts)",
+        "host30",
+        "host31 to host60 (30 hosts)",
+    ]
+    assert [device["host"] for device in figure["devices"]] == [0, 0, 1, 1, 2, 2]
+    assert len(figure["table"]["rows"]) == 122  # the table has all
 
 
 def test_bars_that_look_the_same_are_one_where_there_are_many() -> None:

@@ -205,7 +205,8 @@ class Fleet:
         """Return the jobs as they stand: those that are not done, or all."""
         rows = self.store.jobs() if all_jobs else self.store.open_jobs()
         attempts = {row.id.job: row for row in self.store.attempts(open_only=True)}
-        return [self._job_json(row, attempts.get(row.id)) for row in rows]
+        free = self._free_gpus()
+        return [self._job_json(row, attempts.get(row.id), free) for row in rows]
 
     def status(self, job: int) -> dict[str, Any]:
         """Return everything about a job.
@@ -219,7 +220,7 @@ class Fleet:
         seen = None if now is None else self.scheduler.seen.statuses.get(now.id)
         spec = read_spec(self.scheduler.submitted(row))
         return {
-            **self._job_json(row, now),
+            **self._job_json(row, now, self._free_gpus()),
             "command": list(spec.command),
             "folder": str(spec.folder),
             "checkpoint": None if spec.checkpoint is None else str(spec.checkpoint),
@@ -228,16 +229,19 @@ class Fleet:
             "events": [{"at_s": at, "what": what} for at, what in self.store.events(job)],
         }
 
-    def _job_json(self, row: JobRow, attempt: AttemptRow | None) -> dict[str, Any]:
+    def _job_json(
+        self, row: JobRow, attempt: AttemptRow | None, free: tuple[int, int]
+    ) -> dict[str, Any]:
         values = self.scheduler.submitted(row)
         due_s = None if values["deadline_s"] is None else row.submitted_s + values["deadline_s"]
         late_s = 0.0 if due_s is None else (row.finished_s or time.time()) - due_s
-        late = [f"past its deadline by {format_seconds(late_s)}"] if late_s > 0 else []
+        late = f"past its deadline by {format_seconds(late_s)}" if late_s > 0 else ""
+        notes = (row.note or self._waits(row, free), late)
         return {
             "id": row.id,
             "name": values["name"],
             "state": str(row.state),
-            "note": "; ".join([*([row.note] if row.note else []), *late]),
+            "note": "; ".join(note for note in notes if note),
             "deadline_s": due_s,
             "tenant": values["tenant"],
             "priority": values["priority"],
@@ -258,6 +262,26 @@ class Fleet:
             "curve_speed": None if attempt is None else attempt.speed,
             "measured_speed": None if attempt is None else self._speed(row, attempt),
         }
+
+    def _free_gpus(self) -> tuple[int, int]:
+        """Return how many GPUs of servers that are not away nobody holds, and all of these."""
+        holding = self.store.attempts(open_only=True)
+        rows = [self._server(row, holding) for row in range(len(self.servers))]
+        here = [row for row in rows if not row["away"]]
+        total = sum(row["gpus"] for row in here)
+        return total - sum(row["gpus_in_use"] for row in here), total
+
+    def _waits(self, row: JobRow, free: tuple[int, int]) -> str:
+        """Return why a job waits of which nothing else is known; empty = it does not."""
+        if row.state is not JobState.WAITING:
+            return ""
+        if self.scheduler.draining:
+            return "waits until the fleet starts jobs again"
+        wanted = min(least for least, _, _ in self.scheduler.submitted(row)["gpus"])
+        has = f"{free[0]} of {free[1]} GPUs are free"
+        if wanted <= free[0]:
+            return f"waits for its turn; {has}"
+        return f"waits for {wanted} GPU{'s' * (wanted != 1)}; {has}"
 
     def _lease_end_s(self, attempt: AttemptRow | None) -> float | None:
         """Return when the lease of a job that runs ends if nobody renews it."""

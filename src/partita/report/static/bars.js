@@ -33,16 +33,16 @@ export function barsElement(figure, page) {
   });
   const bars = shown.map(({ row: place, count }, at) => {
     const row = figure.table.rows[place];
-    const owner = count > 1 ? `${row[0]} ×${count.toLocaleString("en")}` : row[0];
+    const times = count > 1 ? ` ×${count.toLocaleString("en")}` : "";
+    const owner = `${row[0]}${times}`;
     const whole = figure.whole[at] || 1;
     const parts = figure.parts.map((name, part) => partElement(figure, name, part, row[part + 1], whole, owner, page));
     const words = figure.parts.map((name, part) => `${name} ${formatValue(row[part + 1], figure.unit)}`).join(", ");
-    const sum = figure.parts.reduce((before, _, part) => before + row[part + 1], 0);
-    const total = figure.totals ? make("span", { class: "bar-total" }, formatValue(sum, figure.unit)) : null;
+    const total = figure.totals ? make("span", { class: "bar-total" }, formatValue(figure.totals[at], figure.unit)) : null;
     return make(
       "div",
       { class: total ? "bar-row with-total" : "bar-row" },
-      make("span", { class: "bar-name", title: owner.slice(0, 200) }, owner),
+      make("span", { class: "bar-name", title: owner.slice(0, 200) }, make("span", {}, row[0]), times),
       make("div", { class: "bar", role: "img", "aria-label": `${owner}: ${words}` }, ...parts),
       total,
     );

@@ -17,6 +17,7 @@ function extent(values) {
     if (value > high) high = value;
   }
   if (low > high) return [0, 1];
+  if (low === 0 && high === 0) return [0, 1];
   return low === high ? [low - Math.abs(low || 1) * 0.05, high + Math.abs(high || 1) * 0.05] : [low, high];
 }
 
@@ -50,7 +51,7 @@ class Scale {
 }
 
 function dashOf(curve, at) {
-  return curve.style === "dashes" ? "5 4" : DASHES[Math.floor(at / 4) % DASHES.length];
+  return curve.style === "dashes" ? "5 4" : DASHES[at % DASHES.length];
 }
 
 function keyOf(curve, at) {
@@ -156,7 +157,9 @@ export class Chart {
     const { figure } = this;
     const parts = [];
     const xTicks = this.x.ticks(Math.max(2, Math.floor(width / 90)));
-    const yTicks = this.y.ticks(6);
+    // What is counted has no parts.
+    const isCount = !figure.y.unit && figure.curves.every((curve) => curve.y.every((value) => value === null || Number.isInteger(value)));
+    const yTicks = this.y.ticks(6).filter((tick) => !isCount || Number.isInteger(tick));
     const xWords = figure.logarithmic ? xTicks.map((tick) => formatValue(tick, figure.x.unit)) : tickWords(xTicks, unitFor(figure.x.unit));
     const yWords = tickWords(yTicks, unitFor(figure.y.unit));
     yTicks.forEach((tick, at) => {

@@ -13,6 +13,11 @@ export class ClockSteps {
     this.words = make("output", { class: "point-words" });
     this.slider = make("input", { type: "range", min: 0, max: figure.points.length - 1, value: 0, step: 1, "aria-label": "point of the frontier" });
     this.slider.addEventListener("input", () => this.show(Number(this.slider.value)));
+    page.bus.on("turn to point", (wanted) => {
+      const place = Math.max(0, figure.points.findLastIndex(({ point }) => point <= wanted));
+      this.slider.value = place;
+      this.show(place);
+    });
     this.element = make("div", { class: "figure-body" }, make("label", { class: "slider" }, this.words, this.slider), this.gantt.element);
   }
 

@@ -21,7 +21,8 @@ const FONT = '11.5px system-ui, "Segoe UI", "DejaVu Sans", sans-serif';
 
 // Return the room beside the lanes: names on the left, figures on the right; all figures share it.
 export function margins(width) {
-  return width < 560 ? { left: 106, right: 54 } : { left: 128, right: 124 };
+  if (width < 560) return { left: 106, right: 54 };
+  return width < 900 ? { left: 128, right: 124 } : { left: 152, right: 124 };
 }
 
 // Return a text that fits; of a name the end tells more than the beginning.
@@ -154,14 +155,14 @@ export class Gantt {
   // Return every row of the document with its times, for the CSV.
   fullTable() {
     const columns = ["timeline", "row", "device", "kind", "stage", "microbatch", "peer"].map((title) => ({ title, unit: "" }));
-    columns.push({ title: "start", unit: "s" }, { title: "end", unit: "s" }, { title: "size", unit: "bytes" });
+    columns.push({ title: "start", unit: "s" }, { title: "end", unit: "s" }, { title: "size", unit: "bytes" }, { title: "clock", unit: "MHz" });
     const rows = [];
     for (const track of this.tracks) {
       for (let row = 0; row < track.rows; row += 1) {
         const peer = track.peer[row] >= 0 ? this.figure.peers[track.peer[row]] : "";
         rows.push([
           track.about.name, track.row[row], this.figure.devices[track.device[row]].name, this.figure.kinds[track.kind[row]],
-          track.stage[row], track.microbatch[row], peer, track.from[row], track.to[row], track.about.sizes[track.size[row]],
+          track.stage[row], track.microbatch[row], peer, track.from[row], track.to[row], track.about.sizes[track.size[row]], track.clock ? (track.clocks || track.about.clocks)[track.clock[row]] : null,
         ]);
       }
     }
@@ -300,7 +301,7 @@ export class Gantt {
 
   drawAxis(context) {
     const { axis, place, theme } = this;
-    const ticks = roundTicks(axis.from, axis.to, Math.max(2, Math.floor(place.width / 110)));
+    const ticks = roundTicks(axis.from, axis.to, Math.max(3, Math.floor(place.width / 110)));
     const words = tickWords(ticks, secondsUnit);
     const high = this.laneTop(place.last) - GAP;
     context.textAlign = "center";
@@ -309,7 +310,8 @@ export class Gantt {
       context.fillStyle = theme.line;
       context.fillRect(x - 0.5, TOP - 5, 1, high - TOP + 8);
       context.fillStyle = theme.soft;
-      context.fillText(words[at], Math.min(Math.max(x, place.left + 12), place.left + place.width - 14), 9);
+      const half = context.measureText(words[at]).width / 2;
+      context.fillText(words[at], Math.min(Math.max(x, place.left + half), place.left + place.width - half), 9);
     });
     context.textAlign = "left";
     context.fillStyle = theme.soft;

@@ -19,7 +19,7 @@ export class MemoryCurves {
     this.first = 0;
     const shown = figure.devices.map((device, at) => `${device.name} ${formatBytes(figure.peak_bytes[at])}`).slice(0, 16);
     this.canvas = make("canvas", { class: "lanes", tabindex: 0, role: "application", "aria-roledescription": "memory over time", "aria-label": `${figure.title}; peaks: ${shown.join(", ")}. Arrows move, plus and minus zoom.` });
-    this.element = make("div", { class: "figure-body" }, this.canvas, tableDetails(figure));
+    this.element = make("div", { class: "figure-body" }, this.canvas, tableDetails(figure, () => this.fullTable()));
     this.redraw = oncePerFrame(() => this.draw());
     this.hand = steer(this.canvas, axis, () => this.left(), () => this.width() - this.left() - this.side());
     this.canvas.addEventListener("pointermove", (event) => this.hover(event));
@@ -49,6 +49,16 @@ export class MemoryCurves {
       this.ranges[own] = [begin, row];
     }
     this.redraw();
+  }
+
+  // Return every point of the curves, for the CSV.
+  fullTable() {
+    const columns = [{ title: "device", unit: "" }, { title: "time", unit: "s" }, { title: "memory", unit: "bytes" }];
+    const rows = this.ranges.flatMap(([begin, end], device) => {
+      const { name } = this.figure.devices[device];
+      return Array.from({ length: end - begin }, (_, at) => [name, this.time[begin + at], this.bytes[begin + at]]);
+    });
+    return { columns, rows };
   }
 
   width() {

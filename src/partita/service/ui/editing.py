@@ -43,13 +43,17 @@ class Editor:
             base = self._solution(key)
             found = self._edited(base, edits)
             before = self._step_s(key, base)
+        # A step of more microbatches does more: what then compares is the time of a sample.
+        work = found.plan.samples / base.plan.samples
+        has_bound = base.lower_bound > 0 and base.unit == "s" and work == 1
         return {
             "title": found.title,
             "refusal": found.refusal,
             "step_s": found.step_s,
-            "before_s": before,
+            "change": found.step_s / work / before - 1 if before else 0.0,
+            "per": "" if work == 1 else "per sample, ",
             "busy": float(found.timeline.utilisation.mean()),
-            "bound": base.lower_bound if base.unit == "s" else 0.0,
+            "gap": found.step_s / base.lower_bound - 1 if has_bound else None,
             "instructions": len(found.timeline),
             "stages": stage_rows(found),
             "ops": len(found.plan.stage_of),
@@ -84,7 +88,7 @@ class Editor:
 
     def _edited(self, base: Solution, edits: Sequence[str]) -> EditedPlan:
         asked = [edit.partition("=")[2] for edit in edits if edit.startswith("microbatches=")]
-        last = asked[-1] if asked and asked[-1].isdigit() else str(base.plan.num_microbatches)
+        last = asked[-1] if asked and asked[-1].isdecimal() else str(base.plan.num_microbatches)
         passes = len(base.plan.stages) * int(last[:12])
         if passes > MOST_PASSES:
             raise InvalidInputError(

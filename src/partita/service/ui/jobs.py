@@ -21,7 +21,7 @@ from partita.service.child import Child
 from partita.service.errors import Refusal, printable
 from partita.service.settings import PageSettings
 from partita.service.ui.held import DocumentStore, Held
-from partita.service.ui.work import STOP, work_for_page
+from partita.service.ui.work import QUICK, STOP, work_for_page
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class PageJob:
         points: Seconds and value of each new best of a search.
         unit: Unit of the values.
         bound: No value is below; 0 = not known.
+        gap: The share that the latest value may be above the best; None = not known.
         documents: What came of it, by role: ``plan``, ``frontier``, ...
         page: The figures, as the JSON that is sent; empty = there are none yet.
         error: Why it failed, in the command line's one line.
@@ -74,6 +75,7 @@ class PageJob:
     points: list[tuple[float, float]] = field(default_factory=list)
     unit: str = ""
     bound: float = 0.0
+    gap: float | None = None
     documents: dict[str, Held] = field(default_factory=dict)
     page: bytes = b""
     error: str = ""
@@ -98,11 +100,26 @@ class PageJob:
             "points": self.points,
             "unit": self.unit,
             "bound": self.bound,
+            "gap": self.gap,
             "documents": {role: held.to_json() for role, held in self.documents.items()},
             "error": self.error,
             "facts": self.facts,
             "seconds": self.spent_s,
         }
+
+
+class Pool:
+    """Processes that work at a time.
+
+    Args:
+        settings: Limits.
+        number: Of processes.
+    """
+
+    def __init__(self, settings: PageSettings, number: int) -> None:
+        self.all = tuple(Child(work_for_page, "page", settings.memory_bytes) for _ in range(number))
+        self.idle = list(self.all)
+        self.slots = asyncio.Semaphore(number)
 
 
 class PageJobs:
@@ -116,11 +133,7 @@ class PageJobs:
     def __init__(self, settings: PageSettings, store: DocumentStore) -> None:
         self._settings, self._store = settings, store
         self._jobs: OrderedDict[str, PageJob] = OrderedDict()
-        self._idle = [
-            Child(work_for_page, "page", settings.memory_bytes) for _ in range(settings.jobs)
-        ]
-        self._all = tuple(self._idle)
-        self._slots = asyncio.Semaphore(settings.jobs)
+        self._searching, self._reading = Pool(settings, settings.jobs), Pool(settings, 1)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, kind: str, values: Mapping[str, Any], **given: object) -> PageJob:
@@ -179,7 +192,7 @@ class PageJobs:
         """End all work."""
         for job in self._jobs.values():
             self.cancel(job)
-        for child in self._all:
+        for child in (*self._searching.all, *self._reading.all):
             child.close()
 
     def _forget(self) -> None:
@@ -192,10 +205,12 @@ class PageJobs:
             size -= len(self._jobs.pop(key).page)
 
     async def _carry_out(self, job: PageJob) -> None:
-        async with self._slots:
+        # Nobody waits for the searches of others only to see a file.
+        pool = self._reading if job.kind in QUICK else self._searching
+        async with pool.slots:
             if job.state.is_over:
                 return
-            child = self._idle.pop()
+            child = pool.idle.pop()
             job.note(JobState.RUNNING)
             began = time.monotonic()
             loop = asyncio.get_running_loop()
@@ -206,7 +221,7 @@ class PageJobs:
                 child.close()
                 self._end(job, "an error of the server; see its log")
             finally:
-                self._idle.append(child)
+                pool.idle.append(child)
             job.spent_s = time.monotonic() - began
             self._end(job, "its process ended without a word; is there enough memory?")
 
@@ -263,6 +278,7 @@ class PageJobs:
             case "search":
                 job.unit, job.bound = message["unit"], message["bound"]
             case "point":
+                job.gap = message["gap"]
                 if len(job.points) < _MOST_POINTS:
                     job.points.append((message["seconds"], message["value"]))
             case "document":

@@ -15,7 +15,6 @@ from starlette.types import Scope
 HOME = "/ui"
 """Every address of the page begins so; the link alone is ``/?token=...``."""
 MOST_BROWSERS = 16
-_NAME = "partita"
 
 
 def is_page(path: str) -> bool:
@@ -41,8 +40,13 @@ class PageKeys:
         self._links[_digest(token)] = None
         return token
 
-    def redeem(self, token: str) -> str | None:
-        """Return the header that sets the cookie for a token; None = it is wrong or used."""
+    def redeem(self, token: str, host: str) -> str | None:
+        """Return the header that sets the cookie for a token; None = it is wrong or used.
+
+        Args:
+            token: The token of a link.
+            host: The address that the browser knows this server by.
+        """
         shown = _digest(token)
         found = [known for known in self._links if hmac.compare_digest(known, shown)]
         if not found:
@@ -51,18 +55,26 @@ class PageKeys:
         value = secrets.token_urlsafe(32)
         self._cookies = [*self._cookies, _digest(value)][-MOST_BROWSERS:]
         secure = "; Secure" if self._secure else ""
-        return f"{_NAME}={value}; Path=/; HttpOnly; SameSite=Strict{secure}"
+        return f"{_cookie_name(host)}={value}; Path=/; HttpOnly; SameSite=Strict{secure}"
 
     def knows(self, scope: Scope) -> bool:
         """Return whether a request has the cookie of a browser that followed a link."""
         cookies: SimpleCookie = SimpleCookie()
+        headers = Headers(scope=scope)
+        name = _cookie_name(headers.get("host", ""))
         try:
-            cookies.load("; ".join(Headers(scope=scope).getlist("cookie")))
+            cookies.load("; ".join(headers.getlist("cookie")))
         except CookieError:
             return False
-        shown = _digest(cookies[_NAME].value) if _NAME in cookies else b""
+        shown = _digest(cookies[name].value) if name in cookies else b""
         # Each is looked at, so that the time tells nothing of which it is.
         return sum(hmac.compare_digest(known, shown) for known in self._cookies) > 0
+
+
+def _cookie_name(host: str) -> str:
+    """Return a name with the port: browsers send the cookies of an address to all of its ports."""
+    port = host.rpartition(":")[2]
+    return f"partita-{port}" if port.isdecimal() else "partita"
 
 
 def _digest(token: str) -> bytes:

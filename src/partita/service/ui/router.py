@@ -10,7 +10,7 @@ from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
@@ -19,6 +19,7 @@ from partita.catalogue.examples import EXAMPLES
 from partita.core.schedules import schedule_names
 from partita.errors import InvalidInputError, PartitaError
 from partita.fleet.policies.table import allocator_names, ordering_names
+from partita.flows.models import large_names
 from partita.planners.table import PLANNERS
 from partita.report.figures import cluster_figure
 from partita.report.page import MODULES, STYLES
@@ -146,9 +147,10 @@ def page_router(page: Page) -> APIRouter:
 
 def _add_files(router: APIRouter, page: Page) -> None:
     @router.get("/", responses=answers(401), response_class=PlainTextResponse)
-    def enter(token: Annotated[str, Query(max_length=200)] = "") -> Response:
+    def enter(request: Request, token: Annotated[str, Query(max_length=200)] = "") -> Response:
         """Follow the link: set the cookie, and go on to the page."""
-        cookie = page.keys.redeem(token) if token else None
+        host = request.headers.get("host", "")
+        cookie = page.keys.redeem(token, host) if token else None
         if token and cookie is None:
             return PlainTextResponse(f"this link is wrong or was used; {_MISSING}\n", 401)
         answer = RedirectResponse(HOME, 303)
@@ -187,6 +189,7 @@ def _add_files(router: APIRouter, page: Page) -> None:
         """Return what the forms offer."""
         return {
             "models": list(EXAMPLES),
+            "large": list(large_names()),
             "planners": [name for name in PLANNERS if name not in ("custom", "grid", "manual")],
             "schedules": schedule_names(),
             "orderings": list(ordering_names()),

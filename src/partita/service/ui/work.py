@@ -10,9 +10,11 @@ import resource
 import shlex
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from partita.bounds import lower_bound
@@ -49,6 +51,11 @@ HELD = "doc:"
 _LOOK_S = 0.05
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CUSTOM = re.compile(r"custom:\d+(,\d+)*")
+CONFIGURATION = "config.json"
+_CONFIGURED_CODE = frozenset(
+    {"auto_map", "attn_implementation", "attn_implementation_internal", "quantization_config"}
+)
+"""Keys of a configuration, without leading underscores, that can name code to be loaded."""
 _TRACE = re.compile(r"generated(:[\w.,=-]*)?")
 _NO_FILES = frozenset({"custom", "grid", "manual"})
 """Planners that read a file, or that need an argument."""
@@ -135,6 +142,41 @@ def read_document(title: str, text: str, problem: Problem | None = None) -> Any:
     return read_any(text.encode(), name=name, problem=problem, formats=formats())
 
 
+def is_configuration(text: str) -> bool:
+    """Return whether a text is the ``config.json`` of a Hugging Face model.
+
+    Raises:
+        InvalidInputError: It names code or other files, which nothing from a browser may.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(found, dict) or "format" in found or "model_type" not in found:
+        return False
+    if naming := [name for name in found if name.strip("_") in _CONFIGURED_CODE]:
+        raise InvalidInputError(
+            f"the configuration names code ({naming[0]}); the page loads none: 'partita plan' "
+            "takes such a file"
+        )
+    return True
+
+
+@contextmanager
+def configuration_at_hand(work: Work) -> Iterator[None]:
+    """Let a configuration that is the model be a file in the folder of this process.
+
+    What is planned then knows it as the command line does, whatever the file was called.
+    """
+    name = str(work.values.get("model", ""))
+    if not name.startswith(HELD) or not is_configuration(work.text_of(name)[1]):
+        yield
+        return
+    with TemporaryDirectory(prefix="partita-page-") as folder, chdir(folder):
+        Path(CONFIGURATION).write_text(work.text_of(name)[1], encoding="utf-8")
+        yield
+
+
 def cluster_of(text: str) -> Cluster:
     """Return the cluster of a text: a shorthand, YAML, or our document.
 
@@ -201,6 +243,8 @@ def model_of(work: Work, name: str) -> tuple[str | Graph | Problem, str]:
     Raises:
         InvalidInputError: There is no such model; a path or code is none.
     """
+    if name.startswith(HELD) and is_configuration(work.text_of(name)[1]):
+        return CONFIGURATION, CONFIGURATION
     if name.startswith(HELD):
         found = work.held(name, Graph, Problem, Solution, what="a graph or a plan")
         return (found.problem if isinstance(found, Solution) else found), work.text_of(name)[0]
@@ -252,8 +296,9 @@ def typed_command(*words: str, request: Request) -> str:
 
 def _plan(work: Work) -> None:
     """Plan a problem; tell of each better plan."""
-    request, said = asked_of(work, PlanRequest, PLAN_FIELDS)
-    result = searched(work, request)
+    with configuration_at_hand(work):
+        request, said = asked_of(work, PlanRequest, PLAN_FIELDS)
+        result = searched(work, request)
     solution = result.solution
     name = f"{solution.problem.graph.name}.plan.json"
     command = typed_command("plan", request=said)
@@ -271,13 +316,16 @@ def _plan(work: Work) -> None:
 
 def searched(work: Work, request: PlanRequest) -> Any:  # noqa: ANN401 (either result)
     """Return what planning comes to; each better plan is told of, and it can be stopped."""
+    bound = 0.0
 
     def better(seconds: float, value: float) -> None:
-        work.say("point", seconds=seconds, value=value)
+        gap = value / bound - 1 if bound > 0 else None
+        work.say("point", seconds=seconds, value=value, gap=gap)
 
     def begun(problem: Problem) -> None:
-        metric = problem.objective.metric
-        work.say("search", unit=metric.row.unit, bound=lower_bound(problem))
+        nonlocal bound
+        bound = lower_bound(problem)
+        work.say("search", unit=problem.objective.metric.row.unit, bound=bound)
 
     trace = SearchTrace(on_record=better, stopped=work.stopped)
     return plan_request(request, work.words, SearchWatch(trace=trace, on_problem=begun))
@@ -309,6 +357,11 @@ def _show(work: Work) -> None:
 def _read(work: Work) -> None:
     """Say what an uploaded document holds; what is foreign becomes a document of ours."""
     title, text = work.text_of(HELD)
+    if is_configuration(text):
+        kind = str(json.loads(text)["model_type"])[:80]
+        about = f"Configuration of a Hugging Face model: {kind}"
+        work.say("document", text, role="document", title=title, kind="config", about=about)
+        return
     found = read_document(title, text)
     if isinstance(found, Plan):
         raise InvalidInputError(
@@ -320,7 +373,7 @@ def _read(work: Work) -> None:
         kind = type(found).__name__.lower()
         raise InvalidInputError(
             f"{title[:80]!r} holds a {kind}; the page takes graphs, problems, clusters, plans, "
-            "frontiers, traces and histories"
+            "frontiers, traces, histories and a config.json"
         )
     work.put("document", title, found, _line_of(found))
 
@@ -347,8 +400,9 @@ def _compare(work: Work) -> None:
         return
     from partita.flows.compare import CompareRequest, compare_request  # noqa: PLC0415 (here alone)
 
-    request, said = asked_of(work, CompareRequest, PLAN_FIELDS)
-    result = compare_request(request, work.words)
+    with configuration_at_hand(work):
+        request, said = asked_of(work, CompareRequest, PLAN_FIELDS)
+        result = compare_request(request, work.words)
     plans = [
         NamedPlan(name=each.name, summary=each.summary)
         for each in result.candidates
@@ -434,7 +488,7 @@ def _clocks(work: Work) -> None:
         kind="clocks",
         about=f"{len(text.splitlines())} lines of clocks, a step of {chosen.time_s:.5g} s",
     )
-    work.say("fact", name="chosen", value=chosen.to_json())
+    work.say("fact", name="lines", value=chosen.lines())
     work.say("fact", name="command", value=typed_command("energy", "choose", request=said))
 
 
@@ -491,6 +545,8 @@ JOBS: Mapping[str, Callable[[Work], None]] = {
     "read": _read,
 }
 """What the page can ask for."""
+QUICK = ("read", "show", "clocks")
+"""What takes no longer than reading a document; it has a process of its own."""
 ASKED = tuple(kind for kind in JOBS if kind not in ("run", "read"))
 """What a browser may name as work; the others have routes of their own."""
 

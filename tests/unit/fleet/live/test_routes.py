@@ -94,6 +94,21 @@ def test_a_job_from_submission_to_history(serving: Open, tmp_path: Path) -> None
     asyncio.run(talk())
 
 
+def test_a_job_that_waits_says_for_what(serving: Open, tmp_path: Path) -> None:
+    async def talk() -> None:
+        async with serving() as (client, engine):
+            await client.post("/fleet/jobs", json=body(tmp_path))
+            await until_started(client, engine)
+            await client.post("/fleet/jobs", json=body(tmp_path, gpus=[[4, 4, ""]]))
+            notes = [job["note"] for job in (await client.get("/fleet/jobs")).json()]
+            assert notes == ["", "waits for 4 GPUs; 3 of 4 GPUs are free"]
+            await client.post("/fleet/drain", json={"on": True})
+            drained = (await client.get("/fleet/jobs/2")).json()
+            assert drained["note"] == "waits until the fleet starts jobs again"
+
+    asyncio.run(talk())
+
+
 def test_logs_are_read_from_an_offset(serving: Open, tmp_path: Path) -> None:
     async def talk() -> None:
         async with serving() as (client, engine):

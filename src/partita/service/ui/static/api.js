@@ -24,7 +24,7 @@ async function ask(method, path, body) {
   const found = await answer.json().catch(() => null);
   // What somebody typed may be wrong without anything having failed.
   if (answer.ok && found && typeof found.problem === "string") throw new Error(found.problem);
-  if (!answer.ok) throw new Error(wordsOf(answer.status, found));
+  if (!answer.ok) throw Object.assign(new Error(wordsOf(answer.status, found)), { status: answer.status });
   return found;
 }
 
@@ -32,14 +32,40 @@ export const get = (path) => ask("GET", path);
 export const post = (path, body) => ask("POST", path, body);
 export const remove = (path) => ask("DELETE", path);
 
-// Follow a stream of the server; returns what ends that.
-export function follow(path, listeners) {
-  const stream = new EventSource(`${API}${path}`);
-  for (const [name, listener] of Object.entries(listeners)) {
-    if (name !== "lost") stream.addEventListener(name, (event) => listener(JSON.parse(event.data)));
-  }
-  if (listeners.lost) stream.addEventListener("error", () => listeners.lost());
-  return () => stream.close();
+const AGAIN_MS = 2000;
+
+// Follow a stream of the server; returns what ends that. Where it breaks off, `state` is asked for
+// until it is there again. A tab that nobody sees holds no connection, of which browsers have few.
+export function follow(path, listeners, state) {
+  let stream = null;
+  let timer = null;
+  let ended = false;
+  const look = () => get(state.path).then((found) => ended || listeners[state.name](found), (error) => ended || listeners.lost(error));
+  const close = () => {
+    clearTimeout(timer);
+    if (stream) stream.close();
+    stream = null;
+  };
+  const open = () => {
+    close();
+    if (document.hidden) return;
+    stream = new EventSource(`${API}${path}`);
+    for (const [name, listener] of Object.entries(listeners)) {
+      if (name !== "lost") stream.addEventListener(name, (event) => listener(JSON.parse(event.data)));
+    }
+    stream.addEventListener("error", () => {
+      close();
+      timer = setTimeout(open, AGAIN_MS);
+      look();
+    });
+  };
+  document.addEventListener("visibilitychange", open);
+  open();
+  return () => {
+    ended = true;
+    document.removeEventListener("visibilitychange", open);
+    close();
+  };
 }
 
 export function documentAddress(id) {

@@ -122,16 +122,16 @@ export class Editor {
 
   showFacts() {
     const { answer } = this;
-    const change = answer.step_s / answer.before_s - 1;
+    const { change } = answer;
     const entries = [
       [formatValue(answer.step_s, "s"), "step"],
-      [!this.edits.length ? "as planned" : Math.abs(change) < 5e-4 ? "no change" : formatShare(change, true), "against the plan"],
+      [!this.edits.length ? "as planned" : Math.abs(change) < 5e-4 ? "no change" : formatShare(change, true), `${answer.per}against the plan`],
       [formatShare(answer.busy), "busy"],
       [answer.title, "plan"],
     ];
-    if (answer.bound > 0) entries.splice(2, 0, [formatShare(answer.step_s / answer.bound - 1, true), "above the bound, at most"]);
+    if (answer.gap !== null) entries.splice(2, 0, [formatShare(answer.gap), "above the bound, at most"]);
     this.facts.replaceChildren(...entries.map(([value, words]) => make("div", { class: "fact" }, make("dt", {}, words), make("dd", {}, value))));
-    if (this.edits.length) this.said.textContent = `step ${entries[0][0]}, ${entries[1][0]} against the plan${answer.refusal ? `; does not fit: ${answer.refusal}` : ""}`;
+    if (this.edits.length) this.said.textContent = `step ${entries[0][0]}, ${entries[1].join(" ")}${answer.refusal ? `; does not fit: ${answer.refusal}` : ""}`;
   }
 
   showBar() {

@@ -2,8 +2,8 @@
 
 import { make } from "./report/dom.js";
 import { get } from "./api.js";
-import { areaField, choiceField, formValues, messagePlace, textField } from "./forms.js";
-import { modelChoices } from "./view_model.js";
+import { areaField, formValues, messagePlace, textField } from "./forms.js";
+import { modelField } from "./view_model.js";
 import { WorkPanel, documentLinks, showFigures } from "./work.js";
 
 const USUAL = ["auto", "uniform", "single"];
@@ -21,7 +21,8 @@ export async function compareView(app, values) {
     "form",
     { class: "sheet" },
     make("h2", {}, "Plans of this page"),
-    held.length ? boxes("plans", held.map((each) => [`doc:${each.id}`, `${each.title}: ${each.about}`]), chosen) : make("p", { class: "note" }, "There are none yet: plan a model, or upload plans."),
+    held.length < 2 ? make("p", { class: "note" }, "Comparing takes two plans or more: plan a model, or upload plans.") : null,
+    held.length ? boxes("plans", held.map((each) => [`doc:${each.id}`, `${each.title}: ${each.about}`]), chosen) : null,
     message.element,
     make("p", { class: "actions" }, make("button", { type: "submit", class: "main", disabled: held.length < 2 }, "Compare")),
   );
@@ -31,7 +32,7 @@ export async function compareView(app, values) {
     if (plans.length < 2) message.show("choose two plans or more");
     else app.go("compare", { plans });
   });
-  const model = choiceField("model", "Model", await modelChoices(app), values.model || "gpt-small");
+  const model = await modelField(app, values.model);
   const cluster = areaField("cluster", "Cluster", values.cluster || "2x4xa100");
   const microbatches = textField("microbatches", "Microbatches", values.microbatches, { inputmode: "numeric" });
   const seconds = textField("time_limit", "Seconds to search", values.time_limit, { inputmode: "decimal" });
@@ -57,7 +58,10 @@ export async function compareView(app, values) {
   app.onLeave(() => panel.end());
   if (!asked) return;
   const job = await panel.run("compare", chosen.length > 1 ? { plans: chosen } : { ...values, planner: planners });
-  if (!job) return;
+  if (!job) {
+    forms.open = true;
+    return;
+  }
   await showFigures(figures, job, app.page);
   const found = documentLinks(job.documents);
   if (found) links.append(found);

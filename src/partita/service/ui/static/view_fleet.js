@@ -48,13 +48,17 @@ export async function fleetView(app, values) {
   const panel = new WorkPanel(app.page);
   const figures = make("div", { class: "report" });
   const links = make("div", {});
-  app.root.replaceChildren(make("h1", {}, "Fleet"), make("details", { class: "again", open: !asked }, make("summary", {}, "jobs, servers and policies"), form), panel.element, links, figures);
+  const again = make("details", { class: "again", open: !asked }, make("summary", {}, "jobs, servers and policies"), form);
+  app.root.replaceChildren(make("h1", {}, "Fleet"), again, panel.element, links, figures);
   app.onLeave(() => panel.end());
   if (!asked) return;
   const { number: jobs = "100", load: rate = "9", ...rest } = values;
   const generated = `generated:jobs=${jobs},load=${rate}`;
   const job = await panel.run("fleet", { ...rest, policy: chosen, trace: values.trace || generated });
-  if (!job) return;
+  if (!job) {
+    again.open = true;
+    return;
+  }
   await showFigures(figures, job, app.page);
   const found = documentLinks(job.documents);
   if (found) links.append(found);

@@ -33,7 +33,7 @@ function stateMark(state) {
 function speed(run) {
   if (!run.step_s) return "-";
   const words = formatValue(run.step_s, "s");
-  return run.predicted_s ? `${words} (${formatShare(run.step_s / run.predicted_s - 1, true)})` : words;
+  return run.change === null ? words : `${words} (${formatShare(run.change, true)})`;
 }
 
 export async function liveView(app, values) {
@@ -89,7 +89,7 @@ export async function liveView(app, values) {
         make("h3", {}, name),
         found.note ? make("p", { class: "note" }, found.note) : null,
         make("dl", { class: "facts" }, ...facts.map(([value, words]) => make("div", { class: "fact" }, make("dt", {}, words), make("dd", {}, value)))),
-        events.length ? make("div", {}, make("h3", {}, "What happened"), make("ul", { class: "events" }, ...events)) : null,
+        events.length ? make("div", {}, make("h3", { class: "title" }, "What happened"), make("ul", { class: "events" }, ...events)) : null,
         make("div", { class: "side-by-side" }, ...drawn.map(({ element }) => element)),
         lines,
         report ? make("p", { class: "actions" }, report) : null,
@@ -119,7 +119,7 @@ export async function liveView(app, values) {
       const step = run.steps ? `${run.step} of ${run.steps}` : run.step;
       return make("tr", {}, make("td", {}, link), make("td", {}, stateMark(run.state)), ...cells([step, run.loss === null || run.loss === undefined ? "-" : Number(run.loss.toPrecision(5)), speed(run), ago(found.at_s - run.heard_s)]));
     });
-    runs.replaceChildren(rows.length ? table(["run", "state", "step", "loss", "seconds a step", "wrote"], rows, "runs") : make("p", { class: "note" }, `no runs under ${found.folder}`));
+    runs.replaceChildren(rows.length ? table(["run", "state", "step", "loss", "time of a step", "wrote"], rows, "runs") : make("p", { class: "note" }, `no runs under ${found.folder}`));
     fleet.replaceChildren(...fleetParts(found.fleet, found.at_s));
     if (found.energy) energy.replaceChildren(make("h2", {}, "Energy jobs"), ...energyParts(found.energy, noteClocks(found, versions, changes)));
     const text = JSON.stringify(found.runs.find((run) => run.name === chosen) || null);
@@ -128,17 +128,16 @@ export async function liveView(app, values) {
     document.documentElement.dataset.live = `${found.runs.length} ${found.fleet.jobs ? found.fleet.jobs.length : "-"}`;
   }
 
-  const end = follow("/live/events", {
-    live: (found) => {
-      last = performance.now();
-      message.show(null);
-      show(found);
-    },
-    beat: () => {
-      last = performance.now();
-    },
-    lost: () => message.show("the server does not answer; it is asked again"),
-  });
+  const live = (found) => {
+    last = performance.now();
+    message.show(null);
+    show(found);
+  };
+  const beat = () => {
+    last = performance.now();
+    message.show(null);
+  };
+  const end = follow("/live/events", { live, beat, lost: (error) => message.show(error) }, { path: "/live", name: "live" });
   app.onLeave(() => {
     end();
     clearInterval(tick);

@@ -6,14 +6,21 @@ import { get, post } from "./api.js";
 import { areaField, button, choiceField, dropZone, formValues, messagePlace, textField } from "./forms.js";
 
 const CLUSTERS = ["4xa100", "2x4xa100", "2x4xa100+4xv100", "6xa40+2xh100", "8xdgx-h100"];
-const LARGE = ["llama3-8b", "llama3-70b"];
-const MODEL_KINDS = ["graph", "problem", "solution"];
+const MODEL_KINDS = ["graph", "problem", "solution", "config"];
 const CLUSTER_WAIT_MS = 120;
 
-// Return what a model field offers: built-in names, and documents that hold a model.
-export async function modelChoices(app) {
+// Return what a field offers, with what its address names: that is never another thing without a word.
+export function withChosen(choices, value) {
+  if (!value || choices.some(([each]) => each === value)) return choices;
+  return [...choices, [value, value.startsWith("doc:") ? "a document that is not held here any more" : value]];
+}
+
+// Return a field for a model: built-in names, large ones by shape, and documents that hold one.
+export async function modelField(app, value) {
   const held = (await get("/documents")).filter((each) => MODEL_KINDS.includes(each.kind));
-  return [...app.choices.models.map((name) => [name, name]), ...LARGE.map((name) => [name, `${name} (by its shape)`]), ...held.map((each) => [`doc:${each.id}`, `${each.title} (${each.kind})`])];
+  const { models, large } = app.choices;
+  const choices = [...models.map((name) => [name, name]), ...large.map((name) => [name, `${name} (by its shape)`]), ...held.map((each) => [`doc:${each.id}`, `${each.title} (${each.kind})`])];
+  return choiceField("model", "Model", withChosen(choices, value), value || "gpt-small");
 }
 
 // Return fields for what is asked of a step and of the planner.
@@ -37,14 +44,14 @@ export async function uploaded(file, limit) {
 export async function modelView(app, values) {
   const message = messagePlace();
   message.show(null);
-  const model = choiceField("model", "Model", await modelChoices(app), values.model || "gpt-small");
+  const model = await modelField(app, values.model);
   const cluster = areaField("cluster", "Cluster", values.cluster || "2x4xa100", { hint: "HOSTSxGPUSxTYPE, parts joined by +; or the text of a cluster file" });
   const fields = stepFields(app, values);
   const drawn = make("div", { class: "cluster-place", "aria-live": "polite" });
   const about = make("p", { class: "note", role: "status" });
   const examples = CLUSTERS.map((text) => button(text, () => {
     cluster.input.value = text;
-    draw();
+    changed();
   }, { class: "quiet" }));
 
   async function take(file) {
@@ -55,11 +62,12 @@ export async function modelView(app, values) {
       about.textContent = held.about;
       if (held.kind === "cluster") {
         cluster.input.value = `doc:${held.id}`;
-        await draw();
+        await changed();
       } else if (MODEL_KINDS.includes(held.kind)) {
         const value = `doc:${held.id}`;
         if (![...model.input.options].some((option) => option.value === value)) model.input.append(make("option", { value }, `${held.title} (${held.kind})`));
         model.input.value = value;
+        await changed();
         if (held.kind === "solution") app.go("plan", { plan: value });
       } else if (held.kind === "frontier") app.go("energy", { plan: `doc:${held.id}` });
       else if (held.kind === "trace") app.go("fleet", { trace: `doc:${held.id}` });
@@ -93,15 +101,21 @@ export async function modelView(app, values) {
     }
   }
 
+  // What is chosen is in the address, and the cluster is drawn.
+  function changed() {
+    app.address(formValues(form), true);
+    return draw();
+  }
+
   let timer = null;
   cluster.input.addEventListener("input", () => {
     clearTimeout(timer);
-    timer = setTimeout(draw, CLUSTER_WAIT_MS);
+    timer = setTimeout(changed, CLUSTER_WAIT_MS);
   });
   const form = make(
     "form",
     { class: "sheet" },
-    make("div", { class: "fields two" }, make("div", {}, model.element, dropZone("drop a graph, plan or cluster file, or choose one", take), about), make("div", {}, cluster.element, make("p", { class: "examples" }, ...examples))),
+    make("div", { class: "fields two" }, make("div", {}, model.element, dropZone("drop a graph, a config.json, a plan or a cluster file, or choose one", take), about), make("div", {}, cluster.element, make("p", { class: "examples" }, ...examples))),
     drawn,
     make("div", { class: "fields" }, ...fields.map((field) => field.element)),
     message.element,

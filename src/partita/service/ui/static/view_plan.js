@@ -3,9 +3,9 @@
 import { make } from "./report/dom.js";
 import { Editor } from "./edit.js";
 import { formValues } from "./forms.js";
-import { modelChoices, stepFields } from "./view_model.js";
+import { modelField, stepFields } from "./view_model.js";
 import { WorkPanel, documentLinks, showFigures } from "./work.js";
-import { areaField, choiceField } from "./forms.js";
+import { areaField } from "./forms.js";
 
 function listOf(value) {
   return value === undefined ? [] : [].concat(value);
@@ -13,8 +13,9 @@ function listOf(value) {
 
 // Return the form that asks for another plan, folded.
 async function againForm(app, values) {
-  const model = choiceField("model", "Model", await modelChoices(app), values.model || "gpt-small");
+  const model = await modelField(app, values.model);
   const cluster = areaField("cluster", "Cluster", values.cluster || "2x4xa100");
+  for (const { element } of [model, cluster]) element.classList.add("broad");
   const fields = [model, cluster, ...stepFields(app, values)];
   const form = make("form", { class: "sheet" }, make("div", { class: "fields" }, ...fields.map((field) => field.element)), make("p", { class: "actions" }, make("button", { type: "submit", class: "main" }, "Plan")));
   form.addEventListener("submit", (event) => {
@@ -31,11 +32,15 @@ export async function planView(app, values) {
   const editing = make("section", { class: "editing" });
   const figures = make("div", { class: "report" });
   const heading = make("h1", {}, "Plan");
-  app.root.replaceChildren(heading, await againForm(app, asked), panel.element, editing, figures);
+  const again = await againForm(app, asked);
+  app.root.replaceChildren(heading, panel.element, again, editing, figures);
   app.onLeave(() => panel.end());
   if (!asked.plan && !asked.model) return;
   const job = asked.plan ? await panel.run("show", { plan: asked.plan }) : await panel.run("plan", asked);
-  if (!job) return;
+  if (!job) {
+    again.open = true; // what was asked may be what is wrong
+    return;
+  }
   const held = job.documents.plan;
   const editor = new Editor(app, held, listOf(edits), (list) => app.address({ ...asked, edits: list }));
   const links = documentLinks(job.documents);

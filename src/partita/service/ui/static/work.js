@@ -3,7 +3,7 @@
 import { make } from "./report/dom.js";
 import { Chart } from "./report/chart.js";
 import { showPage } from "./report/page.js";
-import { formatValue } from "./report/format.js";
+import { formatShare, formatValue } from "./report/format.js";
 import { documentAddress, follow, get, post, remove } from "./api.js";
 import { button, messagePlace } from "./forms.js";
 
@@ -27,7 +27,7 @@ export class WorkPanel {
     this.cancel = button("Cancel", () => remove(`/jobs/${this.key}`).catch((error) => this.message.show(error)), { class: "quiet" });
     this.chartPlace = make("div", {});
     this.message = messagePlace();
-    this.running = make("section", { class: "running", "aria-label": "work under way" }, this.words, this.chartPlace, make("p", { class: "actions" }, this.stop, this.cancel));
+    this.running = make("section", { class: "under-way", "aria-label": "work under way" }, this.words, this.chartPlace, make("p", { class: "actions" }, this.stop, this.cancel));
     this.element = make("div", {}, this.message.element, this.running);
     this.running.hidden = true;
     this.message.show(null);
@@ -65,16 +65,14 @@ export class WorkPanel {
     this.chartPlace.replaceChildren();
     return new Promise((resolve) => {
       this.finish = resolve;
-      this.close = follow(`/jobs/${first.id}/events`, {
-        state: (job) => {
-          this.show(job);
-          if (["done", "failed", "cancelled"].includes(job.state)) this.end(job);
-        },
-        lost: async () => {
-          // A stream that broke is opened again by the browser; work that is gone is not.
-          await get(`/jobs/${first.id}`).catch((error) => this.end({ state: "failed", error: error.message }));
-        },
-      });
+      const state = (job) => {
+        this.message.show(null);
+        this.show(job);
+        if (["done", "failed", "cancelled"].includes(job.state)) this.end(job);
+      };
+      // Work that a server which was started anew does not know is over; one that is silent may come back.
+      const lost = (error) => (error.status ? this.end({ state: "failed", error: error.message }) : this.message.show(error));
+      this.close = follow(`/jobs/${first.id}/events`, { state, lost }, { path: `/jobs/${first.id}`, name: "state" });
     });
   }
 
@@ -88,7 +86,7 @@ export class WorkPanel {
   show(job) {
     const best = job.points.length ? job.points[job.points.length - 1][1] : null;
     const value = best === null ? "" : ` · best so far ${formatValue(best, job.unit)}`;
-    const gap = best !== null && job.bound > 0 ? `, at most ${((best / job.bound - 1) * 100).toFixed(1)} % above the bound` : "";
+    const gap = best !== null && job.gap !== null ? `, at most ${formatShare(job.gap)} above the bound` : "";
     this.words.textContent = `${job.state === "waiting" ? "waits for a process" : job.words || "starts"}${value}${gap}`;
     this.stop.hidden = !job.points.length;
     if (job.points.length) {
