@@ -71,6 +71,8 @@ class Machine:
         names = ["graph-mlp"] if self._quick else list(_MODELS)
         for name in names:
             for kind in ("pipeline", "replicas", "tensor parallel") if self._quick else _KINDS:
+                if kind == "sequence parallel" and "sequence_length" not in _MODELS[name]:
+                    continue
                 yield f"{name}, {kind}: equals one process", partial(self._equal, name, kind)
         yield "memory against forecast", self._memory
         for policy in POLICIES[1:] if not self._quick else POLICIES[2:3]:

@@ -11,7 +11,6 @@ it was before the first step.
 
 import functools
 import hashlib
-import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -181,8 +180,7 @@ class PlanTrainer(Trainer):
         self._captures: dict[_Kind, Captures] = {}
         self._num_ways, self._has_told = 0, False
         # What the script's Python had when the model was last captured.
-        self._values: dict[str, Any] = {}
-        self._trains: dict[str, bool] = {}
+        self._watched: WatchedValues | None = None
         self._has_told_of_values = False
         self._player: RankPlayer | None = None
         self._saving: Saving | None = None
@@ -420,28 +418,27 @@ class PlanTrainer(Trainer):
         Raises:
             InvalidInputError: Other parameters are to be trained than in the first step.
         """
-        if not self._ways:
+        watched = self._watched
+        if watched is None:
             return
-        with self._guard.open():
-            for name, parameter in self.model.named_parameters():
-                if self._trains.get(name, parameter.requires_grad) != parameter.requires_grad:
-                    raise InvalidInputError(
-                        f"requires_grad of {name!r} has changed since the first step; a plan is "
-                        "for the parameters that were trained then: profile and plan again, and go "
-                        "on from a checkpoint"
-                    )
-            values = plain_values(self.model, self._loss)
-        if values == self._values:
+        name = watched.released()
+        if name:
+            raise InvalidInputError(
+                f"requires_grad of {name!r} has changed since the first step; a plan is for the "
+                "parameters that were trained then: profile and plan again, and go on from a "
+                "checkpoint"
+            )
+        name = watched.changed()
+        if not name:
             return
         self._ways.clear()
         self._captures.clear()
         if not self._has_told_of_values and self._place.member.rank == 0:
             self._has_told_of_values = True
-            names = {n for n in {*values, *self._values} if values.get(n) != self._values.get(n)}
             self._place.member.notify(
-                f"{min(names)} has changed, which the model or its loss may read: the model is "
-                "captured anew whenever such a value changes; one that changes often is better a "
-                "tensor in the batch"
+                f"{name} has changed, which the model or its loss may read: the model is captured "
+                "anew whenever such a value changes; one that changes often is better a tensor in "
+                "the batch"
             )
 
     def _forget(self, key: tuple[Deal, _Kind, bool]) -> None:
@@ -474,10 +471,7 @@ class PlanTrainer(Trainer):
             with without_saved_tensors() if self._is_partial else nullcontext():
                 workload = model_workload(captures, problem, plan)
             captured = captures.at(dealt.sizes[0])
-            # After the capture, which runs the model's Python: what it counts is no change.
-            self._values = plain_values(self.model, self._loss)
-            if not self._trains:
-                self._trains = {n: p.requires_grad for n, p in self.model.named_parameters()}
+            parameters = list(self.model.named_parameters())
         if self._player is None and len(dealt.sizes) > 1 and place.member.rank == 0:
             self._tell_of_sums(captured)
         task = make_task(problem, plan, workload, order=place.job.order)
@@ -490,6 +484,8 @@ class PlanTrainer(Trainer):
             task = forward_task(task)
         task.weights = None if dealt.sizes == dealt.real else dealt.weights
         player = self._open(task, workload)
+        # After the capture, which runs the model's Python: what it counts is no change.
+        self._watched = WatchedValues(self.model, parameters, self._loss)
         metrics = metrics_of(captured)
         return _Way(task, player, captured, metrics, dealt.weights)
 
@@ -738,36 +734,86 @@ class _Examples:
         return self.examples[size]
 
 
-def plain_values(model: nn.Module, loss: object) -> dict[str, Any]:
-    """Return the numbers, texts and flags that a model and its loss function may read, by name.
+class WatchedValues:
+    """The numbers, texts and flags that a model and its loss function may read in Python.
 
-    Those of modules (but for their mode, which follows from the step), and of the loss what its
-    code names: variables around it, of its module, and of the object that it belongs to.
+    Those of modules (but for their mode, which follows from the step), whether parameters are
+    trained, and of the loss what its code names: variables around it, of its module, and of the
+    object that it belongs to.
     """
-    found: dict[str, Any] = {}
 
-    def note(name: str, values: Mapping[str, Any]) -> None:
-        plain = {f"{name}{key}": v for key, v in values.items() if isinstance(v, _PLAIN)}
-        found.update(plain)
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[tuple[str, nn.Parameter]], loss: object
+    ) -> None:
+        """Note what there is; looking again costs microseconds."""
+        self._places: list[tuple[str, Mapping[str, Any], str]] = []
+        self._cells: list[tuple[str, Any]] = []
+        self._holders: list[tuple[str, Mapping[str, Any]]] = []
+        self._parameters = parameters
+        for path, module in model.named_modules():
+            self._watch(f"{path}." if path else "", vars(module))
+        while isinstance(loss, functools.partial):
+            self._watch("", loss.keywords)
+            loss = loss.func
+        for path, module in loss.named_modules() if isinstance(loss, nn.Module) else ():
+            self._watch(f"loss.{path}.", vars(module))
+        owner = getattr(loss, "__self__", loss)
+        if not isinstance(owner, nn.Module):
+            self._watch("loss.", getattr(owner, "__dict__", {}))
+        code = getattr(loss, "__code__", None)
+        if code is not None:
+            around: Any = getattr(loss, "__closure__", None) or ()
+            self._cells += zip(code.co_freevars, around, strict=True)
+            names = getattr(loss, "__globals__", {})
+            self._places += [
+                (key, names, key) for key in code.co_names if isinstance(names.get(key), _PLAIN)
+            ]
+        self._seen = self._now()
 
-    for path, module in model.named_modules():
-        own = {key: value for key, value in vars(module).items() if key != "training"}
-        note(f"{path}." if path else "", own)
-    while isinstance(loss, functools.partial):
-        note("", loss.keywords)
-        note("argument ", {str(place): value for place, value in enumerate(loss.args)})
-        loss = loss.func
-    if isinstance(loss, nn.Module):
-        for path, module in loss.named_modules():
-            note(f"loss.{path}", vars(module))
-        return found
-    note("loss.", getattr(getattr(loss, "__self__", loss), "__dict__", {}))
-    function = getattr(loss, "__func__", loss)
-    if inspect.isfunction(function):
-        variables = inspect.getclosurevars(function)
-        note("", variables.globals)
-        note("", variables.nonlocals)
-    return found
+    def _watch(self, name: str, values: Mapping[str, Any]) -> None:
+        self._holders.append((name, values))
+        self._places += [
+            (f"{name}{key}", values, key)
+            for key, value in values.items()
+            if isinstance(value, _PLAIN) and key != "training"
+        ]
+
+    def _now(self) -> tuple[list[Any], list[Any], list[int], list[bool]]:
+        # What is no plain value any more counts as changed once.
+        plain = [v if isinstance(v := values.get(key), _PLAIN) else type(v)
+                 for _, values, key in self._places]  # fmt: skip
+        around = [v if isinstance(v := _content(cell), _PLAIN) else None for _, cell in self._cells]
+        return (
+            plain,
+            around,
+            [len(values) for _, values in self._holders],
+            [parameter.requires_grad for _, parameter in self._parameters],
+        )
+
+    def changed(self) -> str:
+        """Return the name of a value that is another one now; empty = none is."""
+        now = self._now()
+        if now == self._seen:
+            return ""
+        names = [place[0] for place in self._places] + [name for name, _ in self._cells]
+        names += [f"{name}__dict__" for name, _ in self._holders]
+        pairs = zip(names, [*now[0], *now[1], *now[2]],
+                    [*self._seen[0], *self._seen[1], *self._seen[2]], strict=True)  # fmt: skip
+        return next((name for name, one, other in pairs if one != other), "")
+
+    def released(self) -> str:
+        """Return the name of a parameter that was trained and is not now, or the other way."""
+        for (name, parameter), before in zip(self._parameters, self._seen[3], strict=True):
+            if parameter.requires_grad != before:
+                return name
+        return ""
+
+
+def _content(cell: Any) -> object:  # noqa: ANN401  # a cell of a function
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
 
 
 def metrics_of(captured: CapturedModel) -> dict[str, int]:
