@@ -146,11 +146,11 @@ def _framed(image: str, document: object | None, label: str, room: int) -> str:
     if len(text.encode()) > room:
         return image
     high = min(_MOST_HIGH, sum(map(_height, found)))
-    # The frame covers the picture, and is no higher than its place.
-    place = f"position:relative;min-height:{high}px;overflow:hidden"
-    over = "position:absolute;left:0;top:0;width:100%;height:100%;border:0"
+    # The frame lies on the picture and is as high as it at least; without it nothing is left over.
+    over = f"grid-area:1/1;width:100%;height:100%;min-height:{high}px;border:0;position:relative"
     return (
-        f'<div style="{place}">{image}<iframe title="{label}" style="{over}" '
+        f'<div style="display:grid"><div style="grid-area:1/1;min-width:0">{image}</div>'
+        f'<iframe title="{label}" style="{over}" '
         f"sandbox=\"allow-scripts allow-downloads\" srcdoc='{text}'></iframe></div>"
     )
 

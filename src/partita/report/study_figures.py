@@ -297,13 +297,15 @@ def rank_memory_figure(
         ends = [float(own[0]["time_s"]), float(own[-1]["time_s"])]
         words_of = "predicted, the fullest device"
         curves.append(Curve(name=words_of, x=ends, y=[max(predicted_bytes)] * 2, style="dashes"))
-    return chart_figure(
+    figure = chart_figure(
         "Memory by rank over time",
         curves,
         x=TableColumn("time since the start", "s"),
         y=TableColumn("most memory so far", "bytes"),
         from_zero=True,
     )
+    note = "On a GPU what was allocated, on a CPU the whole process; what is predicted are tensors."
+    return figure | {"note": note}
 
 
 def search_figure(points: Sequence[tuple[float, float]], unit: str, bound: float = 0.0) -> Figure:
