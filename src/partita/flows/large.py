@@ -365,7 +365,7 @@ def _task(
     fixed = _fixed(request) | ({} if size is None else {"microbatch": size})
     share = memory_share(request)
     task = task_of(request, named, cluster, batch=batch, memory_share=share, fixed=fixed)
-    return task, (*remarks, *objective_remarks(request))
+    return task, (*remarks, *named.remarks, *objective_remarks(request))
 
 
 def _batch(

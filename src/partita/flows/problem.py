@@ -220,7 +220,10 @@ def _shape_of(model: str) -> "NamedShape | None":
         shape_from_config,
     )
 
-    named = find_shape(model)
+    try:
+        named = find_shape(model)
+    except InvalidInputError:  # a configuration that no shape holds: planned op by op
+        return None
     if named is not None or not (model.startswith("hf:") or Path(model).is_dir()):
         return named
     from partita.flows.extras import torch_needed  # noqa: PLC0415 (only for configurations)
@@ -266,9 +269,11 @@ def read_graph(model: Model, *, may_estimate: bool = False) -> Graph | Problem |
     try:
         return _stored_graph(model)
     except FormatError:
-        if not may_estimate or Path(model).name != "config.json":
-            raise
-        return None
+        from partita.transformer.named import read_configuration  # noqa: PLC0415 (YAML of shapes)
+
+        if may_estimate and read_configuration(model) is not None:
+            return None
+        raise
 
 
 def _stored_graph(model: str) -> Graph | Problem:

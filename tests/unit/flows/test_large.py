@@ -52,7 +52,7 @@ def test_small_configurations_are_estimated_op_by_op(tmp_path):
         "intermediate_size": 128,
         "vocab_size": 256,
     }
-    file = tmp_path / "config.json"
+    file = tmp_path / "mine.json"
     file.write_text(json.dumps(config))
     assert not isinstance(partita.estimate(str(file), cluster="2xa100"), LargePlanResult)
     large = {**config, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 16}

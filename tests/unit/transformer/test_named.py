@@ -135,7 +135,105 @@ def test_a_configuration_gives_the_shape_of_its_model(config, name, tmp_path):
     assert not found.is_listed
 
 
+# Billions of parameters of the cards, and what their configurations say; many leave the usual out.
+FAMILIES = {
+    "falcon-7b": (
+        6.92,
+        '{"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, '
+        '"num_attention_heads": 71, "num_kv_heads": 71, "vocab_size": 65024}',
+    ),
+    "falcon-40b": (
+        41.3,
+        '{"model_type": "falcon", "hidden_size": 8192, "num_hidden_layers": 60, '
+        '"num_attention_heads": 128, "num_kv_heads": 8, "vocab_size": 65024, '
+        '"new_decoder_architecture": true}',
+    ),
+    "starcoder": (
+        15.5,
+        '{"model_type": "gpt_bigcode", "n_embd": 6144, "n_layer": 40, "n_head": 48, '
+        '"n_inner": 24576, "vocab_size": 49152, "multi_query": true}',
+    ),
+    "mpt-7b": (
+        6.65,
+        '{"model_type": "mpt", "d_model": 4096, "n_layers": 32, "n_heads": 32, '
+        '"expansion_ratio": 4, "vocab_size": 50432}',
+    ),
+    "dbrx": (
+        131.6,
+        '{"model_type": "dbrx", "d_model": 6144, "n_layers": 40, "n_heads": 48, '
+        '"vocab_size": 100352, "attn_config": {"kv_n_heads": 8}, "ffn_config": '
+        '{"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}}',
+    ),
+    "ernie-4.5-21b": (
+        21.8,
+        '{"model_type": "ernie4_5_moe", "hidden_size": 2560, "num_hidden_layers": 28, '
+        '"num_attention_heads": 20, "num_key_value_heads": 4, "intermediate_size": 12288, '
+        '"moe_intermediate_size": 1536, "moe_num_experts": 64, "moe_k": 6, '
+        '"moe_num_shared_experts": 2, "moe_layer_start_index": 1, "vocab_size": 103424, '
+        '"tie_word_embeddings": true}',
+    ),
+    "llama4-scout": (
+        107.8,
+        '{"model_type": "llama4", "text_config": {"model_type": "llama4_text", "head_dim": 128, '
+        '"hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40, '
+        '"num_key_value_heads": 8, "intermediate_size": 8192, "intermediate_size_mlp": 16384, '
+        '"num_local_experts": 16, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1, '
+        '"vocab_size": 202048}}',
+    ),
+    "bert-large": (
+        0.335,
+        '{"model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, '
+        '"num_attention_heads": 16, "intermediate_size": 4096, "vocab_size": 30522}',
+    ),
+    "qwen-7b": (
+        7.72,
+        '{"model_type": "qwen", "hidden_size": 4096, "num_hidden_layers": 32, '
+        '"num_attention_heads": 32, "intermediate_size": 22016, "vocab_size": 151936}',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_that_name_their_sizes_otherwise_have_their_published_parameters(name):
+    published, text = FAMILIES[name]
+    named = shape_from_config(json.loads(text), name=name)
+    assert named.shape.params / 1e9 == pytest.approx(published, rel=0.01)
+    assert named.shape.causal == (name != "bert-large")
+    assert bool(named.remarks) == (name == "llama4-scout")  # what reads images is not counted
+
+
+NO_SHAPE = [
+    ({"is_encoder_decoder": True}, "an encoder with a decoder"),
+    ({"mamba_d_state": 16}, "mamba_"),
+    ({"layer_types": ["conv", "full_attention"]}, "conv"),
+    ({"block_types": ["recurrent", "attention"]}, "recurrent"),
+    ({"hidden_size_per_layer_input": 256}, "embeddings in each layer"),
+    ({"embedding_size": 128}, "embedding_size 128 beside 4096"),
+    ({"num_hidden_layers": "many"}, "num_hidden_layers = 'many'; expected one whole number"),
+    ({"num_hidden_layers": True}, "num_hidden_layers = True"),
+    ({"intermediate_size": [8192, 16384]}, "intermediate_size = "),
+    ({"intermediate_size": None}, "no intermediate_size"),
+    ({"num_experts": 8}, "no num_experts_per_tok"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), NO_SHAPE)
+def test_a_configuration_that_no_shape_holds_is_refused_with_its_reason(change, reason):
+    with pytest.raises(InvalidInputError, match=reason):
+        shape_from_config({**LLAMA, **change})
+
+
+def test_linear_attention_is_counted_as_full_and_said_to_be():
+    kinds = ["linear_attention", "full_attention"] * 16
+    (remark,) = shape_from_config({**LLAMA, "layer_types": kinds}).remarks
+    assert "linear attention" in remark
+
+
 def test_windows_are_counted_by_layer():
+    gemma = {**LLAMA, "model_type": "gemma2", "sliding_window": 4096}
+    assert shape_from_config(gemma).shape.window_layers == 16  # each second one, unless said
+    exaone = {**gemma, "model_type": "exaone4", "sliding_window_pattern": "LLLG"}
+    assert shape_from_config(exaone).shape.window_layers == 24
     config = {**LLAMA, "sliding_window": 128, "layer_types": ["sliding_attention", "full"] * 16}
     assert shape_from_config(config).shape.window_layers == 16
     assert shape_from_config({**LLAMA, "sliding_window": 128}).shape.window_layers == 32
