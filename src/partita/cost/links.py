@@ -14,7 +14,8 @@ rates are those, all-reduces of enough ranks of one host may be done in its swit
 ``a`` grows with the steps of a ring or with the doublings of a tree, and messages of middle size
 lose ``2 ramp sqrt(a x / B)``, as pipelines over chunks do. Where they do not, rates are the
 bandwidths and each step of a ring takes the largest latency on its way. Among CPUs, where gloo has
-no other, and over a matrix of links, only the ring counts.
+no other, and over a matrix of links, only the ring counts; a reduce-scatter among CPUs sends every
+part straight to its owner, as gloo's own would move twice the bytes.
 """
 
 import math
@@ -90,10 +91,12 @@ class Fabric(NamedTuple):
     Attributes:
         tiers: The levels, innermost (the "host": all devices of one NVLink domain) first.
         is_flat: Whether only flat rings are run (CPUs, a matrix of links).
+        scatters_directly: Whether a reduce-scatter sends every part straight to its owner (CPUs).
     """
 
     tiers: tuple[Tier, ...]
     is_flat: bool = False
+    scatters_directly: bool = False
 
     @property
     def devices_per_host(self) -> int:
@@ -134,19 +137,20 @@ def fabric_of(cluster: Cluster, devices: Array | None = None) -> Fabric:
 
 
 def _fabric(cluster: Cluster, devices: Array) -> Fabric:
-    is_flat = any(cluster.devices[device].kind is DeviceKind.CPU for device in devices.tolist())
+    has_cpus = any(cluster.devices[device].kind is DeviceKind.CPU for device in devices.tolist())
     if cluster.matrix is not None:
         ring = ring_order(devices)
         links = cluster.links(ring, np.roll(ring, -1)) if len(ring) > 1 else None
         rate = float(links.bandwidth_bytes_per_s.min()) if links else math.inf
         latency = float(links.latency_s.max()) if links else 0.0
-        return Fabric((Tier(rate, latency, True, len(devices), None),), is_flat=True)
+        tier = Tier(rate, latency, True, len(devices), None)
+        return Fabric((tier,), is_flat=True, scatters_directly=has_cpus)
     tiers = []
     child: Array = np.arange(len(cluster))
     for level in cluster.levels:
         tiers.append(_tier(level, child, devices))
         child = level.group_of
-    return Fabric(tuple(tiers), is_flat)
+    return Fabric(tuple(tiers), is_flat=has_cpus, scatters_directly=has_cpus)
 
 
 def _tier(level: Level, child: Array, devices: Array) -> Tier:
@@ -278,8 +282,8 @@ def _ways(fabric: Fabric, kind: Kind, spread: Spread) -> list[Way]:
     tiers = fabric.tiers
     if len(tiers) > 1 and tiers[0].rates and not all(tier.rates for tier in tiers):
         # Groups within one host have known rates, whatever is not known of the network.
-        inner = _ways(Fabric(tiers[:1], fabric.is_flat), kind, spread)
-        bare = Fabric(tuple(tier._replace(rates=None) for tier in tiers), fabric.is_flat)
+        inner = _ways(fabric._replace(tiers=tiers[:1]), kind, spread)
+        bare = fabric._replace(tiers=tuple(tier._replace(rates=None) for tier in tiers))
         outer = _ways(bare, kind, spread)
         one_host = spread.groups[1] == 1
         return [_where(one_host, way) for way in inner] + [_where(~one_host, way) for way in outer]
@@ -338,7 +342,11 @@ def _traffic(kind: Kind, spread: Spread) -> Array:
 
 
 def _ring(fabric: Fabric, kind: Kind, spread: Spread, *, known: bool) -> Way:
-    """Return the ring that uses all ports at once, or the exchange of an all-to-all."""
+    """Return the ring that uses all ports at once, or the exchange of an all-to-all.
+
+    A reduce-scatter that sends directly is an exchange, too: all parts leave in one round.
+    """
+    is_direct = kind is Kind.REDUCE_SCATTER and fabric.scatters_directly
     zero = np.zeros_like(spread.groups[0], dtype=np.float64)
     steps, rate, slowest = zero, zero + np.inf, zero
     start, trees, ramp, treed = zero, zero, zero, known and kind is Kind.ALL_REDUCE
@@ -355,13 +363,14 @@ def _ring(fabric: Fabric, kind: Kind, spread: Spread, *, known: bool) -> Way:
             if index:
                 trees = trees + tier.rates.tree_s * np.log2(inside / above)
                 treed = treed and (tier.rates.tree_s > 0 or not bool(used.any()))
-    if kind is Kind.ALL_TO_ALL and not fabric.is_flat:
+    if is_direct or (kind is Kind.ALL_TO_ALL and not fabric.is_flat):
         byte_s = _exchange_s(fabric, spread)
     else:
         byte_s = _traffic(kind, spread) / rate
     passes = PASSES[kind]
     if not known:
-        return Way(passes * (spread.groups[0] - 1) * slowest, byte_s, ramp)
+        rounds = 1.0 if is_direct else passes * (spread.groups[0] - 1)
+        return Way(rounds * slowest, byte_s, ramp)
     start_up = start + passes * steps
     if treed and len(fabric.tiers) > 1:
         by_trees = np.minimum(start_up, start + trees)

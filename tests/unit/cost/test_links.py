@@ -24,6 +24,17 @@ def test_collectives_of_cpus_are_flat_rings() -> None:
     assert collective_s(gpus, Kind.ALL_REDUCE, everyone, 1e6) == pytest.approx(1 + 1e-3)
 
 
+def test_cpus_scatter_straight_to_the_owners() -> None:
+    cluster = host_cluster(2, 4, inside_bytes_per_s=1e9, between_bytes_per_s=1e6)
+    cpus = replace(
+        cluster, devices=tuple(replace(device, kind=DeviceKind.CPU) for device in cluster.devices)
+    )
+    # Four ranks of a host send half of what they have over its one port, an eighth to each owner.
+    assert collective_s(cpus, Kind.REDUCE_SCATTER, np.arange(8), 1e6) == pytest.approx(2.0)
+    assert collective_s(cpus, Kind.ALL_GATHER, np.arange(8), 1e6) == pytest.approx(7 / 8)
+    assert collective_s(cpus, Kind.REDUCE_SCATTER, np.array([0, 4]), 1e6) == pytest.approx(0.5)
+
+
 def bus_gb_s(name: str, kind: Kind, ranks: int, per_host: int, size: float) -> float:
     """Return the bus bandwidth as nccl-tests counts it, in GB/s."""
     fabric = fabric_of(read_shorthand(name, load_catalogue()))
