@@ -9,6 +9,7 @@ same seed: the epoch's permutation is drawn by ``seed + epoch``, and a last batc
 is dropped, or filled up from the beginning of that permutation.
 """
 
+import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +28,12 @@ from partita.errors import InvalidInputError
 
 Getter: TypeAlias = Callable[[int, str], Tensor]
 """Returns an input of the model, given the microbatch of a step and the name of the tensor."""
+
+CHECKED_STEPS = 10
+"""Steps from the first on in which batches are compared between ranks; later, one in so many."""
+_DIGEST_ELEMENTS = 16_384
+"""Of a larger tensor, about so many elements, spread over all of it, make its digest: reading every
+byte of a batch of images in every step would be seen in the time of a small model."""
 
 
 class Sampling(StrEnum):
@@ -473,3 +480,34 @@ def example_of(inputs: Any, labels: Any = None, batch_size: int = 0) -> Example:
         return Example(kwargs=dict(inputs), labels=labels, batch_size=batch_size)
     args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     return Example(args=args, labels=labels, batch_size=batch_size)
+
+
+def batch_digest(batch: Any) -> int:  # noqa: ANN401  # the user's
+    """Return a 64-bit digest of a batch: places, types, shapes and bytes of its tensors.
+
+    A large tensor counts by elements at equal distances, so two that differ in a few elements only
+    may have the same digest; two different draws of samples have not.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for place, leaf in leaves_of(batch):
+        digest.update(f"{place} {type(leaf).__name__}\n".encode())
+        if isinstance(leaf, Tensor):
+            digest.update(f"{tuple(leaf.shape)} {leaf.dtype}\n".encode())
+            digest.update(_some_bytes(leaf))
+        elif isinstance(leaf, bool | int | float | str | bytes | None):
+            digest.update(repr(leaf).encode())
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def _some_bytes(tensor: Tensor) -> bytes:
+    """Return the bytes of a tensor's elements, or of some at an odd distance in a large one.
+
+    An odd distance does not stay in one column, as widths are mostly even.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
+        return b""
+    flat = tensor.detach().resolve_conj().reshape(-1)
+    distance = flat.numel() // _DIGEST_ELEMENTS
+    if distance > 1:
+        flat = flat[:: distance | 1]
+    return flat.contiguous().cpu().view(torch.uint8).numpy().tobytes()

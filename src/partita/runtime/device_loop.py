@@ -135,6 +135,7 @@ class DeviceLoop:
         beside: Returns numbers that are summed over all devices beside the gradients, where the
             loop ``carries`` some; called after the last forward or backward. None = nothing is.
         beside_total: The sum of the last step; None before it is there.
+        compute_s: Seconds of forwards and backwards in the last step, without waits.
         executed: Instructions carried out, over all steps.
         records: What was seen in each step.
         statistics: What was done, over all steps.
@@ -191,8 +192,8 @@ class DeviceLoop:
         self._batch: list[tuple[int, Pending[Tensor], str]] = []
         self._collectives: list[tuple[Instruction, Pending[Sequence[Tensor]]]] = []
         # Uses in a whole step, and those left in the current one.
-        self._all_uses = self._count_uses()
-        self._uses: Counter[tuple[object, ...]] = Counter()
+        self._all_uses = dict(self._count_uses())
+        self._uses: dict[tuple[object, ...], int] = {}
         self._begin_ns = 0
         self._begun_ns: list[int] = []
         self._ended_ns: list[int] = []
@@ -202,20 +203,19 @@ class DeviceLoop:
         self.on_last_pass: Callable[[], None] = lambda: None
         self.beside: Callable[[], Tensor] | None = None
         self.beside_total: Tensor | None = None
-        self._passes_at = np.array(
-            [
-                row - self._first
-                for row, kind, *_ in self._instructions
-                if Kind.FORWARD <= kind < Kind.UPDATE
-            ],
-            dtype=np.int64,
-        )
-        self._last_pass = self._first + int(self._passes_at.max()) if len(self._passes_at) else -1
+        self._passes_at = [
+            row - self._first
+            for row, kind, *_ in self._instructions
+            if Kind.FORWARD <= kind < Kind.UPDATE
+        ]
+        self._last_pass = self._first + max(self._passes_at) if self._passes_at else -1
+        self._meetings: dict[int, Meeting] = {}
+        self.compute_s = 0.0
         self._carrier = -1 if store.agrees else self._find_carrier()
         self.executed = 0
         self.records: list[StepRecord] = []
         self.statistics = DeviceStatistics()
-        self._handlers: Mapping[Kind, Callable[[Instruction], Iterable[Wait]]] = {
+        handlers: Mapping[Kind, Callable[[Instruction], Iterable[Wait]]] = {
             Kind.LOAD: self._load_input,
             Kind.FORWARD: self._forward,
             Kind.RECOMPUTE: self._recompute,
@@ -229,6 +229,8 @@ class DeviceLoop:
             Kind.ALL_GATHER: self._start_collective,
             Kind.REDUCE_SCATTER: self._start_collective,
         }
+        # By number: to look a member of an enum up in a dict takes a call of its own.
+        self._handlers = [handlers.get(kind) for kind in sorted(Kind)]
 
     @property
     def task(self) -> Task:
@@ -267,12 +269,6 @@ class DeviceLoop:
         """Return the devices that have something to do."""
         ptr = self._program.ptr
         return tuple(d for d in range(len(self._program.devices)) if ptr[d] < ptr[d + 1])
-
-    @property
-    def compute_s(self) -> float:
-        """Seconds of forwards and backwards in the last step, without waits."""
-        record, at = self.records[-1], self._passes_at
-        return float((record.end_ns[at] - record.begin_ns[at]).sum()) / 1e9
 
     def _read_instructions(self) -> list[Instruction]:
         program = self._program
@@ -350,15 +346,18 @@ class DeviceLoop:
             yield from self._carry_out(self._after)
         yield from self._end_step()
         self.meter.end_step()
-        record.begin_ns = np.array(self._begun_ns, np.int64)
-        record.end_ns = np.array(self._ended_ns, np.int64)
+        begun, ended = self._begun_ns, self._ended_ns
+        self.compute_s = sum([ended[at] - begun[at] for at in self._passes_at]) / 1e9
+        record.begin_ns = np.array(begun, np.int64)
+        record.end_ns = np.array(ended, np.int64)
         self.place = Place(-1, -1, time.perf_counter_ns())
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> Waiting[None]:
         clock, handlers = time.perf_counter_ns, self._handlers
         for instruction in instructions:
             kind, position = instruction.kind, instruction.row - self._first
-            if kind not in handlers:
+            handle = handlers[kind]
+            if handle is None:
                 self._refuse(instruction.row, "this kind has no meaning yet")
             self._begin_ns = clock()
             self.place = Place(instruction.row, -1, self._begin_ns)
@@ -369,7 +368,7 @@ class DeviceLoop:
                 row = instruction.row
                 # Tensor-parallel ranks meet first, then each runs its part.
                 yield from self._until(row, row, self._meet(instruction), _MEMBERS)
-            yield from handlers[kind](instruction)
+            yield from handle(instruction)
             if kind <= LAST_COMPUTE:
                 self.meter.end(kind)
             self._begun_ns[position] = self._begin_ns
@@ -406,23 +405,31 @@ class DeviceLoop:
             self.beside_total = value if self.beside_total is None else self.beside_total
 
     def _end_step(self) -> Waiting[None]:
-        yield from self._finish_batch()
-        yield from self._finish_sends(0)
-        yield from self._finish_collectives(lambda _: True)
-        name = self._program.devices[self._device]
+        if self._batch:
+            yield from self._finish_batch()
+        if self._sends:
+            yield from self._finish_sends(0)
+        if self._collectives:
+            yield from self._finish_collectives(lambda _: True)
+        if self._values or self._passes or self._contributions or self._posted:
+            self._refuse_leftovers()
+        if unused := self._store.left_over():
+            name = self._program.devices[self._device]
+            raise InvalidInputError(f"{name}: the gradient of parameter {unused[0]!r} is not used")
+        if self._task.is_training:  # an evaluation must not move the schedule of the training on
+            self._store.end_step()
+
+    def _refuse_leftovers(self) -> NoReturn:
+        """Say of what a step has left that nobody used it."""
         leftovers: tuple[tuple[Sequence[tuple[int, ...]], str], ...] = (
             (list(self._values), "tensor {} of microbatch {} was never used"),
             (list(self._passes), "stage {} has no whole backward for microbatch {}"),
             (list(self._contributions), "the gradient of tensor {} of microbatch {} was not used"),
             (list(self._posted), "tensor {} of microbatch {} was received in vain"),
         )
-        for cells, what in leftovers:
-            if cells:
-                raise InvalidInputError(f"{name}: {what.format(*cells[0])}")
-        if unused := self._store.left_over():
-            raise InvalidInputError(f"{name}: the gradient of parameter {unused[0]!r} is not used")
-        if self._task.is_training:  # an evaluation must not move the schedule of the training on
-            self._store.end_step()
+        name = self._program.devices[self._device]
+        cells, what = next((cells, what) for cells, what in leftovers if cells)
+        raise InvalidInputError(f"{name}: {what.format(*cells[0])}")
 
     def _refuse(self, row: int, why: str) -> NoReturn:
         raise InvalidInputError(f"{self._program.describe(row)}: {why}")
@@ -503,17 +510,21 @@ class DeviceLoop:
     def _meet(
         self, instruction: Instruction, values: Sequence[Tensor] = ()
     ) -> Pending[Sequence[Tensor]]:
+        with self._at(instruction.row):
+            return self._transport.meet(self._meeting(instruction), values)
+
+    def _meeting(self, instruction: Instruction) -> Meeting:
         row, program = instruction.row, self._program
-        meeting = Meeting(
-            kind=instruction.kind,
-            device=self._device,
-            members=tuple(program.group_of(row).tolist()),
-            bucket=int(program.bucket[row]),
-            microbatch=instruction.visit.microbatch,
-            parts=self._parts_of(instruction),
-        )
-        with self._at(row):
-            return self._transport.meet(meeting, values)
+        if row not in self._meetings:
+            self._meetings[row] = Meeting(
+                kind=instruction.kind,
+                device=self._device,
+                members=tuple(program.group_of(row).tolist()),
+                bucket=int(program.bucket[row]),
+                microbatch=instruction.visit.microbatch,
+                parts=self._parts_of(instruction),
+            )
+        return self._meetings[row]
 
     def _parts_of(self, instruction: Instruction) -> int:
         """Return into how many parts a scatter divides; 0 = it is none."""
@@ -522,13 +533,12 @@ class DeviceLoop:
         return self._task.plan.stages[instruction.visit.stage].shard_size()
 
     def _start_collective(self, instruction: Instruction) -> Waiting[None]:
-        bucket = int(self._program.bucket[instruction.row])
+        bucket = self._meeting(instruction).bucket
         if instruction.kind is Kind.REDUCE_SCATTER:
             # Each holds the gradients of a whole stage until it is done: one at a time.
             yield from self._finish_collectives(
                 lambda other: (
-                    other.kind is Kind.REDUCE_SCATTER
-                    and int(self._program.bucket[other.row]) == bucket
+                    other.kind is Kind.REDUCE_SCATTER and self._meeting(other).bucket == bucket
                 )
             )
         values = self._store.outgoing(instruction.kind, bucket)
@@ -545,7 +555,7 @@ class DeviceLoop:
             if row == self._carrier and self.beside is not None:
                 self._take_beside(values[-1:])
                 values = values[:-1]
-            self._store.incoming(kind, int(self._program.bucket[row]), values)
+            self._store.incoming(kind, self._meeting(entry[0]).bucket, values)
             self._collectives.remove(entry)
 
     def _finish_gathers(self, stage: int) -> Waiting[None]:
@@ -598,7 +608,8 @@ class DeviceLoop:
             self._refuse(row, "another replica runs this microbatch")
         inputs = yield from self._inputs(row, visit)
         # All waits come before the meter begins, so that it counts compute alone.
-        yield from self._finish_gathers(visit.stage)
+        if self._collectives:
+            yield from self._finish_gathers(visit.stage)
         self.meter.begin(instruction.kind)
         with self._at(row):
             done = self._runner.forward(self._step, visit, inputs)
@@ -606,7 +617,7 @@ class DeviceLoop:
         seen = self.seen if group[0] == self._device else ()
         for tensor, value in done.outputs.items():
             cell = (tensor, visit.microbatch)
-            if self._uses[(*cell, False)]:
+            if self._uses.get((*cell, False)):
                 # Detached: the graph belongs to the pass, and a reader on this device must not
                 # extend it.
                 self._values[cell] = value.detach()
@@ -646,7 +657,8 @@ class DeviceLoop:
         cotangents: dict[int, Tensor] = {}
         for tensor in self._task.returning[visit.stage]:
             cotangents[tensor] = yield from self._output_gradient(row, visit, tensor)
-        yield from self._finish_gathers(visit.stage)
+        if self._collectives:
+            yield from self._finish_gathers(visit.stage)
         self.meter.begin(instruction.kind)
         with self._at(row):
             # Nothing to do where a graph is there already, from forward or from a RECOMPUTE. Where
@@ -717,7 +729,7 @@ class DeviceLoop:
         for tensor, producer in self._task.contributes[visit.stage]:
             cell = (tensor, visit.microbatch)
             local = self._device in self._task.group(producer, visit.microbatch)
-            if local or self._uses[(*cell, True)]:
+            if local or self._uses.get((*cell, True)):
                 self._contributions.setdefault(cell, {})[visit.stage] = gradients[tensor]
 
     def _add_gradients(self, visit: Visit, gradients: Mapping[str, Tensor]) -> None:

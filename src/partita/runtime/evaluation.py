@@ -94,12 +94,11 @@ class Evaluator:
 
 def loss_share(task: Task, record: StepRecord) -> float:
     """Return the part of a step's loss that a rank has computed."""
-    sizes = task.plan.microbatch_sizes
-    return sum(
-        float(value) * int(sizes[microbatch]) / task.plan.samples
-        for (tensor, microbatch), value in record.outputs.items()
-        if tensor == task.graph.loss and value.numel() == 1
-    )
+    found, loss = 0.0, task.graph.loss
+    for (tensor, microbatch), value in record.outputs.items():
+        if tensor == loss and value.numel() == 1:
+            found += float(value) * task.shares[microbatch]
+    return found
 
 
 def forward_task(task: Task) -> Task:

@@ -13,7 +13,6 @@ batch between the ranks: one rank's inputs with another's labels would train, wi
 nonsense.
 """
 
-import hashlib
 import logging
 import random
 import runpy
@@ -27,11 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from partita.capture.partial import build_for_stages, materialise
 from partita.capture.setting import LossFunction
-from partita.capture.tree import leaves_of
 from partita.core.codec import read_json
 from partita.core.precision import Precision
 from partita.core.solution import Solution
@@ -39,6 +37,7 @@ from partita.errors import InvalidInputError, UnsupportedError, WorkerError, rea
 from partita.ranks.failures import PeerError, first_line
 from partita.ranks.member import Member
 from partita.ranks.status import Phase, StatusBoard
+from partita.runtime.batches import CHECKED_STEPS, batch_digest
 from partita.runtime.job import Job
 from partita.runtime.ownership import held_names
 from partita.runtime.plan_trainer import PlanTrainer, RankPlace
@@ -49,12 +48,6 @@ from partita.runtime.trainer import Callback, LocalTrainer, Trainer, make_recipe
 from partita.runtime.weights import LoadedWeights, load_weights
 
 logger = logging.getLogger(__name__)
-
-_CHECKED_STEPS = 10
-"""Steps from the first on in which batches are compared between ranks; later, one in so many."""
-_DIGEST_ELEMENTS = 16_384
-"""Of a larger tensor, about so many elements, spread over all of it, make its digest: reading every
-byte of a batch of images in every step would be seen in the time of a small model."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -312,7 +305,7 @@ def check_same_batch(rank: ScriptRank, batch: Any, step: int) -> None:  # noqa: 
     Raises:
         WorkerError: They have not; names them.
     """
-    if step >= _CHECKED_STEPS and step % _CHECKED_STEPS:
+    if step >= CHECKED_STEPS and step % CHECKED_STEPS:
         return
     member = rank.member
     mine = torch.tensor([batch_digest(batch)], device=member.device)
@@ -335,34 +328,3 @@ def check_same_batch(rank: ScriptRank, batch: Any, step: int) -> None:  # noqa: 
             f"step {step}: {ranks} another batch than rank 0; every rank must be given "
             "the same batches: seed the loader alike in all ranks, and do not shard it by rank"
         )
-
-
-def batch_digest(batch: Any) -> int:  # noqa: ANN401  # the user's
-    """Return a 64-bit digest of a batch: places, types, shapes and bytes of its tensors.
-
-    A large tensor counts by elements at equal distances, so two that differ in a few elements only
-    may have the same digest; two different draws of samples have not.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    for place, leaf in leaves_of(batch):
-        digest.update(f"{place} {type(leaf).__name__}\n".encode())
-        if isinstance(leaf, Tensor):
-            digest.update(f"{tuple(leaf.shape)} {leaf.dtype}\n".encode())
-            digest.update(_some_bytes(leaf))
-        elif isinstance(leaf, bool | int | float | str | bytes | None):
-            digest.update(repr(leaf).encode())
-    return int.from_bytes(digest.digest(), "little", signed=True)
-
-
-def _some_bytes(tensor: Tensor) -> bytes:
-    """Return the bytes of a tensor's elements, or of some at an odd distance in a large one.
-
-    An odd distance does not stay in one column, as widths are mostly even.
-    """
-    if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
-        return b""
-    flat = tensor.detach().resolve_conj().reshape(-1)
-    distance = flat.numel() // _DIGEST_ELEMENTS
-    if distance > 1:
-        flat = flat[:: distance | 1]
-    return flat.contiguous().cpu().view(torch.uint8).numpy().tobytes()

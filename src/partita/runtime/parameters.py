@@ -312,9 +312,12 @@ class ParameterStore:
             InvalidInputError: A gradient is not reduced, or grew after it was reduced.
         """
         self.changes += 1
-        names = [name for name, owner in self._stepped_by.items() if owner == stage]
         stashes = self._task.plan.stashes_weights
-        gradients = {n: self._reduced_gradient(n).to(self._like[n].dtype) for n in names}
+        gradients: dict[str, Tensor] = {}
+        for name, owner in self._stepped_by.items():
+            if owner == stage:
+                gradient, dtype = self._reduced_gradient(name), self._like[name].dtype
+                gradients[name] = gradient if gradient.dtype is dtype else gradient.to(dtype)
         stepped: dict[str, tuple[Tensor, Tensor]] = {}
         for name, used in self._agreement.used(gradients).items():
             gradient = used

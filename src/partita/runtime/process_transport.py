@@ -33,6 +33,8 @@ from partita.runtime.workload import Shape, ShapeOf
 # Their names before torch 2.13, which warns of them.
 _gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+# What ``torch._utils._flatten_dense_tensors`` calls, which DDP has too: its only name.
+_flattened: Callable[[list[Tensor]], Tensor] = torch._C._nn.flatten_dense_tensors  # noqa: SLF001
 
 
 def used_devices(program: Program) -> list[int]:
@@ -297,9 +299,10 @@ class ProcessTransport:
         rows = rows if meeting.kind is Kind.REDUCE_SCATTER else 1
         flats = []
         for places in by_type.values():
-            brought = [values[place].detach() for place in places]
+            brought = [values[place] for place in places]
             if rows == 1:
-                flat = torch.cat([value.reshape(-1) for value in brought]).unsqueeze(0)
+                # One call for all: a stage has many small parameters.
+                flat = _flattened(brought).detach().unsqueeze(0)
                 shapes = [value.shape for value in brought]
             else:
                 flat = torch.cat([value.reshape(rows, -1) for value in brought], 1)

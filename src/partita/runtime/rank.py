@@ -5,11 +5,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -126,6 +125,10 @@ class RankReport:
     weight_bytes: int = 0
 
 
+Held: TypeAlias = Callable[[], Sequence[Tensor]]
+"""Returns tensors that a rank holds."""
+
+
 class StepNews(NamedTuple):
     """A step that a rank has done.
 
@@ -201,8 +204,10 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         # Held while the thread looks and writes: once it sleeps, it writes nothing any more.
         self._lock, self._is_awake = threading.Lock(), False
+        self._awake = _Awake(self._wake, self._sleep)
 
     def __enter__(self) -> "Watchdog":
+        self._write()
         self._wake()
         return self
 
@@ -210,19 +215,14 @@ class Watchdog:
         self._sleep(failed=kind is not None)
         self.close()
 
-    @contextmanager
-    def awake(self) -> Iterator[None]:
-        """Watch while something is done, again and again: the thread stays until it is closed."""
-        self._wake()
-        try:
-            yield
-        except BaseException:
-            self._sleep(failed=True)
-            raise
-        self._sleep()
+    def awake(self) -> "_Awake":
+        """Watch while something is done, again and again: the thread stays until it is closed.
+
+        Whoever calls it says then what the rank is at.
+        """
+        return self._awake
 
     def _wake(self) -> None:
-        self._write()
         self._is_awake = True
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
@@ -249,11 +249,13 @@ class Watchdog:
         self._write()
 
     def follow(self, loop: DeviceLoop, program: Program) -> None:
-        """Watch the loop of a device from now on."""
-        self._loop, self._program = loop, program
-        self.enter(Phase.STEPS)
-        if isinstance(loop, WatchedLoop):
-            loop.write_to(self._board.place_line(self._rank))
+        """Watch the loop of a device from now on; its first step says so on the board."""
+        if self._loop is not loop:
+            self._loop, self._program = loop, program
+            if isinstance(loop, WatchedLoop):
+                loop.write_to(self._board.place_line(self._rank))
+        self._since_ns = time.perf_counter_ns()
+        self._phase = Phase.STEPS
 
     def begin_step(self, step: int) -> None:
         """Say which step is played from now on."""
@@ -292,6 +294,24 @@ class Watchdog:
                 waited_s = (time.perf_counter_ns() - self._place.since_ns) / 1e9
                 if self._is_limited and waited_s > self._limit_s:
                     give_up(f"no progress for {waited_s:.1f} s: {self.where()}")
+
+
+class _Awake:
+    """A context in which a watchdog is awake.
+
+    A class, as every step enters it: a generator takes several times as long.
+    """
+
+    __slots__ = ("_sleep", "_wake")
+
+    def __init__(self, wake: Callable[[], None], sleep: Callable[..., None]) -> None:
+        self._wake, self._sleep = wake, sleep
+
+    def __enter__(self) -> None:
+        self._wake()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._sleep(failed=kind is not None)
 
 
 def give_up(text: str) -> None:
@@ -514,22 +534,23 @@ class RankPlayer:
             if self.saver is not None and self.saver.is_due(news.step + 1):
                 self._save(self.saver)
 
-        with self._closed_by_errors():
-            self._steps.play(steps, step_done, held=self.store.tensors())
+        try:
+            self._steps.play(steps, step_done, held=self.store.tensors)
+        except BaseException:
+            self._close()
+            raise
 
     def play_as(self, number: int, on_step: Callable[[StepNews], None]) -> None:
         """Play one step for a caller who counts steps, looks for stops and saves."""
-        with self._closed_by_errors():
-            self._steps.play_as(number, on_step, held=self.store.tensors())
-
-    @contextmanager
-    def _closed_by_errors(self) -> Iterator[None]:
         try:
-            yield
+            self._steps.play_as(number, on_step, held=self.store.tensors)
         except BaseException:
-            self._watchdog.close()
-            self._meter.close()  # gives the device's clocks back
+            self._close()
             raise
+
+    def _close(self) -> None:
+        self._watchdog.close()
+        self._meter.close()  # gives the device's clocks back
 
     def report(self) -> RankReport:
         """Return what was seen."""
@@ -646,15 +667,13 @@ class StepPlayer:
         """Number of the step that comes next."""
         return self.first_step + len(self._step_ns)
 
-    def play(
-        self, steps: int, on_step: Callable[[StepNews], None], *, held: Sequence[Tensor] = ()
-    ) -> None:
+    def play(self, steps: int, on_step: Callable[[StepNews], None], *, held: Held = tuple) -> None:
         """Play some more steps.
 
         Args:
             steps: How many; fewer are played where the ranks are asked to stop.
             on_step: Called with each step that is done.
-            held: Tensors that are there already, for the count of memory.
+            held: Returns tensors that are there already, for the count of memory.
         """
         with self._watchdog.awake():
             self._watchdog.follow(self._loop, self._task.program)
@@ -667,14 +686,14 @@ class StepPlayer:
                 self._one_step(number, on_step, kind, held)
 
     def play_as(
-        self, number: int, on_step: Callable[[StepNews], None], *, held: Sequence[Tensor] = ()
+        self, number: int, on_step: Callable[[StepNews], None], *, held: Held = tuple
     ) -> None:
         """Play one step for a caller who counts steps over several players, and looks for stops.
 
         Args:
             number: Its number, from which random numbers follow.
             on_step: Called when it is done.
-            held: Tensors that are there already, for the count of memory.
+            held: Returns tensors that are there already, for the count of memory.
         """
         with self._watchdog.awake():
             self._watchdog.follow(self._loop, self._task.program)
@@ -685,15 +704,19 @@ class StepPlayer:
         number: int,
         on_step: Callable[[StepNews], None],
         kind: Capture,
-        held: Sequence[Tensor],
+        held: Held,
     ) -> None:
-        with capturing(kind, self._member.device, held) as self._captured:
+        if kind is Capture.NONE:
             self._timed(number)
+        else:
+            with capturing(kind, self._member.device, held()) as self._captured:
+                self._timed(number)
         if self.numbers is not None and self.numbers.is_bad:
             self.settle()
             self.numbers.explain(self._loop, number)
         record = self._loop.records[-1]
-        evaluated, memory = self._evaluate(self._watchdog), 0.0
+        evaluated = None if self.evaluator is None else self._evaluate(self.evaluator)
+        memory = 0.0
         if number % _MEMORY_STEPS in (0, 1):
             memory = most_memory(self._member.device)
         share = loss_share(self._task, record)
@@ -705,13 +728,13 @@ class StepPlayer:
             if len(self._loop.records) > KEPT_STAMPS:
                 self._loop.records[-1 - KEPT_STAMPS].forget_stamps()
 
-    def _evaluate(self, watchdog: Watchdog) -> float | None:
+    def _evaluate(self, evaluator: Evaluator) -> float | None:
         """Evaluate where it is time; returns this rank's part of the loss."""
-        due, done = self._options.evaluation, self.next_step
-        if self.evaluator is None or not due.is_due(done, self._options.steps):
+        due, done, watchdog = self._options.evaluation, self.next_step, self._watchdog
+        if not due.is_due(done, self._options.steps):
             return None
         try:
-            share = self.evaluator.loss_share(
+            share = evaluator.loss_share(
                 due.batches, lambda: watchdog.enter(Phase.EVALUATE)
             )  # fmt: skip
         except RuntimeError as exc:

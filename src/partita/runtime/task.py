@@ -122,7 +122,12 @@ class Task:
             return 1.0
         if self.weights is not None:
             return self.weights[microbatch]
-        return int(self.plan.microbatch_sizes[microbatch]) / self.plan.samples
+        return self.shares[microbatch]
+
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """The share of each microbatch in the samples of a step."""
+        return tuple(size / self.plan.samples for size in self.plan.microbatch_sizes.tolist())
 
     def stages_of(self, device: int) -> list[int]:
         """Return the stages that a device has a part in, ascending."""

@@ -53,7 +53,7 @@ def _no_thread_is_left(monkeypatch):
 
 def player_of(board: StatusBoard, *, keep_results: bool) -> StepPlayer:
     plan = SimpleNamespace(microbatch_sizes=np.array([2]), samples=2)
-    task = SimpleNamespace(plan=plan, graph=SimpleNamespace(loss=7), program=None)
+    task = SimpleNamespace(plan=plan, graph=SimpleNamespace(loss=7), program=None, shares=(1.0,))
     options = RankOptions(steps=1, keep_results=keep_results)
     member = Member(rank=0, world=1, store=None)
     watchdog = Watchdog(0, board, options.stall_limit_s)

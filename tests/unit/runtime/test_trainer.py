@@ -24,6 +24,7 @@ from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.ranks.pool import RankPool
 from partita.ranks.status import StatusBoard
+from partita.runtime.batches import CHECKED_STEPS
 from partita.runtime.job import Job
 from partita.runtime.numerics import ready_numerics
 from partita.runtime.optimizers import Agreement
@@ -403,6 +404,26 @@ def test_the_loss_travels_with_what_all_ranks_sum(
     for found, losses in in_ranks(small_plan(groups=groups), lambda: collectives(clip_norm)):
         assert found == count
         assert losses == pytest.approx(wanted, rel=1e-9)
+
+
+def train_on_another_batch() -> tuple[int, str]:
+    """Train, rank 1 on another batch once all were compared; return steps made and the error."""
+    trainer = partita.parallelize(made(), loss_fn, optimizer="adam")
+    first, other = batches(2)
+    for step in range(3 * CHECKED_STEPS):
+        differs = step > CHECKED_STEPS and torch.distributed.get_rank()
+        try:
+            trainer.step(other if differs else first)
+        except WorkerError as exc:
+            return step, str(exc)
+    return 0, ""
+
+
+@pytest.mark.parametrize("groups", [[[0, 1]], PIPELINE], ids=["replicas", "pipeline"])
+def test_batches_that_differ_later_are_found_beside_the_loss(groups: list[list[int]]) -> None:
+    for steps, said in in_ranks(small_plan(groups=groups), train_on_another_batch):
+        assert steps == 2 * CHECKED_STEPS
+        assert f"step {steps}: rank 1 has another batch than rank 0" in said
 
 
 def test_a_model_that_a_rank_does_not_hold_says_so() -> None:
