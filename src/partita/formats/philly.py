@@ -41,6 +41,8 @@ DURATION = ("duration", "duration_s", "run_time", "runtime")
 GPUS = ("num_gpus", "gpus", "gpu_num", "num_gpu")
 TENANT = ("tenant", "vc", "user")
 """Columns that say whose job it is, the first that is there; there need be none."""
+MODEL = ("model", "class")
+"""Columns that say what a job trains, likewise."""
 
 
 class SubmissionLog(NamedTuple):
@@ -50,15 +52,20 @@ class SubmissionLog(NamedTuple):
         rows: Submission, duration and GPUs of each, in the log's order; times from the first on.
         notes: Jobs that were left out or changed, and how many; a phrase each.
         tenants: Whose job each is; empty = the log does not say it.
+        models: What each job trains, likewise.
     """
 
     rows: list[tuple[float, float, int]]
     notes: tuple[str, ...]
     tenants: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
 
 def submission_log(
-    rows: list[tuple[float, float, int]], notes: Counter[str], tenants: Sequence[str] = ()
+    rows: list[tuple[float, float, int]],
+    notes: Counter[str],
+    tenants: Sequence[str] = (),
+    models: Sequence[str] = (),
 ) -> SubmissionLog:
     """Return a log with times from its first submission on.
 
@@ -66,6 +73,7 @@ def submission_log(
         rows: The jobs that can be.
         notes: Number of jobs for each thing that happened to some.
         tenants: Whose job each is.
+        models: What each job trains.
 
     Raises:
         FormatError: No job is left.
@@ -75,7 +83,7 @@ def submission_log(
         raise FormatError("; ".join(["the log holds no job that ran", *words]))
     first = min(row[0] for row in rows)
     moved = [(at - first, duration, gpus) for at, duration, gpus in rows]
-    return SubmissionLog(moved, words, tuple(tenants))
+    return SubmissionLog(moved, words, tuple(tenants), tuple(models))
 
 
 def is_submission_head(cells: AbstractSet[str]) -> bool:
@@ -97,7 +105,8 @@ def read_submissions(text: str) -> SubmissionLog:
     rows.fieldnames = head
     columns = [_column(head, names) for names in (SUBMITTED, DURATION, GPUS)]
     tenant = next((name for name in TENANT if name in head), None)
-    found, notes, tenants = [], Counter[str](), []
+    model = next((name for name in MODEL if name in head), None)
+    found, notes, tenants, models = [], Counter[str](), [], []
     for row in rows:
         try:
             submitted, duration = _seconds(row[columns[0]]), float(row[columns[1]])
@@ -116,9 +125,10 @@ def read_submissions(text: str) -> SubmissionLog:
         else:
             found.append((submitted, duration, gpus))
             tenants.append("" if tenant is None else (row[tenant] or "").strip())
+            models.append("" if model is None else (row[model] or "").strip())
             notes.update({"with parts of GPUs taken as whole ones": 1} if gpus != given else {})
             notes.update({"without a duration taken as one iteration": 1} if duration == 0 else {})
-    return submission_log(found, notes, tenants if tenant else ())
+    return submission_log(found, notes, tenants if tenant else (), models if model else ())
 
 
 def _column(head: list[str], names: tuple[str, ...]) -> str:

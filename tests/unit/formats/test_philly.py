@@ -64,7 +64,9 @@ def test_a_table_of_submissions_has_seconds_or_stamps():
     text = "user, submit_time, duration, gpus\na, 100, 7200, 2\nb, 40, 60.5, 1\nc, 50, 0, 1\n"
     assert read_submissions(text).rows == [(60, 7200, 2), (0, 60.5, 1), (10, 0, 1)]
     stamps = "timestamp,duration,num_gpus\n2017-10-03 07:00:00,5,1\n2017-10-03T08:00:00,6,4\n"
-    assert read_submissions(stamps) == ([(0, 5, 1), (3600, 6, 4)], (), ())
+    assert read_submissions(stamps) == ([(0, 5, 1), (3600, 6, 4)], (), (), ())
+    named = "submitted,gpus,duration_s,model\n0,1,60, resnet50\n5,0,60,vgg\n6,1,60,\n"
+    assert read_submissions(named).models == ("resnet50", "")  # of the jobs that count
 
 
 def test_a_table_says_what_it_leaves_out_or_changes():

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.core.columns import Floats, Ints, Longs
-from partita.core.fleet import Sensitivity, Trace
+from partita.core.fleet import Sensitivity, SensitivityOrigin, Trace
 from partita.errors import InvalidInputError
 
 CLASS_SPLIT: Mapping[str, float] = {"image": 20.0, "language": 70.0, "speech": 10.0}
@@ -23,6 +23,15 @@ GPU_SHARES: Mapping[int, float] = {1: 70.0, 2: 10.0, 4: 15.0, 8: 5.0}
 PHILLY_GPUS = (1, 2, 4, 8, 16)
 PHILLY_MINUTES = (10**1.5, 10.0**4)
 _HOUR_S = 3600.0
+INSENSITIVE = Sensitivity(
+    name="unknown",
+    origin=SensitivityOrigin.MODELLED,
+    iteration_s=1.0,
+    cpus=np.ones(1),
+    memory_bytes=np.full(1, 1e9),
+    speed=np.ones(1),
+)
+"""Jobs of which nothing is known but how long they took: they take as long anywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +43,14 @@ class Submission:
         duration_s: How long it ran, all attempts together.
         gpus: GPUs of its last attempt.
         tenant: Whose it is; empty = the log does not say it.
+        model: What it trains, likewise.
     """
 
     submitted_s: float
     duration_s: float
     gpus: int
     tenant: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +216,8 @@ def trace_of_log(
 
     Args:
         log: The submissions.
-        models: Sensitivities with their classes; the log does not name models.
+        models: Sensitivities with their classes. A job whose log names one of them is that, one
+            whose log names another is insensitive; others are dealt by their classes.
         rng: Source of chance.
         mix: Classes, and arrivals where they are not those of the log; ``None`` = those of the log.
         real_durations: Whether durations are those of the log, or drawn.
@@ -227,18 +239,23 @@ def trace_of_log(
     if not real_durations:
         duration = draw_durations(rng, jobs, short=mix.short)
     gpus = [job.gpus if multi_gpu else 1 for job in kept]
+    model = deal_models(models, jobs, mix.split)
+    index = {part.name: place for place, part in enumerate(models)}
+    for place, job in enumerate(kept):
+        if job.model:
+            model[place] = index.get(job.model, len(models))
     drawn = _Jobs(
-        model=deal_models(models, jobs, mix.split),
+        model=model,
         arrival_s=arrival,
         duration_s=duration,
         gpus=np.array(gpus, dtype=np.int32),
     )
-    trace = _trace(models, drawn, name)
+    trace = _trace([*models, INSENSITIVE], drawn, name)
     tenants = sorted({job.tenant for job in kept} - {""})
     if not tenants:
         return trace
-    index = {tenant: place for place, tenant in enumerate(tenants)} | {"": -1}
-    column = np.array([index[job.tenant] for job in kept], dtype=np.int32)
+    owner = {tenant: place for place, tenant in enumerate(tenants)} | {"": -1}
+    column = np.array([owner[job.tenant] for job in kept], dtype=np.int32)
     return replace(trace, tenants=tuple(tenants), tenant=column)
 
 

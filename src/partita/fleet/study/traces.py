@@ -91,20 +91,22 @@ def logged_trace(
     *,
     name: str,
     tenants: Sequence[str] = (),
+    named: Sequence[str] = (),
 ) -> tuple[Trace, tuple[str, ...]]:
     """Return the trace of a log of submissions, each with a model by the shares of the classes.
 
     Also returns what of the log was left out or changed because the options ask for it. The tenants
-    are those of the rows; empty = they are not known.
+    are those of the rows; empty = they are not known. So are the models that the log names.
 
     Raises:
         InvalidInputError: No job of the log counts, or a class has no model.
     """
     rng = np.random.default_rng(options.seed)
     owners = tenants or [""] * len(rows)
+    trained = named or [""] * len(rows)
     log = [
-        Submission(submitted_s=at, duration_s=took, gpus=gpus, tenant=owner)
-        for (at, took, gpus), owner in zip(rows, owners, strict=True)
+        Submission(submitted_s=at, duration_s=took, gpus=gpus, tenant=owner, model=what)
+        for (at, took, gpus), owner, what in zip(rows, owners, trained, strict=True)
     ]
     notes: tuple[str, ...] = ()
     if options.published_filter:

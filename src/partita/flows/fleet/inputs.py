@@ -15,13 +15,13 @@ import numpy as np
 
 from partita.catalogue.catalogue import load_catalogue
 from partita.core.cluster import Cluster
-from partita.core.fleet import Sensitivity, SensitivityOrigin, Trace
+from partita.core.fleet import Sensitivity, Trace
 from partita.documents import open_file
 from partita.errors import FormatError, InvalidInputError
 from partita.fleet.engines.ray import ray_servers
 from partita.fleet.engines.slurm import servers_of_nodes
 from partita.fleet.policies.resources import Servers, servers_of
-from partita.fleet.study.generated import GPU_SHARES
+from partita.fleet.study.generated import GPU_SHARES, INSENSITIVE
 from partita.fleet.study.traces import TraceOptions, changed_trace, drawn_trace, logged_trace
 from partita.flows.fields import ClusterFields, is_slurm
 from partita.flows.fleet.examples import DEFAULT_TYPE, EXAMPLE_JOBS, example_sensitivities
@@ -62,15 +62,6 @@ class JobFields(Request):
 
 
 GENERATED = "generated"
-INSENSITIVE = Sensitivity(
-    name="unknown",
-    origin=SensitivityOrigin.MODELLED,
-    iteration_s=1.0,
-    cpus=np.ones(1),
-    memory_bytes=np.full(1, 1e9),
-    speed=np.ones(1),
-)
-"""Jobs of which nothing is known but how long they took: they take as long anywhere."""
 MOST_LOADS = 200
 _NO_LOG = "--published-filter is for a log of submissions"
 _SPEC_KEYS = ("jobs", "load", "seed", "static", "short", "multi-gpu")
@@ -192,16 +183,26 @@ def _read_file(
             is_known = bool(options.split) or not set(models) <= {job.name for job in EXAMPLE_JOBS}
             if not is_known and not options.published_filter:
                 known = [INSENSITIVE]
-            trace, dropped = logged_trace(log.rows, known, options, name=name, tenants=log.tenants)
+            named = (
+                log.models if is_known and not (options.split or options.published_filter) else ()
+            )
+            trace, dropped = logged_trace(
+                log.rows, known, options, name=name, tenants=log.tenants, named=named
+            )
             if dropped:
                 dropped = (f"by --published-filter {', '.join(dropped)}",)
             changes = "; ".join((*log.notes, *dropped))
             remarks: tuple[str, ...] = ()
             if changes:
                 remarks = (f"{source}: {len(trace):,} jobs; {changes}",)
+            if others := sorted(set(named) - {part.name for part in known} - {""}):
+                remarks += (
+                    f"{source}: no profile for {', '.join(others)[:200]}: these jobs count as "
+                    "insensitive to CPUs and memory",
+                )
             if known == [INSENSITIVE]:
                 remarks += (
-                    f"{source} does not say what its jobs are: they count as insensitive to CPUs "
+                    f"{source}: what its jobs need is not known: they count as insensitive to CPUs "
                     "and memory; --profiles says what they need",
                 )
             return trace, remarks

@@ -13,6 +13,7 @@ from partita.errors import InfeasibleError, InvalidInputError
 from partita.fleet.policies.metrics import metrics_of
 from partita.fleet.policies.resources import servers_of
 from partita.fleet.simulate.table import simulate_trace
+from partita.fleet.study.generated import INSENSITIVE
 from partita.fleet.study.traces import (
     TraceOptions,
     changed_trace,
@@ -81,6 +82,16 @@ def test_a_log_keeps_its_arrivals_durations_and_gpus():
     published, notes = logged_trace(rows, MODELS, TraceOptions(published_filter=True), name="log")
     assert published.arrival_s.tolist() == [0, 60]
     assert notes == ("1 shorter than 32 or longer than 10,000 minutes left out",)
+
+
+def test_a_log_that_names_models_is_taken_at_its_word():
+    rows = [(0.0, 600.0, 1), (60.0, 600.0, 1), (120.0, 600.0, 1), (180.0, 600.0, 1)]
+    last, other = MODELS[-1].name, "nobody-measured-it"
+    trace, _ = logged_trace(rows, MODELS, TraceOptions(), name="log", named=[last, other, last, ""])
+    names = [trace.sensitivities[i].name for i in trace.sensitivity]
+    assert [names[0], names[2]] == [last, last]
+    assert names[1] == INSENSITIVE.name
+    assert names[3] in {part.name for part in MODELS}  # dealt, as the log does not say it
 
 
 def test_jobs_without_points_by_number_of_gpus_cannot_be_elastic():
