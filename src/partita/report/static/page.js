@@ -109,8 +109,9 @@ function sectionElement(section, page, waits) {
   );
 }
 
-function commandElement(command) {
-  const button = make("button", { type: "button", class: "quiet" }, "copy");
+// Return a command that can be copied.
+export function commandElement(command) {
+  const button = make("button", { type: "button", class: "quiet", "aria-label": "copy the command" }, "copy");
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(command);

@@ -1,6 +1,7 @@
 """What runs now: run directories, which any run writes to while it goes on, and a live fleet."""
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -43,6 +44,9 @@ class LiveView:
         return {
             "at_s": time.time(),
             "folder": printable(str(self._settings.runs)),
+            "command": printable(
+                shlex.join(["partita", "results", "--runs", str(self._settings.runs)])
+            ),
             "runs": [self._look_at(folder) for folder in runs],
             "fleet": self._asked("fleet", self._fleet),
             "energy": self._asked("energy", self._energy) if self._settings.energy_server else None,
@@ -102,7 +106,9 @@ class LiveView:
             patience_s=0.0,
         )
         jobs = client.jobs(all_jobs=True)
-        return {"url": client.url, **client.info(), "jobs": jobs[-MOST_JOBS:]}
+        command = shlex.join(["partita", "fleet", "queue", "--all", "--server", client.url])
+        found = {"url": client.url, **client.info(), "jobs": jobs[-MOST_JOBS:]}
+        return {**found, "command": command}
 
     def _energy(self) -> Mapping[str, Any]:
         """Return the jobs of the energy server, with the version of their clocks."""

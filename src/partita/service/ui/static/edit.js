@@ -1,11 +1,11 @@
 // A plan changed by hand: boundaries dragged, stages moved; each change simulated at once.
 
 import { make } from "./report/dom.js";
-import { figureElement } from "./report/page.js";
+import { commandElement, figureElement } from "./report/page.js";
 import { formatShare, formatValue } from "./report/format.js";
 import { inkOn, stageColour } from "./report/colours.js";
 import { documentAddress, post } from "./api.js";
-import { button, choiceField, commandElement, messagePlace, textField } from "./forms.js";
+import { button, choiceField, messagePlace, textField } from "./forms.js";
 import { listeners, release } from "./work.js";
 
 // Put an edit at the end of a list; one that only changes what the last one set takes its place.

@@ -60,19 +60,6 @@ export function button(words, onclick, settings = {}) {
   return make("button", { type: "button", onclick, ...settings }, words);
 }
 
-// Return a command that can be copied.
-export function commandElement(command) {
-  const copy = button("copy", async () => {
-    try {
-      await navigator.clipboard.writeText(command);
-      copy.textContent = "copied";
-    } catch {
-      copy.textContent = "select and copy";
-    }
-  }, { class: "quiet", "aria-label": "copy the command" });
-  return make("p", { class: "command" }, make("code", {}, command), copy);
-}
-
 // Return a place to drop a file on, which a click opens, too.
 export function dropZone(words, onfile) {
   const input = make("input", { type: "file", class: "unseen", "aria-label": words });

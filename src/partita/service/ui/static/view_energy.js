@@ -1,8 +1,9 @@
 // Time against energy of a plan: the frontier, the pipeline by clock, a straggler, the clocks' files.
 
 import { make } from "./report/dom.js";
+import { commandElement } from "./report/page.js";
 import { documentAddress, get, post } from "./api.js";
-import { button, choiceField, commandElement, formValues, messagePlace, textField } from "./forms.js";
+import { button, choiceField, formValues, messagePlace, textField } from "./forms.js";
 import { withChosen } from "./view_model.js";
 import { WorkPanel, documentLinks, showFigures } from "./work.js";
 

@@ -1,7 +1,7 @@
 // What runs now: runs of this machine's folder with their speed and memory, and the fleet's queue.
 
 import { make } from "./report/dom.js";
-import { figureElement } from "./report/page.js";
+import { commandElement, figureElement } from "./report/page.js";
 import { formatShare, formatValue } from "./report/format.js";
 import { follow, get, post } from "./api.js";
 import { button, messagePlace } from "./forms.js";
@@ -119,7 +119,7 @@ export async function liveView(app, values) {
       const step = run.steps ? `${run.step} of ${run.steps}` : run.step;
       return make("tr", {}, make("td", {}, link), make("td", {}, stateMark(run.state)), ...cells([step, run.loss === null || run.loss === undefined ? "-" : Number(run.loss.toPrecision(5)), speed(run), ago(found.at_s - run.heard_s)]));
     });
-    runs.replaceChildren(rows.length ? table(["run", "state", "step", "loss", "time of a step", "wrote"], rows, "runs") : make("p", { class: "note" }, `no runs under ${found.folder}`));
+    runs.replaceChildren(rows.length ? table(["run", "state", "step", "loss", "time of a step", "wrote"], rows, "runs") : make("p", { class: "note" }, `no runs under ${found.folder}`), commandElement(found.command));
     fleet.replaceChildren(...fleetParts(found.fleet, found.at_s));
     if (found.energy) energy.replaceChildren(make("h2", {}, "Energy jobs"), ...energyParts(found.energy, noteClocks(found, versions, changes)));
     const text = JSON.stringify(found.runs.find((run) => run.name === chosen) || null);
@@ -190,5 +190,5 @@ function fleetParts(fleet, now) {
     ),
   );
   const words = `${fleet.url} · ${fleet.policy} · ${fleet.running} run, ${fleet.waiting} wait${fleet.draining ? " · draining" : ""}${fleet.failure ? ` · ${fleet.failure}` : ""}`;
-  return [make("p", {}, words), make("div", { class: "servers" }, ...servers), rows.length ? table(["job", "name", "state", "why", "step", "where", "when"], rows, "jobs of the fleet") : make("p", { class: "note" }, "no jobs yet")];
+  return [make("p", {}, words), make("div", { class: "servers" }, ...servers), rows.length ? table(["job", "name", "state", "why", "step", "where", "when"], rows, "jobs of the fleet") : make("p", { class: "note" }, "no jobs yet"), commandElement(fleet.command)];
 }
