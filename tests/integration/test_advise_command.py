@@ -46,7 +46,9 @@ def test_a_large_transformer_by_name_gets_plan_money_changes_and_files(
     assert gains[-1] < 0
     assert len(found["alternatives"]) == 3
     starts = {start["what"]: start for start in found["starts"]}
-    assert set(starts) == {"the plan", "megatron"}
+    assert set(starts) == {"the plan", "megatron", "megatron by Slurm"}
+    node = Path("start/sbatch/start_node.sh").read_text()
+    assert "bash -c 'cd ../megatron && source megatron_args.sh && exec python pretrain_gpt" in node
     assert isinstance(partita.load(tmp_path / "start" / "plan.json"), partita.Solution)
     told = partita.explain(
         str(tmp_path / "start" / "plan.json"), what_if=("bandwidth=2x", "microbatches=2x")

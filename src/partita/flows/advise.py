@@ -8,6 +8,7 @@ another way here.
 import math
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from partita.core.precision import parse_precision
 from partita.core.solution import Solution
 from partita.cost.power import step_joules
 from partita.documents import save
-from partita.errors import InvalidInputError, PartitaError, UnsupportedError
+from partita.errors import InfeasibleError, InvalidInputError, PartitaError, UnsupportedError
 from partita.flows.answer import Answer, answer_of
 from partita.flows.answer_first import what_bounds
 from partita.flows.explain import ExplainRequest, explain_request
@@ -552,6 +553,21 @@ def _starts(solution: Solution, refusals: Mapping[str, str], output: str | None)
             ExportRequest(plan=solution, to=name, output=str(Path(output) / name))
         )
         yield Start(what=name, command=made.command, written=made.written)
+        if made.process and "sbatch" not in able:
+            with suppress(InfeasibleError):
+                yield _batch_job(solution, name, made.process, output)
+
+
+def _batch_job(solution: Solution, trainer: str, process: str, output: str) -> Start:
+    """Write a batch script of Slurm that starts a trainer, whose files are beside its own.
+
+    Raises:
+        InfeasibleError: The script cannot hold the plan.
+    """
+    script = ("bash", "-c", f"cd ../{trainer} && {process}")
+    folder = str(Path(output) / "sbatch")
+    made = export_request(ExportRequest(plan=solution, to="sbatch", script=script, output=folder))
+    return Start(what=f"{trainer} by Slurm", command=made.command, written=made.written)
 
 
 def _command(request: AdviseRequest) -> str:

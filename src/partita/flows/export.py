@@ -130,6 +130,7 @@ class Export(Result):
         command: The command to type; empty where there is none.
         left_to_you: What the files do not say.
         refusals: By target, why it cannot hold the plan, empty where it can; of ``check`` alone.
+        process: What each process under torchrun runs, in the folder of the files; may be empty.
     """
 
     to: str
@@ -139,6 +140,7 @@ class Export(Result):
     command: str = ""
     left_to_you: tuple[str, ...] = ()
     refusals: Mapping[str, str] = field(default_factory=dict)
+    process: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return what was written as JSON values."""
@@ -219,6 +221,7 @@ def _write_for(request: ExportRequest) -> Export:
         notes=found.remarks,
         command=f"cd {shlex.quote(str(place))} && {found.command}",
         left_to_you=found.left_to_you,
+        process=found.process,
     )
 
 

@@ -5,9 +5,9 @@ submitted_time, user, attempts: [{start_time, end_time, detail: [{ip, gpus: [...
 duration is the sum of its attempts, its GPUs those of the last. Jobs without a finished attempt or
 without a GPU are left out and counted.
 
-A table, such as lists derived from that log, needs a time of submission, a duration in seconds and
-a number of GPUs; each column is known by several names, other columns are skipped. Times are
-seconds, or stamps such as ``2017-10-03 07:29:14``.
+A table, such as lists derived from that log, needs a time of submission, a duration and a number of
+GPUs; each column is known by several names, other columns are skipped. Times are seconds, or stamps
+such as ``2017-10-03 07:29:14``; durations are in the unit of their column's name.
 
 Both give rows ``(submitted_s, duration_s, gpus)``, times from the first submission on. Nothing goes
 silently: what cannot be a job (no GPU, a negative duration) is left out and counted, and so are
@@ -37,7 +37,10 @@ SUBMITTED = (
     "arrival_s",
     "arrival",
 )
-DURATION = ("duration", "duration_s", "run_time", "runtime")
+DURATION = ("duration", "run_time", "runtime", "elapsed")
+UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0}
+UNITS |= {"hours": 3600.0, "d": 86400.0, "days": 86400.0}
+"""Units that the name of a column of durations may end in, ``duration_h``; without one, seconds."""
 GPUS = ("num_gpus", "gpus", "gpu_num", "num_gpu")
 TENANT = ("tenant", "vc", "user")
 """Columns that say whose job it is, the first that is there; there need be none."""
@@ -91,7 +94,14 @@ def is_submission_head(cells: AbstractSet[str]) -> bool:
 
     Whoever reads it says which one is missing.
     """
-    return sum(bool(cells & set(names)) for names in (SUBMITTED, DURATION, GPUS)) >= 2
+    return sum(bool(cells & set(names)) for names in (SUBMITTED, _durations(), GPUS)) >= 2
+
+
+def _durations() -> dict[str, float]:
+    """Return the names of columns of durations, and the seconds of their unit."""
+    plain = dict.fromkeys(DURATION, 1.0)
+    with_unit = {f"{name}_{unit}": size for name in DURATION for unit, size in UNITS.items()}
+    return plain | with_unit
 
 
 def read_submissions(text: str) -> SubmissionLog:
@@ -103,18 +113,20 @@ def read_submissions(text: str) -> SubmissionLog:
     rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
     head = [name.strip() for name in rows.fieldnames or ()]
     rows.fieldnames = head
-    columns = [_column(head, names) for names in (SUBMITTED, DURATION, GPUS)]
+    durations = _durations()
+    columns = [_column(head, names) for names in (SUBMITTED, tuple(durations), GPUS)]
+    unit_s = durations[columns[1]]
     tenant = next((name for name in TENANT if name in head), None)
     model = next((name for name in MODEL if name in head), None)
     found, notes, tenants, models = [], Counter[str](), [], []
     for row in rows:
         try:
-            submitted, duration = _seconds(row[columns[0]]), float(row[columns[1]])
+            submitted, duration = _seconds(row[columns[0]]), float(row[columns[1]]) * unit_s
             given = float(row[columns[2]])
             gpus = math.ceil(given)
         except (TypeError, ValueError, OverflowError) as exc:
             raise FormatError(
-                f"{exc}; expected a time, seconds and GPUs", line=rows.line_num
+                f"{exc}; expected a time, a duration in numbers and GPUs", line=rows.line_num
             ) from exc
         if not (math.isfinite(submitted) and math.isfinite(duration)):
             raise FormatError("a time is not finite", line=rows.line_num)
@@ -134,9 +146,10 @@ def read_submissions(text: str) -> SubmissionLog:
 def _column(head: list[str], names: tuple[str, ...]) -> str:
     chosen = next((name for name in names if name in head), None)
     if chosen is None:
+        known = names if names[0] != DURATION[0] else (*DURATION, "duration_h", "duration_min")
         raise FormatError(
-            f"no column is one of {', '.join(names)}; a log of jobs has a time of submission, a "
-            "duration in seconds and a number of GPUs",
+            f"no column is one of {', '.join(known)}; a log of jobs has a time of submission, a "
+            "duration and a number of GPUs",
             line=1,
         )
     return chosen

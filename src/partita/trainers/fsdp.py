@@ -56,6 +56,7 @@ def write_fsdp(plan: PlanToWrite) -> Written:
     return Written(
         files={f"{name}.py": _code(plan, grid, blocks, tensors)},
         command=torchrun_words(plan, "train.py"),
+        process="exec python train.py",
         left_to_you=(f"in train.py: from {name} import parallelize; {left[0]}", *left[1:]),
         remarks=tuple(remarks),
     )

@@ -174,7 +174,7 @@ def write_megatron(plan: PlanToWrite) -> Written:
     if len({len(node.local) for node in nodes}) == 1:
         each = len(nodes[0].local)
         text += f"PLAN_NODES=(--nproc-per-node {each} --nnodes {len(nodes)})\n"
-    start = torchrun_words(plan, 'pretrain_gpt.py "${PLAN_ARGS[@]}" "${YOUR_ARGS[@]}"')
+    script = 'pretrain_gpt.py "${PLAN_ARGS[@]}" "${YOUR_ARGS[@]}"'
     left = ["model sizes, data, optimizer and checkpoints"]
     if grid.precision not in _PRECISIONS:
         left.append(f"precision {grid.precision or 'of the model'}")
@@ -186,7 +186,8 @@ def write_megatron(plan: PlanToWrite) -> Written:
         remarks.append("a checkpoint keeps its layout: load it with the same pipeline")
     return Written(
         files={FILE: text},
-        command=f"source {FILE} && {start}",
+        command=f"source {FILE} && {torchrun_words(plan, script)}",
+        process=f"source {FILE} && exec python {script}",
         left_to_you=tuple(left),
         remarks=tuple(remarks),
     )

@@ -160,12 +160,15 @@ class Written:
         command: The command to type.
         left_to_you: What the files do not say.
         remarks: What should be known, a sentence each.
+        process: Command of the shell that each process under torchrun runs; empty = the trainer is
+            started in another way.
     """
 
     files: Mapping[str, str]
     command: str
     left_to_you: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    process: str = ""
 
 
 def check_options(plan: PlanToWrite, known: tuple[str, ...], target: str) -> None:

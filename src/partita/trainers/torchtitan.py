@@ -153,14 +153,14 @@ def _python(plan: PlanToWrite, grid: Grid, release: str) -> Written:
         f'--release")\n' + "\n".join(lines) + "\n    return config\n"
     )
     file = f"{plan.name.replace('-', '_')}_titan.py"
+    script = f"-m torchtitan.train --module {file.removesuffix('.py')} --config planned"
     left = ["data, optimizer, model flavor and precision of your base"]
     if not plan.base:
         left.append("the import of your own base (--base MODULE:FUNCTION)")
     return Written(
         files={file: text},
-        command=torchrun_words(
-            plan, f"-m torchtitan.train --module {file.removesuffix('.py')} --config planned"
-        ),
+        command=torchrun_words(plan, script),
+        process=f"exec python {script}",
         left_to_you=tuple(left),
         remarks=_remarks(grid),
     )
@@ -213,9 +213,11 @@ def _toml(plan: PlanToWrite, grid: Grid) -> Written:
         # A JSON text of numbers, strings and lists of them is the same in TOML.
         text += "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
     file = f"{plan.name}_titan.toml"
+    script = f"-m torchtitan.train --job.config_file {file}"
     return Written(
         files={file: text},
-        command=torchrun_words(plan, f"-m torchtitan.train --job.config_file {file}"),
+        command=torchrun_words(plan, script),
+        process=f"exec python {script}",
         left_to_you=("data, optimizer, model and precision: further sections of the file",),
         remarks=_remarks(grid),
     )

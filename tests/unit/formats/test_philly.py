@@ -69,6 +69,22 @@ def test_a_table_of_submissions_has_seconds_or_stamps():
     assert read_submissions(named).models == ("resnet50", "")  # of the jobs that count
 
 
+@pytest.mark.parametrize(
+    ("column", "seconds"),
+    [
+        ("duration_s", 2),
+        ("runtime", 2),
+        ("duration_min", 120),
+        ("duration_h", 7200),
+        ("elapsed_d", 172800),
+    ],
+)
+def test_durations_are_in_the_unit_of_their_column(column, seconds):
+    text = f"submitted,{column},gpus\n0,2,1\n"
+    assert detect_format(text.encode()) == "submissions"
+    assert read_submissions(text).rows == [(0, seconds, 1)]
+
+
 def test_a_table_says_what_it_leaves_out_or_changes():
     rows = "0,60,1\n1,60,0.5\n2,60,1.5\n3,0,2\n4,-1,1\n5,60,0\n6,60,0\n"
     found = read_submissions("timestamp,duration,gpus\n" + rows)
@@ -84,7 +100,7 @@ def test_a_table_says_what_it_leaves_out_or_changes():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("timestamp,num_gpus\n1,2\n", "line 1: no column is one of duration"),
+        ("timestamp,num_gpus\n1,2\n", "line 1: no column is one of duration, .*duration_h"),
         ("timestamp,duration,gpus\n1,x,1\n", "line 2: could not convert"),
         ("timestamp,duration,gpus\nsoon,5,1\n", "line 2: Invalid isoformat"),
         ("timestamp,duration,gpus\n1,inf,1\n", "line 2: a time is not finite"),

@@ -7,6 +7,11 @@ real clock for every instruction (``rounding.py``, ``improve.py``). Every point 
 is returned was simulated with the profile's own figures: the time and the energy that it claims are
 those.
 
+Between few clocks no plan may be near the relaxed problem's step of least energy, T*, and a slower
+or faster one may be the cheapest of all. Where the cheapest point is far from its bound, the
+relaxed problem says between which times a plan that needs less can lie, and some of these are
+tried as well.
+
 The bound of a point comes from the relaxed problem. Where the gap to it is large, options that no
 plan of that time can use are left out and the relaxed problem is solved once more: near the fastest
 step many slow clocks fit nowhere, though the hull counts on them.
@@ -16,6 +21,7 @@ whole units rounded down, and walks through every unit of time. None of that is 
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -53,6 +59,10 @@ SMALL_GAP = 0.002
 """A point that is no further from its bound is good enough."""
 WIDE_GAP = 0.006
 """Points that are still further from their bounds are searched once more."""
+AROUND = 12
+"""Times on each side of T* that are tried where the cheapest point is far from its bound."""
+SEEN = 1 << 22
+"""Most times of events that are kept at once to choose these times from."""
 CROWDED = 0.01
 """Share of activities whose relaxed duration counts on options that cannot be used, from which the
 relaxed problem is solved once more without them."""
@@ -182,7 +192,8 @@ def solve_frontier(
 
     Args:
         model: The Program with its clocks.
-        points: Number of points, at equal distances in time; fewer where they coincide.
+        points: Number of points, at equal distances in time; fewer where they coincide, and one
+            more where a step around T* is found that needs less than all of them.
         to_slowest: Whether to go beyond the step of least energy, to the slowest useful clocks.
         at: Further times, in seconds, at which a point is wanted; those outside are left out.
         tries: How long to search for better clocks where the gap to the bound is large: half of
@@ -209,6 +220,9 @@ def solve_frontier(
     rounding = _Rounding(model, precedence, relaxed)
     candidates = [rounding.rounded(limit_s, found[limit_s]) for limit_s in sorted(found)]
     rounding.improve(candidates, tries)
+    cheaper = rounding.cheaper(candidates, best_s, tries)
+    if cheaper is not None:
+        candidates = sorted([*candidates, cheaper], key=lambda candidate: candidate.limit_s)
     return _frontier(model, rounding, candidates, best_s, to_slowest=to_slowest)
 
 
@@ -228,6 +242,8 @@ class _Candidate:
         relaxed_j: Energy of the relaxed problem.
         bound_j: No plan within the limit needs less.
         draft: Options of the nodes.
+        ever_j: Of a point that is slower than T*: no plan needs less with the time that it takes,
+            however slow; NaN = the point is none of these.
     """
 
     limit_s: float
@@ -235,6 +251,7 @@ class _Candidate:
     relaxed_j: float
     bound_j: float
     draft: Draft
+    ever_j: float = math.nan
 
 
 class _Rounding:
@@ -272,6 +289,44 @@ class _Rounding:
         self._search_all(candidates, tries, wide)
         self._search_all(candidates, tries, self._excess(candidates, WIDE_GAP))
         self._mix(candidates)
+
+    def cheaper(self, candidates: list[_Candidate], best_s: float, tries: int) -> _Candidate | None:
+        """Return a point that needs less than all others; None = none was found, or none at T*.
+
+        No plan of any length needs less than the relaxed problem at T*, which is the bound of a
+        point that is slower. Whoever asked for no point at T* wants no cheap one.
+        """
+        power = self.model.options.blocking_w
+        at_best = min(candidates, key=lambda candidate: abs(candidate.limit_s - best_s))
+        if abs(at_best.limit_s - best_s) > TOLERANCE * best_s:
+            return None
+        # What the relaxed problem needs with the time that it takes, the least of all at T*.
+        bound_j = at_best.relaxed_j + power * at_best.limit_s
+        least_j = min(map(self._spent, candidates))
+        if power <= 0 or least_j - bound_j <= SMALL_GAP * (bound_j + self.others_j):
+            return None
+        relaxed = Relaxed(self.precedence, self.model.options)
+        # A step cannot be so slow that waiting alone costs more than all that clocks can save.
+        cheapest_j = float(self.web.joules[self._cheapest()].sum())
+        last_s = min(relaxed.length_s, (least_j - cheapest_j) / power)
+        seen = max(AROUND, min(SEEN // len(self.precedence), 16 * AROUND))
+        slower = relaxed.shorten(power, np.linspace(best_s, last_s, seen + 1)[1:])
+        faster = relaxed.shorten(np.inf, np.linspace(self.fastest_s, best_s, seen + 1)[:-1])
+        best = None
+        for side, is_slower in ((faster, False), (slower, True)):
+            # Convex, as the relaxed problem is: one range of times on each side of T*.
+            times = [t for t in sorted(side) if relaxed.joules(side[t]) + power * t < least_j]
+            before = at_best if is_slower else candidates[0]
+            for limit_s in times[:: max(1, -(-len(times) // AROUND))]:
+                candidate = self.rounded(limit_s, side[limit_s])
+                self._take_over(before.draft, candidate)
+                self._tighten(candidate)
+                self._search(candidate, tries // (2 * AROUND))
+                candidate.ever_j = bound_j if is_slower else math.nan
+                if self._spent(candidate) < least_j:
+                    least_j, best = self._spent(candidate), candidate
+                before = candidate
+        return best
 
     def calmed(self, choice: Array) -> Iterator[Array]:
         """Yield the clocks of a point with fewer changes: as fast as its own, or faster.
@@ -326,6 +381,17 @@ class _Rounding:
         choice = self.model.options.ptr[:-1].copy()
         choice[self.precedence.activity] = candidate.draft.choice
         return choice
+
+    def _cheapest(self) -> Array:
+        """Return the cheapest option of each node."""
+        web = self.web
+        ends = zip(web.first.tolist(), (web.last + 1).tolist(), strict=True)
+        return np.array([first + int(web.joules[first:last].argmin()) for first, last in ends])
+
+    def _spent(self, candidate: _Candidate) -> float:
+        """Return the energy of the nodes of a draft in the time that it takes."""
+        took_s = max(longest_s(self.web, candidate.draft), self.precedence.floor_s)
+        return self._joules(candidate.draft) + self.model.options.blocking_w * took_s
 
     def _joules(self, draft: Draft) -> float:
         return float(self.web.joules[draft.choice].sum())
@@ -390,8 +456,11 @@ def _bound(
     A faster plan may need less only where its own relaxed energy allows: the relaxed frontier is
     convex, so it rises towards faster steps at least as steeply as it does to the next slower
     point, and up to T* at least by the blocking power. Beyond T* waiting counts: the bound is that
-    of a step that takes the point's time.
+    of a step that takes the point's time, unless the point was looked for because it needs less
+    than those up to T*.
     """
+    if not math.isnan(candidate.ever_j):
+        return candidate.ever_j + rounding.others_j
     power = rounding.model.options.blocking_w
     rise = 0.0
     if slower is not None and slower.limit_s > candidate.limit_s:

@@ -56,7 +56,7 @@ from partita.fleet.live.jobspec import JobSpec, core_job, read_spec
 from partita.fleet.live.news import NEWS_PATH, TOKEN_VARIABLE, URL_VARIABLE, news_token
 from partita.fleet.live.store import AttemptRow, FleetStore, JobRow, JobState
 from partita.fleet.live.verdict import End, Verdict, backoff_s, judge
-from partita.processes import last_lines
+from partita.processes import how_it_ended, last_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,7 @@ class FleetSettings:
 
 logger = logging.getLogger(__name__)
 DRAINING = "draining"
+_STOPS = "stops: "
 _NOBODY = -1
 """Attempt in a lease that is nobody's: who still comes to start for an older one does not."""
 
@@ -377,7 +378,7 @@ class Scheduler:
         """Ask a job to checkpoint and end; who does not is killed when its grace is over."""
         with self.store.change():
             self.store.update_attempt(attempt.id, stop_s=now_s)
-            self.store.update_job(attempt.id.job, state=JobState.STOPPING)
+            self.store.update_job(attempt.id.job, state=JobState.STOPPING, note=f"{_STOPS}{why}")
             self.store.add_event(attempt.id.job, now_s, f"asked to stop: {why}")
         self._write_lease(attempt.id.job, attempt.id.number, attempt.places, now_s, stop=True)
         if attempt.handle is not None:
@@ -532,7 +533,7 @@ class Scheduler:
                     where = "; ".join(_words(place) for place in status.given)
                     self.store.add_event(row.id, now_s, f"{self.engine.name} gave {where}")
         note = f"waits in {self.engine.name}: {status.waits}" if status.waits else ""
-        if status.running and note != row.note:
+        if status.running and attempt.stop_s is None and note != row.note:
             self.store.update_job(row.id, note=note)
 
     def _ended(self, row: JobRow, attempt: AttemptRow, status: Status, now_s: float) -> None:
@@ -563,7 +564,13 @@ class Scheduler:
         elif verdict.end is End.CANCELLED:
             self._close(row, JobState.CANCELLED, verdict.how, ended_s)
         elif verdict.end is End.WAITS:
-            self.store.update_job(row.id, state=JobState.WAITING, note=verdict.how)
+            # Whoever looks at a job that waits wants to know why it was stopped; how it ended then
+            # is among its events.
+            note = verdict.how
+            if row.note.startswith(_STOPS):
+                why = row.note.replace(_STOPS, "was stopped: ", 1)
+                note = why if note == how_it_ended(0) else f"{why}; {note}"
+            self.store.update_job(row.id, state=JobState.WAITING, note=note)
             self.store.add_event(row.id, ended_s, verdict.how)
         else:
             self._fault(row, verdict.how, verdict.step, now_s)
@@ -598,7 +605,8 @@ def _counts(places: Sequence[Place]) -> list[tuple[str, int, float]]:
 
 def _words(place: Place) -> str:
     gpus = ",".join(map(str, place.gpus))
-    return f"{place.server}: GPUs {gpus}, {place.cpus:g} CPUs, {place.memory_gb:.3g} GB"
+    memory = f", {place.memory_gb:.3g} GB" if place.memory_gb else ""  # 0 = it was not asked for
+    return f"{place.server}: GPUs {gpus}, {place.cpus:g} CPUs{memory}"
 
 
 def _environment(spec: JobSpec) -> dict[str, str]:

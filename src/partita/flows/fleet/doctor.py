@@ -2,7 +2,7 @@
 
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from partita.errors import PartitaError
@@ -15,6 +15,8 @@ from partita.slurm.commands import SlurmCommands, SlurmError
 from partita.slurm.nodes import auth_socket, read_nodes
 
 _LIMIT_S = 20.0
+_ACCOUNTING = "accounting"
+"""Jobs run without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +37,17 @@ class Check:
         name: What it is, in a word.
         ok: Whether it is there.
         detail: What was found, or what is missing and what would do.
+        needed: Whether jobs cannot be run without it.
     """
 
     name: str
     ok: bool
     detail: str
+    needed: bool = True
+
+    def __str__(self) -> str:
+        verdict = "ok" if self.ok else "missing" if self.needed else "without"
+        return f"{verdict:8}{self.name}: {self.detail}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -57,15 +65,15 @@ class EngineExamination(Result):
     @property
     def ok(self) -> bool:
         """Whether jobs can be run."""
-        return all(check.ok for check in self.checks)
+        return all(check.ok or not check.needed for check in self.checks)
 
     def lines(self) -> list[str]:
         """Return a line for each thing."""
-        return [f"{'ok' if c.ok else 'missing':8}{c.name}: {c.detail}" for c in self.checks]
+        return [str(check) for check in self.checks]
 
     def rows(self) -> list[Mapping[str, object]]:
         """Return a row for each thing."""
-        return [{"name": c.name, "ok": c.ok, "detail": c.detail} for c in self.checks]
+        return [asdict(check) for check in self.checks]
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it."""
@@ -90,12 +98,14 @@ def fleet_doctor_request(request: FleetDoctorRequest) -> EngineExamination:
     options = parse_pairs(request.engine_option, "--engine-option")
     steps = _slurm_steps(options) if request.engine == SLURM else _ray_steps(options)
     checks = []
-    for name, needed, look in steps:
+    for name, leads, look in steps:
+        needed = name != _ACCOUNTING
         try:
-            checks.append(Check(name=name, ok=True, detail=look()))
+            checks.append(Check(name=name, ok=True, detail=look(), needed=needed))
         except (PartitaError, OSError, subprocess.SubprocessError) as exc:
-            checks.append(Check(name=name, ok=False, detail=str(exc).splitlines()[0]))
-            if needed:
+            detail = str(exc).splitlines()[0]
+            checks.append(Check(name=name, ok=False, detail=detail, needed=needed))
+            if leads:
                 break
     return EngineExamination(engine=request.engine, checks=tuple(checks))
 
@@ -104,12 +114,24 @@ _Step = tuple[str, bool, Callable[[], str]]
 """A name, whether the rest makes no sense without it, and the look that raises where it lacks."""
 
 
+def _hinted(look: Callable[[], str], hint: str, *, only_away: bool = False) -> str:
+    """Return what is found; a failure says more."""
+    try:
+        return look()
+    except SlurmError as exc:
+        if only_away and not exc.is_away:
+            raise
+        raise SlurmError(f"{exc}; {hint}", is_away=exc.is_away) from exc
+
+
 def _slurm_steps(options: Mapping[str, str]) -> list[_Step]:
     commands = SlurmCommands(limit_s=_LIMIT_S)
     partition = options.get("partition", "")
 
     def version() -> str:
-        return commands.call("sbatch", "--version").strip()
+        # Without its configuration sbatch asks the network for one, and waits.
+        hint = "it may have found no slurm.conf: set SLURM_CONF"
+        return _hinted(lambda: commands.call("sbatch", "--version").strip(), hint, only_away=True)
 
     def munge() -> str:
         # Slurm may have a munged of its own beside the machine's, which its controller knows.
@@ -153,17 +175,19 @@ def _slurm_steps(options: Mapping[str, str]) -> list[_Step]:
         return "a job with a GPU may be submitted"
 
     def accounting() -> str:
-        commands.call("sacct", "--noheader", "--allocations", "--format=JobID")
+        words = ("sacct", "--noheader", "--allocations", "--format=JobID")
+        hint = "a job that ends and is forgotten (MinJobAge) while no fleet looks is lost"
+        _hinted(lambda: commands.call(*words), hint)
         return "sacct remembers ended jobs"
 
     return [
         ("commands", True, version),
         ("munge", False, munge),
         ("controller", True, controller),
-        ("partition", False, partitions),
+        ("partition", True, partitions),
         ("gres", False, gres),
         ("permission", False, permission),
-        ("accounting", False, accounting),
+        (_ACCOUNTING, False, accounting),
     ]
 
 

@@ -320,9 +320,10 @@ def fleet_samples(fleet: Fleet) -> list[Sample]:
         ("partita_fleet_gpus_in_use", "GPUs of a server that jobs hold.", "gpus_in_use"),
         ("partita_fleet_cpus", "CPUs of a server.", "cpus"),
         ("partita_fleet_cpus_granted", "CPUs of a server that jobs were granted.", "cpus_granted"),
+        ("partita_fleet_server_away", "1 = nothing is placed on a server now.", "away"),
     ):
         samples += [
-            (f"{name}{{server={label(server['name'])}}}", "gauge", text, float(server[key]))
+            (f"{name}{{server={label(server['name'])}}}", "gauge", text, _value(server[key]))
             for server in info["servers"]
         ]
     for name, text, value in (
@@ -331,3 +332,8 @@ def fleet_samples(fleet: Fleet) -> list[Sample]:
     ):
         samples.append((name, "gauge", text, float(bool(value))))
     return samples
+
+
+def _value(found: float | str) -> float:
+    """Return a figure, or 1 for a reason that is given."""
+    return float(bool(found)) if isinstance(found, str) else float(found)

@@ -97,6 +97,7 @@ def test_who_loses_its_gpus_stops_and_goes_on_later(make: Callable[..., World]) 
     assert lease(world, long)["stop"]
     world.poll(1)
     assert (world.state(long), world.state(short)) == ("waiting", "running")
+    assert world.note(long) == "was stopped: its GPUs go to others"
     world.engine.work(2)
     world.next_round()
     assert (world.state(long), world.state(short)) == ("running", "finished")
@@ -117,7 +118,8 @@ def test_devices_are_never_given_before_they_are_free(make: Callable[..., World]
     world.poll(2)  # the grace of 5 s is over
     world.poll(1)
     assert world.state(short) == "running"
-    assert world.note(long) == "ignored the end of its lease: SIGKILL 5 s after SIGTERM"
+    why = "was stopped: its GPUs go to others"
+    assert world.note(long) == f"{why}; ignored the end of its lease: SIGKILL 5 s after SIGTERM"
 
 
 def test_cpus_change_while_a_job_runs(make: Callable[..., World]) -> None:
