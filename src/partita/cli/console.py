@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -53,15 +54,19 @@ def stdout_console() -> Console:
     )
 
 
+_JOIN = "\N{NO-BREAK SPACE}"
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(%|[kMGT]?B|[kMG]?J|[mnu]?s|h|W|GPUs?|devices?)\b|%)")
+
+
 def print_point(console: Console, mark: str, text: str) -> None:
     """Print a sentence behind a mark, its further lines below the first word."""
     width = max(20, console.width - len(mark))
-    first, *others = textwrap.wrap(
-        escaped(text), width, break_long_words=False, break_on_hyphens=False
-    ) or [""]
-    console.print(f"{mark}{first}", soft_wrap=True)
-    for line in others:
-        console.print(f"{' ' * len(mark)}{line}", soft_wrap=True)
+    # A number and its unit stay in one line.
+    joined = _BEFORE_UNIT.sub(_JOIN, escaped(text))
+    lines = textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False) or [""]
+    for row, line in enumerate(lines):
+        begin = mark if row == 0 else " " * len(mark)
+        console.print(f"{begin}{line.replace(_JOIN, ' ')}", soft_wrap=True)
 
 
 def print_command(console: Console, text: str, *, mark: str = "") -> None:

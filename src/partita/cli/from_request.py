@@ -33,6 +33,18 @@ class OpenChoice(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
+class ToldArgument(click.Argument):
+    """An argument that the help tells about, as it does of options."""
+
+    def __init__(self, *args: Any, told: str, **rest: Any) -> None:
+        super().__init__(*args, **rest)
+        self._told = told
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Return its name as in the line of usage, and what it is."""
+        return self.make_metavar(ctx), self._told
+
+
 class BareOption(GroupedOption):
     """An option whose value may be left out.
 
@@ -98,6 +110,8 @@ def _parameter(field: Field) -> Callable[[Any], Any]:
     if field.option.is_argument:
         return click.argument(
             field.name,
+            cls=ToldArgument,
+            told=field.option.help,
             nargs=-1 if field.is_multiple else 1,
             required=_is_required(field),
             type=_type(field),

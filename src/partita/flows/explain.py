@@ -18,7 +18,7 @@ from partita.core.schedules import Schedule, schedule_names
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline
 from partita.cost.durations import cluster_devices, stage_seconds
-from partita.cost.judge import measure
+from partita.cost.judge import judge, measure
 from partita.cost.measured import COMPUTE_PASSES
 from partita.documents import open_file
 from partita.errors import InfeasibleError, InvalidInputError, PartitaError
@@ -325,6 +325,8 @@ def _answer(solution: Solution, change: str, catalogue: Catalogue) -> WhatIf:
         )
     except (InfeasibleError, InvalidInputError) as exc:
         return WhatIf(change=change, value=float("nan"), relative=float("nan"), note=str(exc))
+    if not by_shape and problem.objective == solution.problem.objective:
+        found = _at_worst(problem, solution, found)
     note, more = summarise(found).title, found.plan.samples / solution.plan.samples
     if more != 1 and solution.metric is Metric.THROUGHPUT:  # a longer step of more samples
         return WhatIf(
@@ -337,6 +339,17 @@ def _answer(solution: Solution, change: str, catalogue: Catalogue) -> WhatIf:
     return WhatIf(
         change=change, value=found.value, relative=_relative(solution, found.value), note=note
     )
+
+
+def _at_worst(problem: Problem, solution: Solution, found: Solution) -> Solution:
+    """Return the plan as it is where a search on a changed cluster found none that is as good."""
+    try:
+        kept = judge(problem, solution.plan)
+    except PartitaError:
+        return found  # a device of it is gone
+    if not kept.score < found.value:
+        return found
+    return replace(found, plan=solution.plan, value=kept.score)
 
 
 def _by_shape(solution: Solution, problem: Problem) -> Solution:

@@ -81,7 +81,11 @@ def has_results(directory: Path) -> bool:
 def past_runs(root: Path) -> Iterator[PastRun]:
     """Yield the runs under a directory that left results, oldest first."""
     if not root.is_dir():
-        raise InvalidInputError(f"{root} is no directory of runs; --runs names another")
+        why = "is no directory of runs" if root.exists() else "holds no runs: it is not there yet"
+        raise InvalidInputError(
+            f"{root} {why}; 'partita train MODEL' and 'partita run PLAN' make runs, --runs names "
+            "another directory"
+        )
     for path in sorted(root.glob(f"*/{RESULTS}"), key=lambda p: (p.stat().st_mtime_ns, p.name)):
         yield read_run(path.parent)
 

@@ -84,6 +84,7 @@ def test_the_help_of_plan_is_a_page_and_the_long_one_has_groups() -> None:
         assert title in long
         assert title not in short
     assert "--microbatches" in short
+    assert "Name of a model, or a file." in short  # arguments are told about as options are
     assert "--shard-group" not in short
 
 

@@ -51,7 +51,9 @@ def test_sentences_hang_below_their_mark_and_commands_stay_whole() -> None:
     console = Console(file=out, width=30, markup=False)
     print_point(console, "why:  ", "compute on host0/gpu0 bounds the step of all")
     print_command(console, "partita plan gpt-small.plan.json --microbatches 64", mark="  ")
-    first, second, command = out.getvalue().splitlines()
+    print_point(console, "", "no plan of all can beat it, 22 % less")
+    first, second, command, *numbers = out.getvalue().splitlines()
     assert first.startswith("why:  compute")
     assert second.startswith("      ")
     assert command == "  partita plan gpt-small.plan.json --microbatches 64"
+    assert numbers == ["no plan of all can beat it,", "22 % less"]

@@ -56,6 +56,14 @@ def test_more_microbatches_count_by_sample() -> None:
     assert fixed.note == "a fixed map cannot be planned again, so microbatches changes nothing"
 
 
+def test_a_search_that_finds_no_plan_as_good_leaves_the_plan_as_it_is() -> None:
+    good = get_planner("uniform", stages=3)(uneven().problem)
+    solution = replace(good, options={"stages": 1})  # its planner finds a worse one now
+    (answer,) = explain(solution, what_if=("bandwidth=2x",)).what_if
+    assert answer.relative == pytest.approx(0, abs=1e-9)
+    assert answer.note.startswith("3 stages")
+
+
 def test_a_change_of_the_cluster_is_a_command_and_long_messages_name_their_tensor() -> None:
     sizes = Figures(tensor_bytes=1e9)
     graph, cluster = chain(12, sizes), flat_cluster(2, bandwidth_bytes_per_s=1e8)
