@@ -351,7 +351,7 @@ def test_the_search_behind_a_plan_by_energy_is_traced_by_time(run: Run) -> None:
     asked = ("plan", "gpt-small", "-c", "2xa100", "--objective", "energy", "--iterations", "5")
     figures = said(run(*asked, "--trace-search", "t", "--json"))
     assert figures["traced"] == ["t.csv", "t.svg"]
-    assert "throughput, s" in Path("t.svg").read_text()
+    assert "step time (s)" in Path("t.svg").read_text()
     assert figures["metric"] == "energy"
 
 

@@ -158,8 +158,8 @@ def _write_trace(result: PlanResult, file: str | None) -> list[str]:
     picture = f"{stem}{ending if ending in ENDINGS else '.svg'}"
     solution, points = result.searched, result.trace.points
     title = f"{solution.problem.graph.name} by {solution.planner}"
-    unit = f"{solution.metric.value}, {solution.unit}"
-    drawn = render(lambda: search_chart(points, title=title, unit=unit), picture)
+    words = {"title": title, "what": solution.metric.words, "unit": solution.unit}
+    drawn = render(lambda: search_chart(points, **words), picture)
     write_text(f"{stem}.csv", search_csv(points))
     write_bytes(picture, drawn)
     return [f"{stem}.csv", picture]

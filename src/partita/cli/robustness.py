@@ -18,7 +18,6 @@ from partita.cli.console import (
 from partita.cli.from_request import takes
 from partita.cli.help import Documented
 from partita.cli.options import output_options
-from partita.core.solution import Solution
 from partita.flows.problem import objective_remarks
 from partita.flows.robustness import (
     Contender,
@@ -66,12 +65,6 @@ _COLUMNS = (
 )
 
 
-def _measure(solution: Solution) -> str:
-    """Return what is minimised; throughput is that of the shortest step."""
-    name = solution.metric.value
-    return "step time" if name == "throughput" else name
-
-
 def _show(found: Robustness) -> None:
     console, solution = stdout_console(), found.solution
     console.print(model_line(solution.problem.graph))
@@ -79,7 +72,7 @@ def _show(found: Robustness) -> None:
     doubt = found.doubt
     console.print(
         f"{doubt.samples} draws of all costs within {percent(doubt.perturb)}, seed {doubt.seed}; "
-        f"{_measure(solution)} relative to the nominal one:"
+        f"{solution.metric.words} relative to the nominal one:"
     )
     rows = [_row(contender, solution.unit) for contender in found.contenders]
     console.print(table(_COLUMNS, rows))

@@ -42,6 +42,11 @@ class Metric(OpenNames):
         return PLUGINS
 
     @property
+    def words(self) -> str:
+        """What is minimised, for people: the highest throughput is that of the shortest step."""
+        return "step time" if self is Metric.THROUGHPUT else self.value
+
+    @property
     def row(self) -> "MetricRow":
         """What is known of it.
 

@@ -200,7 +200,7 @@ class Robustness(Result):
         return [
             f"{self.solution.problem.graph.name}: {doubt.samples} draws of all costs within "
             f"{100 * doubt.perturb:g} %",
-            f"{self.solution.metric.value} relative to the nominal one: median "
+            f"{self.solution.metric.words} relative to the nominal one: median "
             f"{figures['median']:.3f}, 95 % below {figures['p95']:.3f}, worst {figures['max']:.3f}",
         ]
 

@@ -289,7 +289,7 @@ def search_csv(points: Points) -> str:
     return "\n".join([SEARCH_HEADER, *(f"{seconds!r},{value!r}" for seconds, value in points), ""])
 
 
-def search_chart(points: Points, *, title: str = "", unit: str = "") -> "Figure":
+def search_chart(points: Points, *, title: str = "", what: str = "", unit: str = "") -> "Figure":
     """Return the best value of a search over time, as steps: a value holds until a better one.
 
     An axis is logarithmic where what it shows spans more than a factor of 20.
@@ -313,7 +313,7 @@ def search_chart(points: Points, *, title: str = "", unit: str = "") -> "Figure"
         f"the last after {seconds[-1]:.3g} s"
     )
     axes.set_xlabel("seconds of search")
-    axes.set_ylabel(unit)
+    axes.set_ylabel(f"{what} ({unit})" if what and unit else what or unit)
     heading = f"{title}: best value over time" if title else "Best value over time"
     axes.set_title(f"{heading}\n{words}")
     return figure
