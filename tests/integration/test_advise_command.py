@@ -47,7 +47,7 @@ def test_a_large_transformer_by_name_gets_plan_money_changes_and_files(
     assert len(found["alternatives"]) == 3
     starts = {start["what"]: start for start in found["starts"]}
     assert set(starts) == {"the plan", "megatron", "megatron by Slurm"}
-    node = Path("start/sbatch/start_node.sh").read_text()
+    node = (tmp_path / "start" / "sbatch" / "start_node.sh").read_text()
     assert "bash -c 'cd ../megatron && source megatron_args.sh && exec python pretrain_gpt" in node
     assert isinstance(partita.load(tmp_path / "start" / "plan.json"), partita.Solution)
     told = partita.explain(

@@ -99,10 +99,13 @@ def read_configuration(model: str) -> Mapping[str, Any] | None:
 def _named(shape: Shape, config: Mapping[str, Any], path: Path) -> Shape:
     """Return the shape of a configuration under a name that says which model it is.
 
-    That is the name of a listed model of the same shape, else what the file is called if that is
-    not ``config.json``, else what the configuration calls itself, or its kind and its size.
+    That is the name of a listed model of the same kind and shape, else what the file is called if
+    that is not ``config.json``, else what the configuration calls itself, or its kind and its size.
     """
+    family = re.match(r"[a-z]*", str(config.get("model_type") or "").lower())
     for listed in named_shapes().values():
+        if family and not listed.shape.name.startswith(family[0]):
+            continue  # a Llama that is as large as a Mistral is no Mistral
         if dataclasses.replace(shape, name=listed.shape.name) == listed.shape:
             return listed.shape
     own = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]

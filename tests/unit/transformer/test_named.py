@@ -135,6 +135,15 @@ def test_a_configuration_gives_the_shape_of_its_model(config, name, tmp_path):
     assert not found.is_listed
 
 
+def test_another_kind_of_the_same_shape_does_not_give_its_name(tmp_path):
+    file = tmp_path / "config.json"
+    found = {}
+    for kind in ("llama", "mistral"):
+        file.write_text(json.dumps({**LLAMA, "model_type": kind, "vocab_size": 32000}))
+        found[kind] = find_shape(str(file)).shape.name
+    assert found == {"llama": "llama-7.2b", "mistral": "mistral-7b"}
+
+
 # Billions of parameters of the cards, and what their configurations say; many leave the usual out.
 FAMILIES = {
     "falcon-7b": (
