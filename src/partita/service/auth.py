@@ -14,6 +14,7 @@ All are refused before anything else is looked at. Clients that are no browsers 
 import base64
 import binascii
 import ipaddress
+import json
 import math
 import socket
 import time
@@ -22,7 +23,7 @@ from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from partita.fleet.live.news import NEWS_PATH
@@ -102,7 +103,11 @@ class RequireToken:
             await self.app(scope, receive, send)
             return
         shown = b"a cookie" if "cookie" in Headers(scope=scope) else b""
-        await self._refuse(scope, shown, PAGE_ASKS)(scope, receive, send)
+        refusal: Response = self._refuse(scope, shown, PAGE_ASKS)
+        if "text/html" in Headers(scope=scope).get("accept", ""):  # somebody reads it
+            words = json.loads(bytes(refusal.body))["detail"]
+            refusal = PlainTextResponse(f"{words}\n", refusal.status_code)
+        await refusal(scope, receive, send)
 
     def _refuse(
         self,

@@ -146,6 +146,8 @@ def test_work_is_told_limited_and_cancelled(run: Any) -> None:
         wrong = await jobs.result("plan", {"model": "nothing", "cluster": "4xa100"})
         assert (wrong.state, wrong.error.count("\n")) == (JobState.FAILED, 0)
         assert wrong.error.startswith("there is no model 'nothing'")
+        near = await jobs.result("plan", {"model": "gpt-smal", "cluster": "4xa100"})
+        assert "did you mean 'gpt-small'" in near.error
         done = await jobs.result("plan", PLAN)
         assert done.state is JobState.DONE
         assert store.get(done.documents["plan"].key).kind == "solution"

@@ -54,6 +54,10 @@ def test_the_link_is_good_once(tmp_path: Path, run: Any) -> None:
             client.cookies.clear()
             again = await client.get("/", params={"token": token})
             assert again.status_code == 401
+            # Who loads a page that is open since before a restart reads a sentence.
+            page = await client.get("/ui/plan", headers={"Accept": "text/html,*/*"})
+            assert (page.status_code, page.headers["content-type"][:10]) == (401, "text/plain")
+            assert page.text.startswith("the page's key is needed: open the link")
             assert "set-cookie" not in again.headers
 
     run(work())

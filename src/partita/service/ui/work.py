@@ -33,11 +33,12 @@ from partita.core.solution import Solution
 from partita.documents import formats
 from partita.errors import InvalidInputError, PartitaError, UnsupportedError
 from partita.flows.answer import answer_of
-from partita.flows.models import is_model
+from partita.flows.models import is_model, large_names
 from partita.flows.pages import NamedPlan, compare_page, plan_page
 from partita.flows.plan import PlanRequest, PlanResult, SearchWatch, plan_request
 from partita.flows.summary import summarise
 from partita.formats.detect import read_any
+from partita.names import suggest
 from partita.planners.effort import SearchTrace
 from partita.planners.table import PLANNERS
 from partita.processes import die_with_parent
@@ -252,10 +253,10 @@ def model_of(work: Work, name: str) -> tuple[str | Graph | Problem, str]:
         return name, name
     if _PLAIN.fullmatch(name) and is_model(name):
         return name, name
+    near = suggest(name[:80], (*EXAMPLES, *large_names()))
     raise InvalidInputError(
-        f"there is no model {name[:80]!r}; built in are {', '.join(EXAMPLES)}, those of 'partita "
-        "models' are known by name, and a graph can be uploaded; the page opens no files and "
-        "loads no code"
+        f"there is no model {name[:80]!r}{near}; others of 'partita models' are known by name, "
+        "and a graph can be uploaded; the page opens no files and loads no code"
     )
 
 
