@@ -1,16 +1,20 @@
 """Emulated runs for the benchmarks: devices that sleep, over the loopback or an emulated link."""
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed import PrefixStore
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from partita.core.cluster import Cluster, Device, Host, Level
 from partita.core.graph import DeviceKind
@@ -27,8 +31,8 @@ from partita.profiler.calibrate.records import (
 from partita.ranks.member import Member
 from partita.ranks.pool import RankPool
 from partita.runtime.emulation import Emulation, emulate_forked, emulated_workload, predicted
-from partita.runtime.link_emulator import Namespace, enter_namespace
-from partita.testing.builders import Figures, Values, chain, pipeline
+from partita.runtime.link_emulator import Namespace, emulated_link, enter_namespace
+from partita.testing.builders import Figures, Values, chain, host_cluster, pipeline
 
 Ends = tuple[Namespace, Namespace]
 Move = Callable[[Member], Member]
@@ -162,3 +166,85 @@ def zero_bubble_ratio(repeats: int = 3) -> tuple[float, float]:
         ratios.append(median(plain) / median(better))
         foretold = plain_s / better_s
     return median(ratios), foretold
+
+
+@dataclass(frozen=True)
+class Sleeping:
+    """What each of two stages takes for a microbatch, and the bytes between them."""
+
+    forward_s: float = 0.02
+    backward_s: float = 0.04
+    tensor_bytes: int = 2_000_000
+    microbatches: int = 8
+
+
+class _Sleep(torch.autograd.Function):
+    """Takes its time, forwards and backwards, and computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, work: Sleeping, outputs: int) -> Tensor:
+        ctx.work, ctx.like = work, (x, weight)
+        time.sleep(work.forward_s)
+        return torch.zeros(1, outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        time.sleep(ctx.work.backward_s)
+        return (*map(torch.zeros_like, ctx.like), None, None)
+
+
+class _SleepingStage(nn.Module):
+    def __init__(self, work: Sleeping, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.work, self.outputs = work, outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Sleep.apply(x, self.weight, self.work, self.outputs)
+
+
+def torch_sleeping_s(work: Sleeping, steps: int, ends: Ends | None) -> list[float]:
+    """Return the steps of torch's 1F1B over two ranks that sleep, without the first ones."""
+
+    def main(member: Member, _: object) -> list[tuple[float, float]]:
+        moved = mover(ends)(member)
+        width = work.tensor_bytes // 4
+        rank = moved.rank
+        stage = PipelineStage(
+            _SleepingStage(work, 1 if rank else width), rank, 2, torch.device("cpu")
+        )
+        schedule = Schedule1F1B(stage, work.microbatches, loss_fn=lambda output, _: output.sum())
+        inputs, target = torch.zeros(work.microbatches, 1), torch.zeros(work.microbatches, 1)
+        times = []
+        for _ in range(WARM_UP + steps):
+            dist.barrier()
+            begin = time.perf_counter()
+            if rank:
+                schedule.step(target=target)
+            else:
+                schedule.step(inputs)
+            times.append((begin, time.perf_counter()))
+        return times[WARM_UP:]
+
+    with RankPool(2, main, limit_s=60.0) as pool:
+        spans = zip(*pool.call(None), strict=True)
+        return [max(e for _, e in span) - min(b for b, _ in span) for span in spans]
+
+
+def overlap_ratio(rate_bytes_per_s: float, repeats: int = 3) -> tuple[float, float, float]:
+    """Return torch's step over ours on two sleeping ranks over a slow link, and both in seconds.
+
+    The two run by turns; what counts are medians.
+    """
+    work = Sleeping()
+    cluster = host_cluster(2, 1, inside_bytes_per_s=1e10, between_bytes_per_s=rate_bytes_per_s)
+    graph = chain(2, figures_of([work.tensor_bytes, 0], forward_s=work.forward_s))
+    plan = pipeline(graph, cluster, range(2), microbatches=work.microbatches)
+    problem = Problem(graph=graph, cluster=cluster)
+    ours: list[float] = []
+    theirs: list[float] = []
+    with emulated_link(rate_bytes_per_s) as ends:
+        for _ in range(repeats):
+            theirs += torch_sleeping_s(work, 5, ends)
+            ours += step_times(problem, plan, ends=ends)[0]
+    return median(theirs) / median(ours), median(ours), median(theirs)

@@ -8,13 +8,17 @@ from the first process's begin to the last one's end. The losses of both must ag
 not done the same work.
 
 A pair is a step of torch's and the two of ours around it, whose mean counts, so that neither goes
-first. What counts is the median of torch's time over ours, pair by pair: at least 0.98.
+first. What counts is the median of torch's time over ours, pair by pair: at least 0.99 in every
+case in each of three whole runs.
 
-Emulated devices (sleep instead of compute, real messages), 4 processes, 8 microbatches: a step of
-1F1B over one of zero-bubble, measured and as the simulator says.
+Emulated devices (sleep instead of compute, real messages), 8 microbatches: torch's 1F1B over ours
+on two processes with a link of 100 MB/s between them, where overlap is to make at least 1.1 times;
+a step of 1F1B over one of zero-bubble on 4 processes, measured and as the simulator says. The link
+needs root and iproute2, else the benchmark exits 4.
 """
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
-from _emulated import zero_bubble_ratio
+from _emulated import overlap_ratio, zero_bubble_ratio
 from _harness import run_benchmark
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -39,6 +43,7 @@ from partita.ranks.member import Member
 from partita.ranks.pool import RankPool
 from partita.ranks.status import StatusBoard
 from partita.runtime.executor import make_task
+from partita.runtime.link_emulator import why_unavailable
 from partita.runtime.rank import RankOptions, StepNews, run_rank
 from partita.runtime.recipe import Recipe
 from partita.runtime.task import Task
@@ -46,7 +51,8 @@ from partita.runtime.workload import Workload
 
 BLOCKS, MICROBATCHES, HEAD_WIDTH = 8, 8, 16
 LEARNING_RATE = 1e-3
-WARM_UP, LEAST_RATIO = 3, 0.98
+RUNS, WARM_UP, LEAST_RATIO = 3, 3, 0.99
+LINK_BYTES_PER_S, LEAST_OVERLAP = 100e6, 1.1
 LEAST_GAIN, PREDICTION_WITHIN = 1.10, 0.03
 LIMIT_S = 120.0
 
@@ -214,8 +220,8 @@ def step_s(reports: list[Timed]) -> list[float]:
     return [(max(e for _, e in span) - min(b for b, _ in span)) / 1e9 for span in spans]
 
 
-def compare(case: Case, answers: list[tuple[Timed, Timed]], missed: list[str]) -> float:
-    """Print a case and return its median ratio."""
+def compare(case: Case, run: int, answers: list[tuple[Timed, Timed]], missed: list[str]) -> float:
+    """Print a case of a run and return its median ratio."""
     ours, theirs = (step_s([answer[which] for answer in answers]) for which in (0, 1))
     losses = [answers[-1][which][1] for which in (0, 1)]
     gap = max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True))
@@ -230,17 +236,30 @@ def compare(case: Case, answers: list[tuple[Timed, Timed]], missed: list[str]) -
         flush=True,
     )
     if not gap <= 1e-4:
-        missed.append(f"{case}: losses differ by {gap:.1e}; the two did not do the same work")
+        missed.append(f"{case}, run {run}: losses differ by {gap:.1e}: it was not the same work")
     if not median >= LEAST_RATIO:
-        missed.append(f"{case}: torch's time is {median:.3f} of ours, expected {LEAST_RATIO}")
+        missed.append(f"{case}, run {run}: torch's time is {median:.3f} of ours, not {LEAST_RATIO}")
     return median
 
 
 def measure() -> tuple[dict, list[str]]:
-    """Run all cases."""
+    """Run all cases, three times."""
+    reason = why_unavailable()
+    if reason is not None:
+        print(reason, file=sys.stderr)
+        raise SystemExit(4)
     torch.set_num_threads(1)
     missed: list[str] = []
     figures: dict[str, Any] = {}
+    for run in range(1, RUNS + 1):
+        against_torch(run, figures, missed)
+    emulated(figures, missed)
+    return figures, missed
+
+
+def against_torch(run: int, figures: dict[str, Any], missed: list[str]) -> None:
+    """Run all cases of real compute; of several runs the lowest ratio of each is kept."""
+    print(f"run {run} of {RUNS}")
     print(
         f"{'1F1B, 8 blocks, 8 microbatches':38} {'pairs':>5} {'ours ms':>9} {'torch ms':>9} "
         f"{'ratio':>7} {'quartiles':>14} {'loss gap':>9}"
@@ -255,14 +274,23 @@ def measure() -> tuple[dict, list[str]]:
         with RankPool(ranks, main, limit_s=LIMIT_S, board=board) as pool:
             for turn, what in enumerate(prepared):
                 case = what.case
-                ratio = compare(case, pool.call(turn), missed)
-                figures[f"ratio_{case.ranks}x{case.width}"] = ratio
-    emulated(figures, missed)
-    return figures, missed
+                ratio, name = (
+                    compare(case, run, pool.call(turn), missed),
+                    f"{case.ranks}x{case.width}",
+                )
+                figures[f"ratio_{name}"] = min(ratio, figures.get(f"ratio_{name}", ratio))
 
 
 def emulated(figures: dict[str, Any], missed: list[str]) -> None:
-    """Compare zero-bubble with 1F1B on emulated devices."""
+    """Compare on emulated devices: 1F1B with torch's over a slow link, and with zero-bubble."""
+    ahead, ours_s, theirs_s = overlap_ratio(LINK_BYTES_PER_S)
+    figures["overlap"] = ahead
+    print(
+        f"emulated, 2 processes over {LINK_BYTES_PER_S / 1e6:.0f} MB/s: torch's 1F1B takes "
+        f"{ahead:.3f} times our step ({theirs_s * 1e3:.0f} and {ours_s * 1e3:.0f} ms)"
+    )
+    if not ahead >= LEAST_OVERLAP:
+        missed.append(f"over a slow link torch's time is {ahead:.3f} of ours, not {LEAST_OVERLAP}")
     found, predicted = zero_bubble_ratio()
     figures |= {"zero_bubble": found, "zero_bubble_predicted": predicted}
     print(
