@@ -59,6 +59,7 @@ export async function modelView(app, values) {
     about.textContent = `reading ${file.name} …`;
     try {
       const held = await uploaded(file, app.choices.limits.upload_bytes);
+      if (!form.isConnected) return; // another view is shown meanwhile
       about.textContent = held.about;
       if (held.kind === "cluster") {
         cluster.input.value = `doc:${held.id}`;
@@ -102,9 +103,10 @@ export async function modelView(app, values) {
   }
 
   // What is chosen is in the address, and the cluster is drawn.
-  function changed() {
+  async function changed() {
+    if (!form.isConnected) return;
     app.address(formValues(form), true);
-    return draw();
+    await draw();
   }
 
   let timer = null;
