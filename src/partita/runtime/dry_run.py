@@ -27,6 +27,7 @@ from partita.runtime.parameters import ParameterStore
 from partita.runtime.process_transport import (
     ProcessTransport,
     agreement_key,
+    shapes_for,
     statement,
     used_devices,
 )
@@ -183,7 +184,8 @@ def dry_run(task: Task, workload: Workload, ranks: Sequence[int] | None = None) 
     devices = used_devices(task.program)
     store = HashStore()
     for rank in range(len(devices)):
-        store.set(agreement_key(_JOB, rank), statement(task, rank, workload.shape_of))
+        shape_of = shapes_for(task, devices[rank], workload.shape_of)
+        store.set(agreement_key(_JOB, rank), statement(task, rank, shape_of))
     wanted = range(len(devices)) if ranks is None else ranks
     return [_walk(task, workload, rank, store) for rank in wanted]
 

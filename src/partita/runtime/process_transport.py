@@ -121,11 +121,12 @@ class ProcessTransport:
             InvalidInputError: Ranks disagree; names the first difference.
             WorkerError: The others did not come.
         """
-        self._task, self._member, self._shape_of = task, member, shape_of
+        self._task, self._member = task, member
         devices = used_devices(task.program)
         self._rank_of = {device: rank for rank, device in enumerate(devices)}
         self._world = len(devices)
         self._device = devices[member.rank]
+        self._shape_of = shapes_for(task, self._device, shape_of)
         self._messages = messages_of(task.program, self._device)
         self.shares_clock = True
         self._starts: Mapping[Kind, Callable[[Tensor, Meeting], Callable[[], Tensor]]] = {
@@ -369,6 +370,26 @@ def _waited(work: Any, value: Tensor, *_: Tensor) -> Tensor:  # noqa: ANN401  # 
     """Return what work has made; whoever calls this holds what it needs until then."""
     work.wait()
     return value
+
+
+def shapes_for(task: Task, device: int, shape_of: ShapeOf) -> ShapeOf:
+    """Return the shapes of what a device sends and receives, given those of whole tensors."""
+    crossing_split = getattr(task.code, "crossing_split", None)  # hand-written code divides nothing
+    if crossing_split is None or not any(s.sequence_parallel for s in task.plan.stages):
+        return shape_of
+
+    def shape(tensor: int, microbatch: int) -> Shape:
+        whole, dtype = shape_of(tensor, microbatch)
+        split = crossing_split(tensor, microbatch)
+        if split is None:
+            return whole, dtype
+        maker = int(task.plan.stage_of[task.graph.tensors.producer[tensor]])
+        ends = [task.plan.stages[index] for index in (maker, *task.readers[tensor])]
+        # A device has the same place in the groups of both ends.
+        group = next(group for stage in ends for group in stage.devices if device in group)
+        return split.shape(whole, group.index(device), len(group)), dtype
+
+    return shape
 
 
 def statement(task: Task, rank: int, shape_of: ShapeOf) -> str:

@@ -79,6 +79,11 @@ class SizedStages:
         find = getattr(code, "first_not_finite", None)  # hand-written code has no ops to look at
         return "" if find is None else str(find(stage, inputs, parameters, call))
 
+    def crossing_split(self, tensor: int, microbatch: int) -> Split | None:
+        """Return how a tensor is divided between stages; None = it crosses whole."""
+        find = getattr(self._code[microbatch], "crossing_split", None)  # as above
+        return None if find is None else find(tensor)
+
     def parameter_splits(self, degree: int) -> Mapping[str, Split]:
         """Return how a group divides parameters: alike for all sizes.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from partita.capture.capture import capture
 from partita.capture.captured import CapturedModel
 from partita.capture.setting import Example, example_inputs
+from partita.capture.splits import Split
 from partita.core.cluster import Cluster, Device, Level
 from partita.core.graph import Graph
 from partita.core.plan import Plan, Stage
@@ -20,6 +21,7 @@ from partita.errors import UnsupportedError
 from partita.runtime.dry_run import dry_run
 from partita.runtime.executor import check_runnable, make_task, run_forked
 from partita.runtime.parts import Slice
+from partita.runtime.process_transport import shapes_for
 from partita.runtime.rank import RankOptions
 from partita.runtime.recipe import Recipe
 from partita.runtime.tensor_parallel import slices_of, tensor_parallel_remarks
@@ -153,6 +155,21 @@ def test_a_rank_holds_its_slices(model: CapturedModel) -> None:
     assert "blocks.0.norm.weight" not in held
     (said,) = tensor_parallel_remarks(task)
     assert "5 products split by columns, 4 by rows, 1 tables" in said
+
+
+def test_between_sequence_parallel_stages_parts_travel(model: CapturedModel) -> None:
+    plan = plan_of(model.graph, PLANS["tp2 x pp2"], sequence_parallel=True)
+    problem, workload = work(model, plan)
+    task = make_task(problem, plan, workload)
+    splits = {tensor: workload.code.crossing_split(tensor, 0) for tensor in task.readers}
+    crossing = next(tensor for tensor, split in splits.items() if split is not None)
+    assert splits[crossing] == Split(1, (LENGTH,))
+    assert shapes_for(task, 3, workload.shape_of)(crossing, 0)[0] == (2, LENGTH // 2, HIDDEN)
+    assert len(dry_run(task, workload)) == 4
+    # Stages that do not divide, or by others, get it whole.
+    first = replace(plan.stages[1], sequence_parallel=False)
+    mixed = replace(plan, stages=(plan.stages[0], first))
+    assert model.stages(mixed).crossing_split(crossing) is None
 
 
 def test_every_rank_of_many_groups_is_walked(model: CapturedModel) -> None:

@@ -6,7 +6,7 @@ stage. What crosses stages is whole.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from partita.capture.tensor.parallel import (
 from partita.capture.tensor.sequence import along_sequences
 from partita.capture.tree import Param, Ref, Value, map_leaves
 from partita.core.graph import Graph
-from partita.core.plan import Plan
+from partita.core.plan import Plan, Stage
 from partita.errors import UnsupportedError
 
 
@@ -61,6 +61,34 @@ class SplitStages:
         self._check_sequences()
         self._of_group: dict[int, tuple[TensorGroup, CapturedStages]] = {}
 
+    @cached_property
+    def _along(self) -> Mapping[int, TensorSplits]:
+        """How groups of each degree divide tensors along the sequence."""
+        degrees = {stage.tp for stage in self._plan.stages if stage.sequence_parallel}
+        return {degree: along_sequences(self._code, self.splits(degree)) for degree in degrees}
+
+    @cached_property
+    def _crossing(self) -> Mapping[int, Split]:
+        """The tensors that cross stages in parts, by row."""
+        stage_of, stages = self._plan.stage_of.tolist(), self._plan.stages
+        readers = _readers(self._code, stage_of)
+        found: dict[int, Split] = {}
+        for index, op in enumerate(self._code.ops):
+            here = stages[stage_of[index]]
+            along = self._along.get(here.tp) if here.sequence_parallel else None
+            if along is None:
+                continue
+            for row in op.makes:
+                others = readers.get(row, set()) - {stage_of[index]}
+                alike = -1 not in others and all(_alike(here, stages[n]) for n in others)
+                if others and alike and row in along.sequences:
+                    found[row] = along.layouts[row]
+        return found
+
+    def crossing_split(self, tensor: int) -> Split | None:
+        """Return how a tensor is divided between stages; None = it crosses whole."""
+        return self._crossing.get(tensor)
+
     def _check_sequences(self) -> None:
         """Check that stages which divide tensors along the sequence have some to divide.
 
@@ -68,9 +96,7 @@ class SplitStages:
             UnsupportedError: One has none.
         """
         asked = [(n, s) for n, s in enumerate(self._plan.stages) if s.sequence_parallel]
-        along = {
-            tp: along_sequences(self._code, self.splits(tp)) for tp in {s.tp for _, s in asked}
-        }
+        along = self._along
         for number, stage in asked:
             found, members = along[stage.tp], np.flatnonzero(self._plan.stage_of == number)
             calls = (call for index in members.tolist() for call in found.calls[index])
@@ -94,7 +120,7 @@ class SplitStages:
             return self._whole.run(stage, inputs, parameters, call)
         known, stages = self._of_group.get(id(group), (None, self._whole))
         if known is None:
-            code = GroupCode(self._code, self._plan, self.splits(group.size), group)
+            code = GroupCode(self._code, self._plan, self.splits(group.size), group, self._crossing)
             stages = CapturedStages(code, self._plan)
             self._of_group[id(group)] = (group, stages)
         return stages.run(stage, inputs, parameters, call)
@@ -136,12 +162,14 @@ class GroupCode:
         plan: The plan, whose stages cut it.
         splits: How it is divided.
         group: The group.
+        crossing: Tensors that cross stages in parts, by row.
     """
 
     source: SplitCode
     plan: Plan
     splits: TensorSplits
     group: TensorGroup
+    crossing: Mapping[int, Split] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -175,6 +203,9 @@ class GroupCode:
     @cached_property
     def _written(self) -> tuple[tuple[CapturedOp, ...], tuple[ValueInfo, ...]]:
         values = list(self.source.values)
+        rank, size = self.group.rank, self.group.size
+        for row, split in self.crossing.items():
+            values[row] = replace(values[row], shape=split.shape(values[row].shape, rank, size))
         ops: list[CapturedOp] = list(self.source.ops)
         members: list[list[int]] = [[] for _ in self.plan.stages]
         for index, stage in enumerate(self.plan.stage_of.tolist()):
@@ -202,13 +233,27 @@ class GroupCode:
     @cached_property
     def readers(self) -> Mapping[int, set[int]]:
         """The stages that read each tensor; -1 for who looks at the results of the model."""
-        found: dict[int, set[int]] = {}
-        for op, stage in zip(self.source.ops, self.plan.stage_of.tolist(), strict=True):
-            for row in op.reads:
-                found.setdefault(row, set()).add(stage)
-        for row in (*self.graph.outputs.tolist(), self.graph.loss):
-            found.setdefault(row, set()).add(-1)
-        return found
+        return _readers(self.source, self.plan.stage_of.tolist())
+
+
+def _readers(code: SplitCode, stage_of: Sequence[int]) -> dict[int, set[int]]:
+    """Return the stages that read each tensor; -1 for who looks at the results of the model."""
+    found: dict[int, set[int]] = {}
+    for op, stage in zip(code.ops, stage_of, strict=True):
+        for row in op.reads:
+            found.setdefault(row, set()).add(stage)
+    for row in (*code.graph.outputs.tolist(), code.graph.loss):
+        found.setdefault(row, set()).add(-1)
+    return found
+
+
+def _alike(one: Stage, other: Stage) -> bool:
+    """Return whether ranks of two stages have the same parts of what crosses between them."""
+    return (
+        other.sequence_parallel
+        and one.tp == other.tp
+        and all(a == b or not {*a} & {*b} for a in one.devices for b in other.devices)
+    )
 
 
 class _Stage:
@@ -275,7 +320,8 @@ class _Stage:
         rows = {row: row for _, row in (*op.outputs, *op.writes)}
         leaves = []
         for row in rows:
-            if row in self._splits.layouts and self._leaves(row):
+            is_whole = row not in self._code.crossing and self._leaves(row)
+            if row in self._splits.layouts and is_whole:
                 rows[row] = self._part_of[row] = self._new_row(row)
                 leaves.append(row)
         if not changed and not leaves and (local is None or local.make is None):
@@ -314,12 +360,12 @@ class _Stage:
         )
 
     def _layout(self, ref: Ref) -> Split | None:
-        """Return how a tensor is held here: what comes from other stages is whole."""
+        """Return how a tensor is held here: of other stages whole, but for some."""
         if isinstance(ref, Param):
             return self._splits.parameters.get(ref.name)
         if isinstance(ref, Value) and ref.index in self._inside:
             return self._splits.layouts.get(ref.index)
-        return None
+        return self._code.crossing.get(ref.index) if isinstance(ref, Value) else None
 
     def _needed(self, ref: Ref, wanted: Split | None, *, splits: bool) -> Ref:
         """Return a tensor in the layout that an op needs, with the moves to it."""
