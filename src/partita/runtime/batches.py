@@ -374,10 +374,14 @@ def kind_of_batch(batch: Any, samples: int) -> tuple[tuple[str, Hashable], ...]:
 
 def _filled(batch: Any, found: int, wanted: int) -> Any:  # noqa: ANN401  # the user's
     """Return a batch whose first samples are repeated until it is full."""
-    rows = torch.arange(wanted) % found
+    return taken_from(batch, found, [place % found for place in range(wanted)])
+
+
+def taken_from(batch: Any, samples: int, rows: Sequence[int]) -> Any:  # noqa: ANN401  # the user's
+    """Return a batch of some of the samples of another."""
 
     def take(leaf: Any) -> Any:  # noqa: ANN401  # the user's
-        return leaf[rows] if _is_cut(leaf) and leaf.shape[0] == found else leaf
+        return leaf[list(rows)] if _is_cut(leaf) and leaf.shape[0] == samples else leaf
 
     return map_leaves(take, batch)
 

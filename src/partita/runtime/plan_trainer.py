@@ -42,6 +42,7 @@ from partita.runtime.batches import (
     cut_batch,
     kind_of_batch,
     samples_of,
+    taken_from,
 )
 from partita.runtime.checkpoint.files import read_manifest
 from partita.runtime.device_parts import Cell
@@ -99,11 +100,23 @@ class Deal:
         """The weight of each microbatch's loss."""
         return [count / sum(self.real) for count in self.real]
 
+    @property
+    def rows(self) -> list[int]:
+        """The samples of all microbatches, one after the other."""
+        found: list[int] = []
+        begin, samples = 0, sum(self.real)
+        for size, real in zip(self.sizes, self.real, strict=True):
+            found += [(begin + n % real if real else n % samples) for n in range(size)]
+            begin += real
+        return found
+
 
 def deal(samples: int, planned: Sequence[int]) -> Deal:
     """Divide samples into as many microbatches as a plan has, as evenly as its own are.
 
-    Of fewer samples than microbatches, the first one fills those that get none; it counts once.
+    Where those have two samples or more none has a single one: a model may then compute something
+    else (statistics of a batch), or in another way, and its graph is not that of the plan. Where
+    there are too few samples, some microbatches have samples that do not count.
     """
     if samples == sum(planned):
         return Deal(tuple(planned), tuple(planned))
@@ -113,10 +126,19 @@ def deal(samples: int, planned: Sequence[int]) -> Deal:
             f"{len(planned)} microbatches; give batches of at most {sum(planned)}, or plan for "
             f"more: --microbatches {-(-samples // max(planned))}"
         )
-    if samples < len(planned):
-        real = tuple(int(place < samples) for place in range(len(planned)))
-        return Deal((1,) * len(planned), real)
-    spare = [1 + (samples - len(planned)) * size // sum(planned) for size in planned]
+    least = min(2, *planned)
+    if samples < least * len(planned):
+        # The others are filled with samples that do not count, and a single sample is seen twice.
+        count = max(1, samples // least)
+        parts = [samples // count + (place < samples % count) for place in range(count)]
+        sizes = [max(least, part) for part in parts]
+        fill = len(planned) - count
+        return Deal((*sizes, *[sizes[-1]] * fill), (*parts, *[0] * fill))
+    whole = sum(planned) - least * len(planned)
+    spare = [
+        least + (samples - least * len(planned)) * (size - least) // max(1, whole)
+        for size in planned
+    ]
     for place in range(samples - sum(spare)):
         spare[place % len(spare)] += 1
     return Deal(tuple(spare), tuple(spare))
@@ -131,6 +153,7 @@ class _Way:
     captured: CapturedModel
     metrics: dict[str, int]
     weights: list[float]
+    samples: int
 
 
 _CHECK_LIMITS = defaultdict(
@@ -396,7 +419,10 @@ class PlanTrainer(Trainer):
         for tensor in wanted:
             parts = [found[tensor, place] for place in real]
             weights = [way.weights[place] for place in real]
-            whole[names[tensor]] = _together(parts, weights, names[tensor])
+            made = _together(parts, weights, names[tensor])
+            # A single sample was computed twice.
+            is_double = way.samples == 1 and made.dim() and made.shape[0] == 2
+            whole[names[tensor]] = made[:1] if is_double else made
         return way.captured.rebuild_output(whole)
 
     def _way(self, batch: Any, *, training: bool, outputs: bool = False) -> _Way:  # noqa: ANN401
@@ -419,8 +445,8 @@ class PlanTrainer(Trainer):
         if dealt.real == dealt.sizes:
             self._batch = BatchParts(batch, dealt.sizes, has_labels=labelled)
         else:
-            cut = BatchParts(batch, (1,) * samples, has_labels=labelled)
-            self._batch = [cut[place if real else 0] for place, real in enumerate(dealt.real)]
+            filled = taken_from(batch, samples, dealt.rows)
+            self._batch = BatchParts(filled, dealt.sizes, has_labels=labelled)
         self._look_at_python()
         kind = kind_of_batch(batch, samples)
         key = (dealt, kind, training)
@@ -511,7 +537,7 @@ class PlanTrainer(Trainer):
         # After the capture, which runs the model's Python: what it counts is no change.
         self._watched = WatchedValues(self.model, parameters, self._loss)
         metrics = metrics_of(captured)
-        return _Way(task, player, captured, metrics, dealt.weights)
+        return _Way(task, player, captured, metrics, dealt.weights, sum(dealt.real))
 
     def _tell_of_sums(self, captured: CapturedModel) -> None:
         """Warn of a loss that adds up its samples: the mean over microbatches is none of it."""

@@ -361,3 +361,20 @@ def test_parts_join_to_the_whole() -> None:
     parts = [split.take(whole, rank, 3) for rank in range(3)]
     assert [part.shape[1] for part in parts] == [split.length(rank, 3) for rank in range(3)]
     assert torch.equal(split.join(parts), whole)
+
+
+def test_what_joins_an_empty_tensor_as_caches_begin_is_split() -> None:
+    class Cached(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            shape = (x.shape[0], x.shape[1], -1, HIDDEN // HEADS)
+            q, k, v = (
+                layer(x).view(shape).transpose(1, 2) for layer in (self.query, self.key, self.value)
+            )
+            k, v = (torch.cat([torch.tensor([], dtype=x.dtype), t], dim=-2) for t in (k, v))
+            mixed = F.scaled_dot_product_attention(q, k, v)
+            result: Tensor = self.output(mixed.transpose(1, 2).reshape(x.shape))
+            return result
+
+    model, inputs = captured(lambda: Cached(HEADS))
+    assert {"block.query.weight", "block.key.weight"} <= set(model.splits(2).parameters)
+    assert largest_gap(model, inputs, 2, 1) < LIMIT

@@ -743,14 +743,22 @@ def test_callbacks_at_and_microbatches() -> None:
     ("samples", "sizes", "real"),
     [
         (8, (2, 2, 2, 2), (2, 2, 2, 2)),
-        (5, (2, 1, 1, 1), (2, 1, 1, 1)),
-        (4, (1, 1, 1, 1), (1, 1, 1, 1)),
-        (2, (1, 1, 1, 1), (1, 1, 0, 0)),
+        (5, (3, 2, 2, 2), (3, 2, 0, 0)),
+        (4, (2, 2, 2, 2), (2, 2, 0, 0)),
+        (3, (3, 3, 3, 3), (3, 0, 0, 0)),
+        (1, (2, 2, 2, 2), (1, 0, 0, 0)),
     ],
 )
 def test_fewer_samples_are_dealt_over_the_microbatches(samples, sizes, real) -> None:
     dealt = deal(samples, (2, 2, 2, 2))
     assert (dealt.sizes, dealt.real) == (sizes, real)
+    assert sum(dealt.weights) == pytest.approx(1.0)
+    rows = iter(dealt.rows)
+    taken = [[next(rows) for _ in range(size)] for size in sizes]
+    counted = [row for part, count in zip(taken, real, strict=True) for row in part[:count]]
+    assert counted == list(range(samples))
+    assert deal(3, (1, 1, 1, 1)).real == (1, 1, 1, 0)
+    assert deal(7, (6, 2)).sizes == (5, 2)
     with pytest.raises(InvalidInputError, match=r"9 samples;.*8"):
         deal(9, (2, 2, 2, 2))
 
@@ -1125,3 +1133,37 @@ def test_parameters_that_are_frozen_later_are_refused() -> None:
     planned = solution(made(), Example(args=data[0][:1], labels=data[0][1]), loss_fn, [[0]])
     with pytest.raises(InvalidInputError, match=r"requires_grad of 'first\.weight'"):
         in_ranks(planned, script)
+
+
+class Shifted(nn.Module):
+    """A model whose ops depend on whether a batch has a single sample, as shifted labels do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(12, 8, dtype=torch.float64)
+        self.norm = nn.BatchNorm1d(8, dtype=torch.float64)
+        self.last = nn.Linear(8, 12, dtype=torch.float64)
+
+    def forward(self, words: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        hidden = self.norm(self.words(words).mean(1))
+        logits = self.last(hidden[:, None] + self.words(words))
+        wanted = nn.functional.pad(labels, (0, 1), value=0)[:, 1:].contiguous()
+        return {"loss": nn.functional.cross_entropy(logits.transpose(1, 2), wanted)}
+
+
+@pytest.mark.parametrize("left", [1, 3, 5])
+def test_a_last_batch_of_few_samples_has_the_graph_of_the_plan(left: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    words = [torch.randint(0, 12, (size, 5), generator=generator) for size in (8, 8, left)]
+    data = [{"words": part, "labels": part} for part in words]
+
+    def script() -> dict[str, float]:
+        trainer = partita.parallelize(made(Shifted), None, optimizer="adamw", microbatches=4)
+        for batch in data[:2]:
+            trainer.step(batch)
+        return trainer.evaluate(data)
+
+    example = Example(kwargs={key: value[:2] for key, value in data[0].items()})
+    planned = solution(made(Shifted), example, None, PIPELINE)
+    wanted = script()
+    assert all(found == pytest.approx(wanted, rel=1e-9) for found in in_ranks(planned, script))

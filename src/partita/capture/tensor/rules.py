@@ -480,6 +480,9 @@ def _cat(at: Situation) -> Local:
     tensors = at.argument(0, "tensors")
     if not isinstance(tensors, list | tuple) or not all(isinstance(t, Ref) for t in tensors):
         raise CannotSplitError("not all that it joins are tensors")
+    if at.op.kind.strip("_") != "stack":
+        # torch lets empty tensors without dimensions join anything, as caches of keys begin.
+        tensors = [ref for ref in tensors if at.shapes[ref] != (0,)]
     found = {split for ref in tensors if (split := at.layouts[ref]) is not None}
     dim = at.argument(1, "dim", 0) % len(at.results[0])
     if len({split.dim for split in found}) > 1:
