@@ -78,6 +78,19 @@ def simulate(
     )
 
 
+def makespan_s(problem: Problem, plan: Plan, transfers: TransferMode) -> float:
+    """Return the seconds of one step, from idle; its memory, which takes longer, is not followed.
+
+    Args:
+        problem: The problem.
+        plan: A plan for it.
+        transfers: Whether messages travel beside compute, or hold their devices.
+    """
+    program = lower(problem, plan)
+    seconds = instruction_seconds(problem, plan, program)
+    return play(program, problem.cluster, seconds, transfers).makespan_s
+
+
 def steady_period_s(
     problem: Problem,
     plan: Plan,

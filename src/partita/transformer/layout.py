@@ -297,10 +297,107 @@ class Layout:
         for rule in self.broken_rules(shape, batch=batch, sequence_length=sequence_length):
             raise InvalidInputError(f"layout {self}: {rule}")
 
-    def broken_rules(self, shape: Shape, *, batch: int, sequence_length: int) -> Iterator[str]:
-        """Yield the rules that the layout breaks, in words."""
-        rules = self._rules(shape, batch, sequence_length)
-        return (rule for rule, holds in rules if not holds)
+    def broken_rules(  # noqa: C901, PLR0912, PLR0915 (one rule after the other)
+        self, shape: Shape, *, batch: int, sequence_length: int
+    ) -> Iterator[str]:
+        """Yield the rules that the layout breaks, in words, which are made where one is broken."""
+        degrees = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "microbatch")
+        low = [what for what in degrees if getattr(self, what) < 1]
+        framework = FRAMEWORKS.get(self.framework)
+        if low:
+            yield f"{low[0]} is {getattr(self, low[0])}; expected 1 or more"
+            return
+        order = self.rank_order
+        if order != DEFAULT_ORDER and sorted(order.split("-")) != sorted(RANKED):
+            yield f"rank order {self.rank_order!r} has not each of {', '.join(RANKED)} once"
+            return
+        if framework is None:
+            known = ", ".join(FRAMEWORKS)
+            yield f"framework {self.framework!r} is not known; expected one of {known}"
+            return
+        unknown = [name for name in self.recompute if name not in RECOMPUTE]
+        stage = self.tp * self.cp * self.dp
+        name = framework.name
+        missing = [one for one in self.recompute if one not in framework.recompute]
+        kv_fits = shape.kv_heads % self.tp == 0 or self.tp % shape.kv_heads == 0
+        if unknown:
+            yield f"recompute {unknown[:1]} is not one of {', '.join(RECOMPUTE)}"
+        if missing:
+            yield (
+                f"{name} cannot recompute {', '.join(missing)} alone; it has "
+                f"{', '.join(framework.recompute)}"
+            )
+        if not shape.experts and "experts" in self.recompute:
+            yield "a model without experts has none to recompute"
+        if shape.heads % self.tp != 0:
+            yield f"{shape.heads} heads are no multiple of tp"
+        if not kv_fits:
+            yield f"{shape.kv_heads} kv heads and tp do not divide each other"
+        if shape.ffn % self.tp != 0:
+            yield f"ffn {shape.ffn} is no multiple of tp"
+        if shape.layers < self.chunks:
+            yield f"{shape.layers} layers are fewer than pp x vp = {self.chunks} chunks"
+        if self.vp != 1 and self.pp <= 1:
+            yield "virtual stages need pp > 1"
+        if batch % (self.dp * self.microbatch) != 0:
+            yield f"batch {batch} is no multiple of dp x microbatch"
+        if self.vp != 1 and (batch // (self.dp * self.microbatch)) % self.pp != 0:
+            yield (
+                f"virtual stages need a number of microbatches that is a multiple of pp; got "
+                f"{batch // max(1, self.dp * self.microbatch)}"
+            )
+        if self.sp and self.tp <= 1:
+            yield "sequence parallelism needs tp > 1"
+        if self.sp and sequence_length % (self.tp * self.cp) != 0:
+            yield f"sequence length {sequence_length} is no multiple of tp"
+        if self.cp != 1 and sequence_length % (2 * self.cp) != 0:
+            yield f"sequence length {sequence_length} is no multiple of 2 cp"
+        if self.cp != 1 and self.cp_kind != "ring" and self.tp * self.cp > shape.kv_heads:
+            yield f"all-to-all context parallelism needs tp x cp <= {shape.kv_heads} kv heads"
+        if not shape.experts and self.ep * self.etp != 1:
+            yield "a model without experts has no ep or etp"
+        if self.ep != 1 and shape.experts % self.ep != 0:
+            yield f"{shape.experts} experts are no multiple of ep"
+        if self.ep != 1 and not framework.expert_parallel:
+            yield f"{name} has no expert parallelism"
+        if framework.wide_experts and self.ep != 1 and self.ep < self.tp:
+            yield f"{name} divides experts at least as often as tensors: ep {self.ep} is below tp"
+        if stage % (self.ep * self.etp) != 0:
+            yield "ep x etp does not divide tp x cp x dp"
+        if self.tp != 1 and self.ep != 1 and not self.sp:
+            yield "tp with ep needs sequence parallelism"
+        if self.expert_overlap and not framework.expert_overlap:
+            yield f"{name} cannot run the all-to-all of experts under other work"
+        if self.expert_overlap and (
+            self.ep <= 1
+            or (self.pp != 1 and self.vp <= 1)
+            or "full" in self.recompute
+            or batch <= self.dp * self.microbatch
+        ):
+            yield (
+                "experts overlapped need ep > 1, virtual stages where pp > 1, several microbatches "
+                "and no full recomputation"
+            )
+        if not (0 <= self.zero <= 3):
+            yield f"zero is {self.zero}; expected 0 to 3"
+        if self.zero > framework.max_zero:
+            yield f"{name} shards at most zero {framework.max_zero}"
+        if self.zero == 1 and not framework.optimizer_alone:
+            yield f"{name} shards no optimizer's state alone (zero 1)"
+        if self.cp != 1 and self.cp_kind not in framework.context:
+            yield f"{name} has no context parallelism of kind {self.cp_kind!r}"
+        if self.pp != 1 and self.zero > framework.max_zero_with_pp:
+            yield f"{name} shards at most zero {framework.max_zero_with_pp} beside pp > 1"
+        if self.shard_group != 0 and (self.dp * self.cp) % self.shard_group != 0:
+            yield f"a shard group of {self.shard_group} does not divide dp x cp"
+        if self.vp != 1 and not framework.interleaving:
+            yield f"{name} has no virtual stages"
+        if framework.rank_orders and self.rank_order not in framework.rank_orders:
+            yield f"{name} numbers ranks {' or '.join(framework.rank_orders)} from the inside"
+        if self.sp and not framework.sequence_parallel:
+            yield f"{name} has no sequence parallelism"
+        if self.offload_activations != 0 and (self.pp != 1 or self.recompute):
+            yield f"{name} cannot offload activations beside pp > 1 or recomputation"
 
     def __str__(self) -> str:
         parts = [f"tp {self.tp}", f"pp {self.pp}", f"dp {self.dp}"]
@@ -317,130 +414,6 @@ class Layout:
         if self.offload_activations:
             parts.append(f"{self.offload_activations:.0%} of activations in host memory")
         return ", ".join(parts)
-
-    def _rules(self, shape: Shape, batch: int, sequence_length: int) -> list[tuple[str, bool]]:
-        degrees = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "microbatch")
-        low = [what for what in degrees if getattr(self, what) < 1]
-        framework = FRAMEWORKS.get(self.framework)
-        if low:
-            return [(f"{low[0]} is {getattr(self, low[0])}; expected 1 or more", False)]
-        if sorted(self.rank_order.split("-")) != sorted(RANKED):
-            words = f"rank order {self.rank_order!r} has not each of {', '.join(RANKED)} once"
-            return [(words, False)]
-        if framework is None:
-            known = ", ".join(FRAMEWORKS)
-            return [(f"framework {self.framework!r} is not known; expected one of {known}", False)]
-        unknown = [name for name in self.recompute if name not in RECOMPUTE]
-        stage = self.tp * self.cp * self.dp
-        name = framework.name
-        missing = [one for one in self.recompute if one not in framework.recompute]
-        kv_fits = shape.kv_heads % self.tp == 0 or self.tp % shape.kv_heads == 0
-        return [
-            (f"recompute {unknown[:1]} is not one of {', '.join(RECOMPUTE)}", not unknown),
-            (
-                f"{name} cannot recompute {', '.join(missing)} alone; it has "
-                f"{', '.join(framework.recompute)}",
-                not missing,
-            ),
-            (
-                "a model without experts has none to recompute",
-                bool(shape.experts) or "experts" not in self.recompute,
-            ),
-            (f"{shape.heads} heads are no multiple of tp", shape.heads % self.tp == 0),
-            (f"{shape.kv_heads} kv heads and tp do not divide each other", kv_fits),
-            (f"ffn {shape.ffn} is no multiple of tp", shape.ffn % self.tp == 0),
-            (
-                f"{shape.layers} layers are fewer than pp x vp = {self.chunks} chunks",
-                shape.layers >= self.chunks,
-            ),
-            ("virtual stages need pp > 1", self.vp == 1 or self.pp > 1),
-            (
-                f"batch {batch} is no multiple of dp x microbatch",
-                batch % (self.dp * self.microbatch) == 0,
-            ),
-            (
-                f"virtual stages need a number of microbatches that is a multiple of pp; got "
-                f"{batch // max(1, self.dp * self.microbatch)}",
-                self.vp == 1 or (batch // (self.dp * self.microbatch)) % self.pp == 0,
-            ),
-            ("sequence parallelism needs tp > 1", not self.sp or self.tp > 1),
-            (
-                f"sequence length {sequence_length} is no multiple of tp",
-                not self.sp or sequence_length % (self.tp * self.cp) == 0,
-            ),
-            (
-                f"sequence length {sequence_length} is no multiple of 2 cp",
-                self.cp == 1 or sequence_length % (2 * self.cp) == 0,
-            ),
-            (
-                f"all-to-all context parallelism needs tp x cp <= {shape.kv_heads} kv heads",
-                self.cp == 1 or self.cp_kind == "ring" or self.tp * self.cp <= shape.kv_heads,
-            ),
-            (
-                "a model without experts has no ep or etp",
-                bool(shape.experts) or self.ep * self.etp == 1,
-            ),
-            (
-                f"{shape.experts} experts are no multiple of ep",
-                self.ep == 1 or shape.experts % self.ep == 0,
-            ),
-            (f"{name} has no expert parallelism", self.ep == 1 or framework.expert_parallel),
-            (
-                f"{name} divides experts at least as often as tensors: ep {self.ep} is below tp",
-                not framework.wide_experts or self.ep == 1 or self.ep >= self.tp,
-            ),
-            (
-                "ep x etp does not divide tp x cp x dp",
-                stage % (self.ep * self.etp) == 0,
-            ),
-            (
-                "tp with ep needs sequence parallelism",
-                self.tp == 1 or self.ep == 1 or self.sp,
-            ),
-            (
-                f"{name} cannot run the all-to-all of experts under other work",
-                not self.expert_overlap or framework.expert_overlap,
-            ),
-            (
-                "experts overlapped need ep > 1, virtual stages where pp > 1, several microbatches "
-                "and no full recomputation",
-                not self.expert_overlap
-                or (
-                    self.ep > 1
-                    and (self.pp == 1 or self.vp > 1)
-                    and "full" not in self.recompute
-                    and batch > self.dp * self.microbatch
-                ),
-            ),
-            (f"zero is {self.zero}; expected 0 to 3", 0 <= self.zero <= 3),
-            (f"{name} shards at most zero {framework.max_zero}", self.zero <= framework.max_zero),
-            (
-                f"{name} shards no optimizer's state alone (zero 1)",
-                self.zero != 1 or framework.optimizer_alone,
-            ),
-            (
-                f"{name} has no context parallelism of kind {self.cp_kind!r}",
-                self.cp == 1 or self.cp_kind in framework.context,
-            ),
-            (
-                f"{name} shards at most zero {framework.max_zero_with_pp} beside pp > 1",
-                self.pp == 1 or self.zero <= framework.max_zero_with_pp,
-            ),
-            (
-                f"a shard group of {self.shard_group} does not divide dp x cp",
-                self.shard_group == 0 or (self.dp * self.cp) % self.shard_group == 0,
-            ),
-            (f"{name} has no virtual stages", self.vp == 1 or framework.interleaving),
-            (
-                f"{name} numbers ranks {' or '.join(framework.rank_orders)} from the inside",
-                not framework.rank_orders or self.rank_order in framework.rank_orders,
-            ),
-            (f"{name} has no sequence parallelism", not self.sp or framework.sequence_parallel),
-            (
-                f"{name} cannot offload activations beside pp > 1 or recomputation",
-                self.offload_activations == 0 or (self.pp == 1 and not self.recompute),
-            ),
-        ]
 
 
 class Layouts(NamedTuple):
@@ -477,6 +450,7 @@ def columns_of(layouts: Sequence[Layout]) -> Layouts:
         return np.array([getattr(layout, name) for layout in layouts], dtype=np.float64)
 
     names = ("tp", "sp", "pp", "vp", "cp", "ep", "etp", "dp", "zero", "microbatch")
+    strides = [layout.strides for layout in layouts]
     return Layouts(
         **{name: column(name) for name in names},
         ring=np.array([layout.cp_kind == "ring" for layout in layouts], dtype=np.float64),
@@ -486,8 +460,7 @@ def columns_of(layouts: Sequence[Layout]) -> Layouts:
             for name in RECOMPUTE
         },
         strides={
-            name: np.array([layout.strides[name] for layout in layouts], dtype=np.float64)
-            for name in RANKED
+            name: np.array([found[name] for found in strides], dtype=np.float64) for name in RANKED
         },
         expert_overlap=column("expert_overlap"),
         offload_optimizer=column("offload_optimizer"),

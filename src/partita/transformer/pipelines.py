@@ -36,7 +36,7 @@ from partita.core.precision import parse_precision
 from partita.core.problem import Objective, Problem, Schedule
 from partita.core.program import Kind, TransferMode
 from partita.cost.links import Fabric, group_collective_s
-from partita.cost.predict import simulate
+from partita.cost.predict import makespan_s
 from partita.transformer.activations import kept_bytes, layer_bytes
 from partita.transformer.kernels import Machine
 from partita.transformer.layout import Layout
@@ -190,7 +190,7 @@ def played_s(lanes: Sequence[Pipeline]) -> float:
         problem, plan, ends = _folded(lane)
         # Interleaved stages send and receive at once; what of it shows is in their seconds.
         mode = TransferMode.OVERLAPPED if lane.layout.vp > 1 else TransferMode.BLOCKING
-        played.append(simulate(problem, plan, transfers=mode).makespan_s)
+        played.append(makespan_s(problem, plan, mode))
         after.append(max(ends))
     return max(played) + max(after)
 

@@ -279,7 +279,7 @@ def _inside(
     tp, cp, pp, dp = degrees
     turns = task.batch // dp
     sizes = [size for size in divisors(turns) if size <= MOST_MICROBATCH]
-    again_sets = recompute_sets(task)
+    again_sets, cp_kind = recompute_sets(task), context_kind(task)
     for size, ep, again in product(
         choices.of("microbatch", sizes), choices.experts(tp, cp, dp), again_sets
     ):
@@ -307,7 +307,7 @@ def _inside(
                 zero=zero,
                 shard_group=group,
                 microbatch=size,
-                cp_kind=context_kind(task),
+                cp_kind=cp_kind,
                 expert_overlap=overlapped,
                 recompute=again,
                 offload_optimizer=state,
