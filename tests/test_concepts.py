@@ -203,15 +203,22 @@ def _holds(home: str, name: str) -> bool:
     return name == home or (home.endswith("/") and name.startswith(home))
 
 
+@cache
+def lines_with(token: str, text: str) -> tuple[int, ...]:
+    """Return the lines of a text in which a token occurs; each text is looked through once."""
+    found = re.compile(token, re.MULTILINE)
+    if not found.search(text):
+        return ()
+    return tuple(n for n, line in enumerate(text.splitlines(), 1) if found.search(line))
+
+
 def offenders(concept: Concept, sources: Mapping[str, str]) -> list[str]:
     """Return where the token of an idea occurs outside its home, as ``module:line``."""
-    token = re.compile(concept.token, re.MULTILINE)
     return [
         f"{name}:{number}"
         for name, text in sources.items()
-        if token.search(text) and not any(_holds(home, name) for home in concept.homes)
-        for number, line in enumerate(text.splitlines(), 1)
-        if token.search(line)
+        if not any(_holds(home, name) for home in concept.homes)
+        for number in lines_with(concept.token, text)
     ]
 
 

@@ -1,5 +1,7 @@
 """Models of the zoo: counts, layers, one training step of each, and repeatability."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -112,6 +114,15 @@ OPS = {
 DEEP = {"gpt3-39b", "gpt3-80b", "gpt3-175b", "bloom-176b", "t5-11b"}
 
 
+counted = cache(parameter_count)
+
+
+@cache
+def on_meta(name: str) -> nn.Module:
+    """Return a model of full size without numbers, for tests that only look at it."""
+    return build_model(name, device="meta")
+
+
 def small_scale(name: str) -> float:
     return 0.01 if name in DEEP else 0.05
 
@@ -131,12 +142,12 @@ def step(name: str, model: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", TRUE_COUNTS)
 def test_distinct_parameters_are_those_of_the_published_configuration(name: str) -> None:
-    assert parameter_count(name).count == TRUE_COUNTS[name]
+    assert counted(name).count == TRUE_COUNTS[name]
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_the_published_table_is_matched_under_its_rule(name: str) -> None:
-    count = parameter_count(name)
+    count = counted(name)
     assert round(count.table_count / 1e6, 2) == TABLE[name]
     assert count.table_figure == f"{TABLE[name]:.2f} M"
     assert count.rule is OTHER_RULES.get(name, CountRule.DISTINCT)
@@ -145,7 +156,7 @@ def test_the_published_table_is_matched_under_its_rule(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "billions"), [("t5-3b", 3), ("t5-11b", 11)])
 def test_large_t5_round_to_the_billions_of_their_names(name: str, billions: int) -> None:
-    count = parameter_count(name)
+    count = counted(name)
     assert round(count.count / 1e9) == billions
     assert count.table_figure == f"{billions}B"
 
@@ -154,7 +165,7 @@ def test_the_table_and_the_models_agree_on_every_count() -> None:
     published = {name: spec.published for name, spec in MODELS.items() if spec.published}
     assert len(published) == 24
     for name, entry in published.items():
-        assert parameter_count(name).table_count == entry.count, name
+        assert counted(name).table_count == entry.count, name
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -179,12 +190,12 @@ def test_a_model_of_full_size_runs_forward_and_backward_on_meta(name: str) -> No
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_are_those_of_the_published_partitions(name: str) -> None:
-    assert len(layers_of(name, build_model(name, device="meta"))) == LAYERS[name]
+    assert len(layers_of(name, on_meta(name))) == LAYERS[name]
 
 
 @pytest.mark.parametrize("name", [name for name, spec in MODELS.items() if spec.layers])
 def test_layers_hold_every_leaf_module_once(name: str) -> None:
-    model = build_model(name, device="meta")
+    model = on_meta(name)
     layers = layers_of(name, model)
     assert len({layer.name for layer in layers}) == len(layers)
     for path, module in model.named_modules():
@@ -202,7 +213,7 @@ def test_layers_hold_every_leaf_module_once(name: str) -> None:
 
 
 def test_t5_opens_its_decoder_with_the_encoder_norm_and_the_decoder_embedding() -> None:
-    layers = layers_of("t5-3b", build_model("t5-3b", device="meta"))
+    layers = layers_of("t5-3b", on_meta("t5-3b"))
     assert {"encoder.norm", "decoder.embedding"} < set(layers[25].prefixes)
     assert layers[24].prefixes == ("encoder.blocks.23",)
     assert layers[26].prefixes == ("decoder.blocks.0.feed_forward",)
@@ -218,13 +229,13 @@ def leaves(module: nn.Module, basic: tuple[str, ...]) -> int:
 
 @pytest.mark.parametrize("name", OPS)
 def test_modules_at_block_granularity_are_the_ops_of_the_published_graph(name: str) -> None:
-    model = build_model(name, device="meta")
+    model = on_meta(name)
     assert leaves(model, MODELS[name].basic_blocks) == OPS[name]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_scaled_model_keeps_its_modules_and_loses_width(name: str) -> None:
-    full = build_model(name, device="meta")
+    full = on_meta(name)
     small = build_model(name, scale=0.1, device="meta")
     assert [path for path, _ in small.named_modules()] == [path for path, _ in full.named_modules()]
     assert layers_of(name, small) == layers_of(name, full)
