@@ -27,6 +27,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from multiprocessing import context, popen_fork
 from pathlib import Path
 from types import ModuleType
@@ -143,10 +144,9 @@ def be_fresh(
         if end not in (-1, number):
             os.dup2(end, number)
         os.set_inheritable(number, True)
-    for number in range(3, MOST_FILES):
-        if number not in kept:
-            with suppress(OSError):
-                os.close(number)
+    bounds = [2, *sorted(number for number in kept if number > 2), MOST_FILES]
+    for before, after in pairwise(bounds):
+        os.closerange(before + 1, after)
     if folder is not None:
         os.chdir(folder)
     if environment is not None:
@@ -204,6 +204,9 @@ def run(request: dict) -> int:
         sys.stdout.reconfigure(write_through=True)
     if not os.environ.get("FRESH"):
         start_warm()
+    if steps := os.environ.get("PARTITA_TEST_STEPS"):
+        planner = sys.modules["partita.planners.auto.planner"]
+        planner.USUAL_STEPS, planner.FEWEST_STEPS = int(steps), 4
     text, arguments = request["python"], request["arguments"]
     sys.argv = ["partita" if text is None else "-c", *arguments]
     if text is None:

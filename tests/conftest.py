@@ -1,6 +1,7 @@
 """What several parts' tests share."""
 
 import gc
+import importlib
 import json
 import os
 import re
@@ -27,6 +28,8 @@ THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 """Whether every property is tried on as many examples as its test asks for."""
 SHARE, FEWEST = 0.3, 8
 """Part of those examples that other runs try, and how many at least, where a test asks for them."""
+STEPS = "PARTITA_TEST_STEPS"
+"""Variable of the environment: the steps of searches whose effort nobody gives, in other runs."""
 
 # Hundreds of processes import the same modules, and tests are rewritten to explain themselves:
 # images that forbid to keep the bytecode of either would double the time of the suite.
@@ -49,11 +52,37 @@ def pytest_configure(config: pytest.Config) -> None:
         cache = tempfile.TemporaryDirectory(prefix="partita-profiles-")
         config.add_cleanup(cache.cleanup)
         os.environ["PARTITA_CACHE"] = cache.name
+        if not THOROUGH:
+            os.environ[STEPS] = "12"
         start_command_server(config)
+    else:
+        collect_from_elsewhere(config)
+    search_briefly()
+
+
+def collect_from_elsewhere(config: pytest.Config) -> None:
+    """Let each worker begin its collection at another folder: what one compiles, others load."""
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    unit = HERE / "unit"
+    found = [path for folder in (HERE, unit) for path in folder.iterdir() if path != unit]
+    tests = sorted(path for path in found if path.is_dir() or path.name.startswith("test_"))
+    tests = [str(path) for path in tests if path.name != "__pycache__"]
+    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    begin = len(tests) * number // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    config.args = tests[begin:] + tests[:begin]
+
+
+def search_briefly() -> None:
+    """Let a search whose effort nobody gives end early: how good plans are, tests of effort say."""
+    if STEPS in os.environ:
+        planner = importlib.import_module("partita.planners.auto.planner")
+        planner.USUAL_STEPS, planner.FEWEST_STEPS = int(os.environ[STEPS]), 4
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests so that workers do nothing twice and end at about the same time."""
+    items.sort(key=lambda item: str(item.path))
     items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     if not THOROUGH:
         try_fewer_examples(items)

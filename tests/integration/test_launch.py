@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -101,16 +100,14 @@ def left(pids: list[int]) -> list[int]:
 
 
 def test_torchrun_runs_a_job_whose_reports_equal_one_process(
-    tmp_path: Path, make_job: MakeJob
+    tmp_path: Path, make_job: MakeJob, commands: Any
 ) -> None:
     files = make_job(tmp_path / "job", [[0, 1], 2], steps=2, recipe=Recipe(optimizer="adam"))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    result = subprocess.run(
-        [*torchrun, "--nproc-per-node", "3", "-m", "partita.runtime", str(files.path)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
+    result = commands.run(
+        *("--standalone", "--nproc-per-node", "3", "-m", "partita.runtime", str(files.path)),
+        python="from torch.distributed.run import main; main()",
+        folder=tmp_path,
+        timeout_s=LIMIT_S,
     )
     assert result.returncode == 0, result.stderr
     verdict = verdict_of(files, collect(files.path))
