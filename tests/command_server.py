@@ -47,6 +47,8 @@ def warm_up() -> None:
     for name in (*WARM, *parts):
         if not name.endswith(".__main__") and ".inside" not in name:  # those run when imported
             importlib.import_module(name)
+    # What Numba sets up for its first function, each child would set up anew.
+    importlib.import_module("numba").njit(lambda number: number)(1.0)
     # Children need not look through what is here for garbage, and share its pages.
     gc.collect()
     gc.freeze()
