@@ -444,20 +444,21 @@ def _run_facts(
 def frontier_page(frontier: Frontier, *, name: str, command: str = "") -> Page:
     """Return the page of a frontier: the curve, and the pipeline at each of its points."""
     solution = frontier.solution
-    base, least = savings(frontier), float(frontier.energy_j.min())
+    base, cheapest = savings(frontier), int(frontier.energy_j.argmin())
+    least, least_s = float(frontier.energy_j[cheapest]), float(frontier.time_s[cheapest])
     sentences = [
         f"A step of {name} needs {format_joules(frontier.all_max_j)} and takes "
         f"{format_seconds(frontier.all_max_s)} with all clocks at their highest",
         f"Other clocks save {format_share(base.saving)} in the same time",
         f"The least is {format_joules(least)}, {format_share(1 - least / frontier.all_max_j)} "
-        f"less, in {format_seconds(frontier.best_s)}",
+        f"less, in {format_seconds(least_s)}",
         f"No clocks save more than another {format_share(float(frontier.gap.max()))} at any point",
     ]
     facts = [
         (format_share(base.saving), "less energy, no slower"),
         (format_joules(frontier.all_max_j), "with all clocks at their highest"),
         (format_joules(base.energy_j), "at the same time"),
-        (format_seconds(frontier.best_s), "step of least energy"),
+        (format_seconds(least_s), "step of least energy"),
         (str(len(frontier)), "points"),
     ]
     sections = _frontier_sections(frontier)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from partita.core.energy import Frontier
+from partita.core.energy import TIE, Frontier
 from partita.energy.frontier.frontier import clock_changes
 from partita.energy.frontier.modelled import stages_profile
 from partita.energy.frontier.savings import Savings, frontier_figures, frontier_of, savings
@@ -240,11 +240,13 @@ def _backward_times(text: str, forward_s: Sequence[float]) -> list[float]:
 def headlines(frontier: Frontier) -> list[str]:
     """Return a frontier in two lines: what is saved at once, and at T*."""
     base = savings(frontier)
-    best = float(frontier.energy_j.min())
+    cheapest = int(frontier.energy_j.argmin())
+    best, took_s = float(frontier.energy_j[cheapest]), float(frontier.time_s[cheapest])
+    slower = f" in {took_s:.5g} s" if took_s > frontier.best_s * (1 + TIE) else ""
     at_once = f"{format_joules(frontier.all_max_j)} -> {format_joules(base.energy_j)}"
     return [
         f"T_min {frontier.fastest_s:.5g} s  all-max {at_once} ({share(-base.saving)}, no slowdown)",
-        f"T* {frontier.best_s:.5g} s  {format_joules(best)} "
+        f"T* {frontier.best_s:.5g} s  {format_joules(best)}{slower} "
         f"({share(best / frontier.all_max_j - 1)})  "
         f"gap to bound {100 * float(frontier.gap.max()):.2f} %",
     ]
