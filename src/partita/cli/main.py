@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "devices": "List the device types and machines that a cluster may name.",
     "models": "List the models that can be built by name.",
     "convert": "Translate between Partita's documents and its ancestors' formats.",
-    "export": "Write a plan as code: one module a stage, or PipeDream's files.",
+    "export": "Write a plan as code, or as the files of the trainers and launchers that run it.",
     "selftest": "Test this machine's devices, and write a report.",
     "doctor": "Say what this machine has and lacks, or where a run hangs.",
     "completion": "Print what a shell needs to complete commands and their values.",

@@ -1,1 +1,1 @@
-"""Plans as code: a package of one module a stage, and PipeDream's files."""
+"""Plans as code: a package with a module for each stage, and PipeDream's files."""

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,19 @@ class Loss(float):
         )
 
 
+_INSTEAD = {
+    "optimizer": "parallelize(..., optimizer=, scheduler=) makes it; learning_rates says the rates",
+    "scheduler": "parallelize(..., scheduler=) makes it; learning_rates says the rates",
+    "zero_grad": "step(batch) clears gradients",
+    "backward": "step(batch) goes forward and backward and updates",
+    "parameters": "trainer.model has them; parallelize(..., clip_norm=) clips their gradients",
+    "train": "step(batch) trains",
+    "eval": "evaluate(batches) is in eval mode",
+    "load_state_dict": "resume(folder) reads a checkpoint; parallelize(..., weights=) weights",
+}
+"""What does the work of names that training loops have, and trainers not."""
+
+
 class Trainer:
     """Trains a model: the part that does not depend on where it runs.
 
@@ -108,6 +121,17 @@ class Trainer:
         self._loss, self._callbacks = loss, tuple(callbacks)
         self._positions = LoaderPositions(self._saved_values)
         self.steps = 0
+
+    if not TYPE_CHECKING:  # else no name would be unknown to type checkers
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what takes the place of a name that loops of one process have.
+
+            Raises:
+                AttributeError: Always; asked only for what is not there.
+            """
+            known = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise AttributeError(f"a trainer has no attribute {name!r}{known}", name=name, obj=self)
 
     def __call__(self, batch: Any) -> Loss:  # noqa: ANN401  # the user's
         """Train on a batch; the same as ``step``."""

@@ -1167,3 +1167,14 @@ def test_a_last_batch_of_few_samples_has_the_graph_of_the_plan(left: int) -> Non
     planned = solution(made(Shifted), example, None, PIPELINE)
     wanted = script()
     assert all(found == pytest.approx(wanted, rel=1e-9) for found in in_ranks(planned, script))
+
+
+def test_a_trainer_says_what_does_the_work_of_names_that_it_does_not_have():
+    trainer = partita.parallelize(nn.Linear(2, 2), nn.functional.mse_loss, optimizer="sgd")
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'optimizer': parallelize\(.*scheduler="
+    ):
+        _ = trainer.optimizer
+    with pytest.raises(AttributeError, match=r"'nothing_known'$"):
+        _ = trainer.nothing_known
+    assert not hasattr(trainer, "zero_grad")
