@@ -178,7 +178,7 @@ def _stage_memory(problem: Problem, plan: Plan, program: Program) -> tuple[Array
     trains = problem.objective.mode is Mode.TRAINING
     splits = bool((program.kind == Kind.BACKWARD_WEIGHT).any())
     if trains and not splits and not len(graph.variants) and not len(graph.degrees):
-        above = above - _saved_after(problem, plan) / ranks
+        above = above + (_pending(graph, plan) - _saved_after(problem, plan)) / ranks
     rows = _degree_rows(problem, plan)
     above[rows >= 0] = graph.degrees.workspace_bytes[rows[rows >= 0]] * share
     scratch, loss = np.zeros((2, len(plan.stages)))
@@ -210,6 +210,30 @@ def _degree_rows(problem: Problem, plan: Plan) -> Array:
 def _largest_share(problem: Problem, plan: Plan) -> float:
     """Return the largest microbatch over the batch that the graph's figures are of."""
     return float(plan.microbatch_sizes.max() / problem.graph.batch_size)
+
+
+def _pending(graph: Graph, plan: Plan) -> Array:
+    """Return for each op the gradients of tied parameters that wait while its backward runs.
+
+    Autograd adds the parts of a gradient up as they come and hands the sum over with the last one:
+    between two ops of a stage that use one parameter its part is there beside the gradients, and at
+    the first of them the part and the sum.
+    """
+    table = graph.parameters
+    tied = np.flatnonzero(
+        (np.bincount(table.use_parameter, minlength=len(table)) > 1) & table.trainable
+    )
+    place = np.empty(len(graph), dtype=np.int64)
+    place[graph.topological_order] = np.arange(len(graph))
+    found = np.zeros(len(graph))
+    for parameter in tied.tolist():
+        users = table.use_op[table.use_parameter == parameter]
+        for stage in np.unique(plan.stage_of[users]).tolist():
+            at = place[users[plan.stage_of[users] == stage]]
+            between = (plan.stage_of == stage) & (place >= at.min()) & (place < at.max())
+            found[between] += table.bytes[parameter]
+            found[between & (place == at.min())] += table.bytes[parameter]
+    return found
 
 
 def _saved_after(problem: Problem, plan: Plan) -> Array:

@@ -100,7 +100,8 @@ class OpMemory:
         saved_bytes: Bytes that each op keeps for backward that no op before it keeps.
         workspace_bytes: The most that is live while an op runs, forward or backward, besides
             parameters, gradients of parameters and what is saved: unsaved activations, gradients of
-            activations, temporaries.
+            activations, temporaries. The gradient of a tied parameter, of which autograd has a part
+            between the ops that use it, is left out: those ops may come to stand in other stages.
         flops: Floating-point operations of each forward.
     """
 
@@ -208,9 +209,9 @@ def measure_memory(runner: OpRunner) -> OpMemory:
 class _LiveByOp:
     """Sees what is live while each op of a step runs, besides what is always there and saved."""
 
-    def __init__(self, live: LiveBytes, saved: Floats, always: int) -> None:
-        self._live, self._always = live, always
-        self._saved = np.cumsum(saved)
+    def __init__(self, live: LiveBytes, saved: Floats, always: int, pending: Floats) -> None:
+        self._live, self._always, self._pending = live, always, pending
+        self._saved, self._is_backward = np.cumsum(saved), False
         self._current = NO_OP
         self.workspace = np.zeros(len(saved))
 
@@ -227,7 +228,7 @@ class _LiveByOp:
         """Note the peak of the op until now, and go on with another."""
         self._note(self._current)
         self._live.restart()
-        self._current = index
+        self._current, self._is_backward = index, True
 
     def step_ends(self) -> None:
         """Note the peak of the last op."""
@@ -235,6 +236,7 @@ class _LiveByOp:
 
     def _note(self, index: int) -> None:
         above = self._live.peak - self._always - self._saved[index]
+        above -= self._pending[index] if self._is_backward else 0.0
         self.workspace[index] = max(self.workspace[index], above)
 
 
@@ -247,12 +249,25 @@ def _workspace_bytes(runner: OpRunner, saved: Floats) -> Floats:
             live.watch(tensor)
             if tensor.grad is not None:
                 live.watch(tensor.grad)
-        by_op = _LiveByOp(live, saved, live.now)
+        by_op = _LiveByOp(live, saved, live.now, _between_uses(captured.graph))
         for tensor in (*runner.inputs.values(), *captured.constants):
             live.watch(tensor)
         with live:
             ConnectedStep(runner).run(by_op)
     return by_op.workspace
+
+
+def _between_uses(graph: Graph) -> Floats:
+    """Return the bytes of gradients of tied parameters that wait while each op runs."""
+    table = graph.parameters
+    found = np.zeros(len(graph))
+    for parameter in np.flatnonzero(table.trainable).tolist():
+        users = table.use_op[table.use_parameter == parameter]
+        if len(users) > 1:
+            found[users.min() : users.max()] += table.bytes[parameter]
+            # At the first user the part that waits, that of the op itself and their sum.
+            found[users.min()] += table.bytes[parameter]
+    return found
 
 
 @contextmanager

@@ -94,7 +94,10 @@ class CheckedRunner:
     ) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
         """Return the gradients of inputs and parameters."""
         sound = self._is_sound(done)
-        of_inputs, of_weights = self._runner.gradients(visit, done)
+        # Those of this microbatch alone, which a sum would hide.
+        runner = self._runner
+        find = runner.separate_gradients if isinstance(runner, StageRunner) else runner.gradients
+        of_inputs, of_weights = find(visit, done)
         self._look(visit, of_inputs, of_weights, sound=sound)
         return of_inputs, of_weights
 

@@ -11,7 +11,7 @@ else is divided depends on the stage's ``Shard``:
 A device has one optimizer for all that it steps: whole parameters and its parts of divided ones.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -270,6 +270,23 @@ class ParameterStore:
         if sums:
             # One call for all of them: a stage has many small parameters.
             torch._foreach_add_(sums, parts)
+
+    def sums_in_place(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return the sums of gradients, by name, to which more may be added as they come.
+
+        They are none where one of them is not there yet, is held by others too, or has another type
+        than its gradients.
+        """
+        if self.numerics.weights is not None or self.numerics.gradients is not None:
+            return {}
+        found: dict[str, Tensor] = {}
+        for name in names:
+            held = self._gradients.get(name)
+            if held is None or not (name in self._own_sums or _is_unshared(held)):
+                return {}
+            found[name] = held
+        self._own_sums.update(found)
+        return found
 
     def outgoing(self, kind: Kind, bucket: int) -> list[Tensor]:
         """Return what this device brings to a collective, a tensor for each parameter.

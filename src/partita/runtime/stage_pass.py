@@ -270,7 +270,7 @@ class StageRunner:
         Gathered copies are there for the first half alone, which then does the whole backward.
         """
         if self._store.is_gathered(visit.stage):
-            of_inputs, done.of_weights = self.gradients(visit, done)
+            of_inputs, done.of_weights = self.separate_gradients(visit, done)
             return of_inputs
         wanted = _wanted_inputs(done)
         outputs, cotangents = _differentiated(done)
@@ -292,7 +292,20 @@ class StageRunner:
     def gradients(
         self, visit: Visit, done: StagePass
     ) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
-        """Return the gradients of inputs and parameters in one go; frees the graph."""
+        """Return the gradients of inputs and parameters in one go; frees the graph.
+
+        Those of parameters whose sums over microbatches may be changed are added to them as they
+        come, and are not returned: a stage need not hold all of them beside the sums.
+        """
+        sums = self._store.sums_in_place(done.weights)
+        if sums:
+            return self._of_inputs(visit, done, _add_in_place(done, sums)), {}
+        return self.separate_gradients(visit, done)
+
+    def separate_gradients(
+        self, visit: Visit, done: StagePass
+    ) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
+        """Return the gradients of inputs and parameters, those of this microbatch alone."""
         wanted = _wanted_inputs(done)
         found = _differentiate(done, [*wanted.values(), *done.weights.values()])
         # The gradients of inputs come first, those of parameters follow.
@@ -329,6 +342,22 @@ def _differentiated(done: StagePass) -> tuple[tuple[Tensor, ...], tuple[Tensor, 
         t for t, output in done.outputs.items() if output.requires_grad and t in done.cotangents
     ]
     return tuple(done.outputs[t] for t in tensors), tuple(done.cotangents[t] for t in tensors)
+
+
+def _add_in_place(done: StagePass, sums: Mapping[str, Tensor]) -> dict[int, Tensor | None]:
+    """Add the gradients of parameters to sums; returns those of the inputs, and frees the graph."""
+    outputs, cotangents = _differentiated(done)
+    wanted = _wanted_inputs(done)
+    if outputs:
+        for name, leaf in done.weights.items():
+            leaf.grad = sums[name]
+        leaves = [*wanted.values(), *done.weights.values()]
+        try:
+            torch.autograd.backward(outputs, cotangents, inputs=leaves)
+        finally:
+            for leaf in done.weights.values():
+                leaf.grad = None
+    return {tensor: value.grad for tensor, value in wanted.items()}
 
 
 def _differentiate(done: StagePass, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from partita.core.graph import VariantTable
+from partita.core.graph import ParameterTable, VariantTable
 from partita.core.placement import placement_plan
 from partita.core.plan import Shard
 from partita.core.precision import PRECISIONS
@@ -258,6 +258,19 @@ def test_a_workspace_takes_what_the_ops_after_it_have_not_saved():
     assert peaks([0, 1], graph) == [35, 11]
     # A split backward frees all of it at its end.
     assert peaks([0], graph, schedule=Schedule.ZERO_BUBBLE) == [30 + 25]
+
+
+def test_a_part_of_a_tied_gradient_waits_between_ops_of_one_stage_alone():
+    graph = chain(4)
+    tied = ParameterTable(names=("w",), bytes=[100.0], use_op=[0, 3], use_parameter=[0, 0])
+    graph = replace(
+        graph, parameters=tied, ops=replace(graph.ops, workspace_bytes=np.array([2.0, 7, 5, 1]))
+    )
+    once = replace(graph, parameters=replace(tied, use_op=[3], use_parameter=[0]))
+    # At its first user the part that waits and the sum stand beside what the op needs.
+    assert peaks([0], once) == [400 + 7]
+    assert peaks([0], graph) == [400 + 2 + 200]
+    assert peaks([0, 1], graph) == [400 + 7, 400 + 5]
 
 
 def test_variants_bring_their_own_figures():

@@ -226,6 +226,24 @@ def test_a_part_of_a_whole_parameter_costs_no_memory(ranks: Ranks) -> None:
     assert sum(t.numel() for t in store.tensors()) == sum(workload.state[n].numel() for n in names)
 
 
+def test_later_gradients_are_added_to_sums_that_nobody_else_holds(ranks: Ranks) -> None:
+    task, workload = ranks.tasks["optimizer dp2 x pp2"]
+    store, names = ParameterStore(task, 1, workload.state, RECIPE), task.borders[0].trained
+
+    def ones() -> dict[str, torch.Tensor]:
+        return {name: torch.ones_like(workload.state[name]) for name in names}
+
+    assert store.sums_in_place(names) == {}
+    shared = ones()
+    store.add_gradients(shared)
+    assert store.sums_in_place(names) == {}
+    store.add_gradients(ones())
+    sums = store.sums_in_place(names)
+    assert list(sums) == list(names)
+    assert all(bool((value == 2).all()) for value in sums.values())
+    assert all(bool((value == 1).all()) for value in shared.values())
+
+
 def test_groups_of_a_scatter() -> None:
     assert scatter_groups((4, 5, 6, 7), 4, 6) == ((4, 5, 6, 7), (6,))
     assert scatter_groups((4, 5, 6, 7), 2, 6) == ((6, 7), (4, 6))
