@@ -193,7 +193,10 @@ def _contiguous(value: Column) -> Column:
     if type(value) is np.ndarray:
         return value if value.flags.c_contiguous else np.ascontiguousarray(value)
     if hasattr(value, "_fields"):
-        return type(value)(*map(_contiguous, value))
+        parts = list(map(_contiguous, value))
+        # Nearly always nothing has gaps, and the tuple can stay as it is.
+        same = all(part is own for part, own in zip(parts, value, strict=True))
+        return value if same else type(value)(*parts)
     return value
 
 

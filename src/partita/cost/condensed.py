@@ -145,6 +145,7 @@ class CondensedModel:
     _held: dict[tuple[int, int, int], tuple[Array, Array]] = field(default_factory=dict)
     _space: dict[int, tuple[Sums, Runs]] = field(default_factory=dict)
     _skeleton_of: dict[Hashable, _Skeleton | None] = field(default_factory=dict)
+    _stage_problems: dict[Hashable, Problem] = field(default_factory=dict)
     _call_s: dict[Hashable, float] = field(default_factory=dict)
     _known_links: Links | None = None
 
@@ -370,7 +371,8 @@ class CondensedModel:
         tied: dict[tuple[int, ...], float],
     ) -> _Skeleton | None:
         """Return the skeleton of a plan; ``None`` where its schedule cannot run it."""
-        graph = _stage_graph(sums, runs, count, tied)
+        problem = self._stage_problem(sums, runs, count, tied)
+        graph = problem.graph
         stages = tuple(
             Stage(
                 devices=tuple(tuple(map(number.__getitem__, group)) for group in stage.devices),
@@ -388,14 +390,35 @@ class CondensedModel:
             microbatch_sizes=equal_microbatches(plan.microbatches, 1),
             recompute=sums.again.astype(np.bool_),
         )
-        problem = Problem(
-            graph=graph, cluster=self.problem.cluster, objective=self.problem.objective
-        )
         try:
             program = lower(problem, small)
         except InvalidInputError:
             return None
         return _skeleton(problem, small, program, self._tables)
+
+    def _stage_problem(
+        self, sums: Sums, runs: Runs, count: int, tied: dict[tuple[int, ...], float]
+    ) -> Problem:
+        """Return the problem with one op per stage; devices and their shares are not in it."""
+        ends = runs.ptr[count] if count else 0
+        key = (
+            len(sums.kept),
+            *(part[:count].tobytes() for part in (runs.producer, runs.ptr, runs.differentiable)),
+            runs.readers[:ends].tobytes(),
+            (sums.reduced > 0).tobytes(),
+            (sums.load > 0).tobytes(),
+            tuple(tied),
+        )
+        found = self._stage_problems.get(key)
+        if found is None:
+            if len(self._stage_problems) >= MAX_SKELETONS:
+                self._stage_problems.clear()
+            found = self._stage_problems[key] = Problem(
+                graph=_stage_graph(sums, runs, count, tied),
+                cluster=self.problem.cluster,
+                objective=self.problem.objective,
+            )
+        return found
 
     def _plan_figures(
         self,
@@ -739,8 +762,7 @@ def _stage_graph(sums: Sums, runs: Runs, count: int, tied: dict[tuple[int, ...],
 
 def _skeleton(problem: Problem, plan: Plan, program: Program, tables: _Tables) -> _Skeleton:
     matching = match(program)
-    collective = program.kind >= FIRST_COLLECTIVE
-    calls: dict[tuple[Kind, int, int], int] = {}
+    calls: dict[tuple[int, int, int], int] = {}
     call = np.full(len(program), -1, dtype=np.int64)
     ring = np.full(len(program), -1, dtype=np.int64)
     place = {
@@ -751,11 +773,12 @@ def _skeleton(problem: Problem, plan: Plan, program: Program, tables: _Tables) -
             int(program.group_ptr[group]),
         )
     }
-    for row in np.flatnonzero(collective).tolist():
-        group, bucket = int(program.group[row]), int(program.bucket[row])
-        key = (Kind(int(program.kind[row])), group, bucket)
-        call[row] = calls.setdefault(key, len(calls))
-        ring[row] = place[group, int(program.device[row])]
+    joined = np.flatnonzero(program.kind >= FIRST_COLLECTIVE)
+    columns = (program.kind, program.group, program.bucket, program.device)
+    named = zip(joined.tolist(), *(part[joined].tolist() for part in columns), strict=True)
+    for row, kind, group, bucket, device in named:
+        call[row] = calls.setdefault((kind, group, bucket), len(calls))
+        ring[row] = place[group, device]
     homes = [
         (stage, device)
         for stage, part in enumerate(plan.stages)
@@ -792,7 +815,7 @@ def _skeleton(problem: Problem, plan: Plan, program: Program, tables: _Tables) -
     return _Skeleton(
         rows=rows,
         terms=_ordered_terms(problem, plan, program, call),
-        calls=tuple(calls),
+        calls=tuple((Kind(kind), group, bucket) for kind, group, bucket in calls),
         groups=groups,
         splits=bool((program.kind == Kind.BACKWARD_WEIGHT).any()),
         scratch=_scratch(rows, len(plan.stages), tables),

@@ -439,8 +439,13 @@ class _Lowering:
 
     def _last_level(self, stages: tuple[int, ...], turns: Array) -> int:
         """Return the level at which the parameter gradients of stages are complete."""
-        nodes = [self.node(self.last_kind, np.full(len(turns), s), turns) for s in stages]
-        return int(max(self.level[node].max() for node in nodes))
+        return int(self._last_levels(stages, turns.reshape(1, -1))[0])
+
+    def _last_levels(self, stages: tuple[int, ...], rounds: Array) -> Array:
+        """Return the same for each of several rounds, a row of microbatches each."""
+        nodes = self.node(self.last_kind, np.array(stages).reshape(-1, 1, 1), rounds)
+        result: Array = self.level[nodes].max(axis=(0, 2))
+        return result
 
     def _list_rounds(self) -> None:
         """Weight stashing: reduce and update after every round."""
@@ -478,10 +483,9 @@ class _Lowering:
             else:
                 # Sharded gradients cannot be kept whole: they are reduced after each round of
                 # replicas.
-                for turns in every.reshape(-1, self.plan.stages[bucket.stages[0]].num_replicas):
-                    self._list_collective(
-                        Kind.REDUCE_SCATTER, bucket, self._last_level(bucket.stages, turns)
-                    )
+                rounds = every.reshape(-1, self.plan.stages[bucket.stages[0]].num_replicas)
+                for level in self._last_levels(bucket.stages, rounds).tolist():
+                    self._list_collective(Kind.REDUCE_SCATTER, bucket, level)
             if bucket.shard in (Shard.OPTIMIZER, Shard.GRADIENTS):
                 gathers.append(bucket)
         self._list_updates(self.reductions.updating, np.array([end]), np.array([0]))

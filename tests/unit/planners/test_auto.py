@@ -16,9 +16,11 @@ from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
 from partita.core.rules import parse_rule
 from partita.core.solution import Proof
 from partita.cost.judge import check_memory, judge_candidate, measure
+from partita.cost.memory import peak_memory
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.objectives.placed import placement_errors
 from partita.planners.auto import coarse, search, sketch, units
+from partita.planners.auto.chain_dp import SHORT_LINE
 from partita.planners.auto.coarse import working_problem
 from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.evaluator import Evaluator
@@ -26,6 +28,7 @@ from partita.planners.auto.frame import Batch, frame_of
 from partita.planners.auto.moves import NEIGHBOURHOODS, Position
 from partita.planners.auto.planner import FEWEST_STEPS, USUAL_STEPS, plan_auto, usual_steps
 from partita.planners.auto.recompute import beyond_estimate, fitted
+from partita.planners.auto.search import Search
 from partita.planners.auto.sketch import Sketch, fair_shares, replicated, sketch_of
 from partita.planners.auto.starts import (
     Recuts,
@@ -38,6 +41,7 @@ from partita.planners.auto.starts import (
 from partita.planners.effort import Effort, SearchTrace
 from partita.planners.table import PLANNERS, find_planner
 from partita.planners.uniform import plan_uniform
+from partita.program.lower import lower
 from partita.testing.builders import (
     Figures,
     chain,
@@ -423,6 +427,73 @@ def test_a_fit_follows_what_was_measured():
     assert beyond == pytest.approx([limit - 3.0 - 201.0, 0.0])
     found = fitted(estimator, start, reserve_bytes=[beyond[0] + 5.0, beyond[1]])
     assert found.recompute.tolist() == [True, False, False, False]
+
+
+def test_stages_that_share_a_device_recompute_until_they_fit_together():
+    """Four stages of 100 bytes, of which four, three, two and one are in flight: 600 and 400."""
+    frame, start = two_stages(500.0)
+    both = Sketch(
+        stage_of=np.arange(4),
+        stages=(replicated([0]), replicated([1])) * 2,
+        recompute=np.zeros(4, dtype=bool),
+        schedule=start.schedule,
+        batch=start.batch,
+    )
+    for memory_bytes, expected in ((500.0, False), (160.0, True)):
+        frame, _ = two_stages(memory_bytes)
+        estimator = Estimator(frame)
+        found = fitted(estimator, both)
+        assert bool(found.recompute.any()) is expected
+        assert not expected or estimator.estimate(found).over_bytes < 0.5 * memory_bytes
+
+
+@pytest.mark.parametrize("many_first", [True, False])
+def test_the_memory_of_what_waits_between_many_replicas_and_one_is_estimated(many_first):
+    """Four replicas send to one: what it has not taken yet waits there, and so do gradients."""
+    figures = Figures(forward_s=1.0, saved_bytes=10.0, tensor_bytes=100.0, batch_size=1)
+    problem = Problem(
+        graph=chain(2, figures),
+        cluster=flat_cluster(5, memory_bytes=10_000.0),
+        objective=Objective(microbatches=8, microbatch_size=1),
+    )
+    frame = frame_of(problem)
+    estimator = Estimator(frame)
+    stages = (replicated(range(4)), replicated([4]))
+    found = Sketch(
+        stage_of=np.arange(2),
+        stages=stages if many_first else stages[::-1],
+        recompute=np.zeros(2, dtype=bool),
+        schedule=Schedule.ONE_F_ONE_B,
+        batch=Batch(count=8, size=1),
+    )
+    limit = 10_000.0
+    plan = found.plan(problem, frame.units)
+    peak = float(peak_memory(problem, plan, lower(problem, plan)).max())
+    assert estimator.estimate(found).over_bytes + limit == pytest.approx(peak)
+
+
+def test_hosts_that_look_alike_give_one_start():
+    cluster = host_cluster(40, 2, inside_bytes_per_s=1e4, between_bytes_per_s=1e2)
+    frame = frame_of(Problem(graph=chain(3), cluster=cluster))
+    sets = {start.used for start in data_parallel_starts(frame)}
+    assert [used for used in sets if len(used) == 2] == [(0, 1)]
+
+
+def test_nothing_is_improved_by_estimate_once_the_time_is_up():
+    frame = frame_of(Problem(graph=chain(6), cluster=flat_cluster(3)))
+    estimator = Estimator(frame)
+    start = max(data_parallel_starts(frame), key=lambda one: estimator.estimate(one).guess)
+    for time_limit, stays in ((0.0, True), (None, False)):
+        looking = Search(frame, Evaluator(frame, Effort(time_limit=time_limit)), estimator)
+        assert (looking.settle(start) is start) is stays
+
+
+def test_a_long_line_is_cut_as_far_as_there_was_time():
+    frame = frame_of(Problem(graph=chain(6), cluster=flat_cluster(3 * SHORT_LINE)))
+    starts = list(chain_starts(frame, Estimator(frame), Effort(time_limit=0.0)))
+    assert starts
+    used = {device for start in starts for device in start.used}
+    assert max(used) < SHORT_LINE
 
 
 def test_a_search_keeps_what_is_dear_to_run_again():

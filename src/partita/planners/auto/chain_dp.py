@@ -21,8 +21,8 @@ Q, on arrays; U is the number of cut points, at most ``MAX_POINTS``.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ from partita.planners.auto.units import crossing_sums, cut_points, sums_before
 
 MAX_POINTS = 192
 ALIGNED_FROM = 8
-SHORT_LINE = 32
+SHORT_LINE, MAX_FINE_LINE = 32, 512
 LIMITS = 6
 """Bottlenecks Q that are tried between the least and none."""
 SHARDS = (Shard.NONE, Shard.OPTIMIZER, Shard.GRADIENTS, Shard.PARAMETERS)
@@ -50,6 +50,8 @@ _CELLS = Threshold(size=1_000_000, total=2_000_000, loaded=True)
 """When tables and splits are compiled, in cells that are looked at; a cell of a table takes about
 as long to make as eight to look at."""
 _MAKING = 8
+MAX_POOLED = 10_000_000
+"""Cells of the tables that are kept, of 17 bytes each."""
 
 
 class Line(NamedTuple):
@@ -63,6 +65,7 @@ class Line(NamedTuple):
         static: Bytes of weights, gradients and optimizer state before each point.
         saved: Bytes kept of a microbatch before each point.
         freed: Of them, by level of recomputation, what is not kept.
+        read: By level, what is kept because units that recompute read it.
         rerun: Seconds to compute that again, by level and class.
         weight_s: Seconds of the part of backward that is for weights, by class.
         level_of: The level at which each unit recomputes.
@@ -79,6 +82,7 @@ class Line(NamedTuple):
     static: Array
     saved: Array
     freed: Array
+    read: Array
     rerun: Array
     weight_s: Array
     level_of: Array
@@ -88,17 +92,31 @@ class Line(NamedTuple):
     messages: Array
 
 
-def line_of(frame: Frame, estimator: Estimator, order: Array, batch: Batch) -> Line:
-    """Return the sums along an order for microbatches of a size."""
+def line_of(
+    frame: Frame, estimator: Estimator, order: Array, batch: Batch, *, fine: bool = True
+) -> Line:
+    """Return the sums along an order for microbatches of a size.
+
+    Args:
+        frame: The frame.
+        estimator: Seconds of units.
+        order: The units.
+        batch: The microbatches.
+        fine: Whether to cut at many places; where many lines of devices are tried, that takes long.
+    """
     forward, backward = estimator.seconds(batch.size)
     cut, messages = _cuts(frame, order, estimator.net_bytes(batch.size))
     whole = sums_before((forward + backward).mean(axis=0)[order])
-    points = cut_points(whole, cut, min(MAX_POINTS, max(96, 4 * len(frame.devices))))
+    size = len(frame.devices)
+    most = max(96, 4 * size) if fine else max(48, 2 * size)
+    # Beyond, the program itself would take seconds.
+    most = most if size <= MAX_FINE_LINE else 96
+    points = cut_points(whole, cut, min(MAX_POINTS, most))
 
     def at(values: Array) -> Array:
         return sums_before(values[..., order])[..., points]
 
-    freed, rerun = level_sums(estimator, batch.size, order)
+    freed, rerun, read = level_sums(estimator, batch.size, order)
     return Line(
         order=order,
         points=points,
@@ -107,6 +125,7 @@ def line_of(frame: Frame, estimator: Estimator, order: Array, batch: Batch) -> L
         static=at(frame.static_bytes),
         saved=at(frame.saved_bytes(batch.size)),
         freed=sums_before(freed)[..., points],
+        read=sums_before(read)[..., points],
         rerun=sums_before(rerun)[..., points],
         weight_s=at(backward * (1 - frame.input_share)),
         level_of=levels(estimator, batch.size),
@@ -138,7 +157,8 @@ class ChainProgram:
         replicas: Numbers of replicas to try.
         schedule: Of the sketches.
         shards: Whether stages that do not fit may shard their state.
-        known: Tables of places, which other lines of devices over the same units may share.
+        pool: Tables of places, which other lines of devices over the same units may share.
+        stop: Whether the time is up: long lines are then looked at as far as they were.
     """
 
     frame: Frame
@@ -149,58 +169,78 @@ class ChainProgram:
     replicas: Sequence[int]
     schedule: Schedule
     shards: bool = True
-    known: "dict[tuple[object, ...], _Table | None]" = field(default_factory=dict)
+    pool: "TablePool"
+    stop: Callable[[], bool] = bool
 
     def sketches(self) -> list[Sketch]:
         """Return the splits for several bottlenecks, without repeats."""
-        tables = self._tables
+        found = (self._sketch(split.ranges) for split in self._splits)
+        return list({sketch.key: sketch for sketch in found}.values())
+
+    @property
+    def guess(self) -> float:
+        """About the seconds of a step with the best of the splits; ``inf`` where there is none."""
+        return min((split.once + split.beyond for split in self._splits), default=math.inf)
+
+    @cached_property
+    def _splits(self) -> "list[_Split]":
+        """The best split for each of several bottlenecks."""
         # The range of limits: the least bottleneck of any split, and that of the split which is
         # fastest without a limit. Limits outside of it change nothing.
-        least = self._solve(tables, None)
+        least, loosest = self._solve(self._places, [math.nan, math.inf])
         if least is None:
             return []
-        limits = [np.inf]
-        loosest = self._solve(tables, np.inf)
+        if len(self.devices) > SHORT_LINE and self.stop():
+            return [split for split in (loosest, least) if split is not None]
+        limits = []
         wants_latency = self.frame.problem.objective.metric is Metric.LATENCY
-        if not wants_latency and loosest is not None and loosest[1] > least[1] > 0:
-            limits += np.geomspace(loosest[1], least[1], LIMITS).tolist()[1:-1]
-        limits.append(least[1])
-        found: dict[tuple[object, ...], Sketch] = {}
-        for limit in limits:
-            # Widened, so that rounding does not shut out the split that gave the limit.
-            split = self._solve(tables, limit * (1 + 1e-12))
-            if split is not None:
-                sketch = self._sketch(tables, split[0])
-                found.setdefault(sketch.key, sketch)
-        return list(found.values())
+        if not wants_latency and loosest is not None and loosest.beyond > least.beyond > 0:
+            limits += np.geomspace(loosest.beyond, least.beyond, LIMITS).tolist()[1:-1]
+        limits.append(least.beyond)
+        # Widened, so that rounding does not shut out the split that gave the limit.
+        wide = [limit * (1 + 1e-12) for limit in limits]
+        splits = [loosest, *self._solve(self._places, wide)]
+        return [split for split in splits if split is not None]
 
     def even_sketches(self) -> list[Sketch]:
         """Return for each number of replicas the split into stages that all have so many."""
         found = []
-        for count in self.replicas:
-            tables = {key: table for key, table in self._tables.items() if key[1] == count}
-            split = self._solve(tables, None)
+        for number in range(len(self.replicas)):
+            if len(self.devices) > SHORT_LINE and self.stop():
+                break
+            alone = np.full_like(self._places, -1)
+            alone[:, number] = self._places[:, number]
+            (split,) = self._solve(alone, [math.nan])
             if split is not None:
-                found.append(self._sketch(tables, split[0]))
+                found.append(self._sketch(split.ranges))
         return found
 
     @cached_property
-    def _tables(self) -> dict[tuple[int, int], "_Table"]:
-        """The table of each (first device, replicas)."""
-        # Places that look alike (classes, microbatches in flight, links) share one table.
-        known, tables = self.known, {}
-        total = len(self.devices)
+    def _places(self) -> Array:
+        """The table of each first device and number of replicas; -1 = no stage can be there."""
+        total, pool = len(self.devices), self.pool
+        found = np.full((total, len(self.replicas)), -1)
+        line, row = tuple(self.devices), self.schedule.row
         for d in range(total):
-            for r in self.replicas:
+            # Devices whose places were not looked at stay unused.
+            if d >= SHORT_LINE and d % SHORT_LINE == 0 and self.stop():
+                break
+            for number, r in enumerate(self.replicas):
                 if not self._is_place(d, r):
                     continue
-                key = self._key(d, r)
-                if key not in known:
-                    known[key] = self._table(d, r)
-                table = known[key]
-                if table is not None:
-                    tables[(d, r)] = table
-        return tables
+                # The same devices with the same one behind them are at many places of other lines.
+                flying, shards = self._flying(d, r), self.shards and r > 1
+                here = (line[d : d + r + 1], r, flying, shards, self._delayed, row.fills_first)
+                place = pool.place_of.get(here)
+                if place is None:
+                    # Places that look alike (classes, microbatches in flight, links) share a table.
+                    key = self._key(d, r)
+                    place = pool.place_of.get(key)
+                    if place is None:
+                        place = pool.place_of[key] = self._table(d, r)
+                    pool.place_of[here] = place
+                found[d, number] = place
+        return found
 
     def _is_place(self, d: int, r: int) -> bool:
         """Return whether a stage may begin at a device: on long lines, large ones only in step."""
@@ -209,18 +249,37 @@ class ChainProgram:
         return in_step and d + r <= total and len(set(self.devices[d : d + r])) == r
 
     def _key(self, d: int, r: int) -> tuple[object, ...]:
-        members = tuple(int(c) for c in self.frame.class_of[list(self.devices[d : d + r])])
+        members = tuple(self._class_of[device] for device in self._members(d, r))
         shards = self.shards and r > 1
-        splits = self.schedule.row.splits_backward
         link, reduction = self._link(d, r), self._reduction(d, r)
-        return (members, self._flying(d, r), link, reduction, shards, splits)
+        return (members, self._flying(d, r), link, reduction, shards, self._delayed)
+
+    def _members(self, d: int, r: int) -> list[int]:
+        """Return the devices of a stage by class, so that their order makes no other table."""
+        return sorted(self.devices[d : d + r], key=self._class_of.__getitem__)
+
+    @cached_property
+    def _class_of(self) -> list[int]:
+        of: list[int] = self.frame.class_of.tolist()
+        return of
+
+    @property
+    def _delayed(self) -> int:
+        """How many times the weight part of backward is no part of the way of a microbatch.
+
+        Where it is delayed until a device would wait, it fills as much of that time again.
+        """
+        row = self.schedule.row
+        return int(row.splits_backward) + int(row.delays_weights)
 
     def _flying(self, d: int, r: int) -> int:
         """Return the microbatches in flight on a replica."""
         most = -(-self.batch.count // r)
         if self.schedule.row.fills_first:
             return most
-        return min(most, -(-(len(self.devices) - d) // r))
+        # Where the weight part waits, every stage keeps as many as the first one.
+        behind = len(self.devices) - (0 if self.schedule.row.delays_weights else d)
+        return min(most, -(-behind // r))
 
     def _link(self, d: int, r: int) -> tuple[float, float, int]:
         """Return latency, seconds per byte and number of ports of the link behind a stage."""
@@ -233,14 +292,15 @@ class ChainProgram:
             return 0.0, 0.0
         return self.estimator.reduction(tuple(sorted(self.devices[d : d + r])))
 
-    def _table(self, d: int, r: int) -> "_Table | None":
+    def _table(self, d: int, r: int) -> int:
+        """Return the place in the pool of a new table; -1 = no shares suit the microbatches."""
         line, frame, count = self.line, self.frame, self.batch.count
-        classes = frame.class_of[list(self.devices[d : d + r])].tolist()
+        classes = [self._class_of[device] for device in self._members(d, r)]
         work = line.forward[:, -1] + line.backward[:, -1]
         speeds = tuple(1.0 / max(float(work[c]), 1e-12) for c in classes)
         shares = fair_shares(speeds, count)
         if shares is None:
-            return None
+            return -1
         # Rounds of a step; each replica takes its share of microbatches in every one.
         turns = count / sum(shares)
         # Only the most loaded replica of each class can be the slowest.
@@ -250,16 +310,13 @@ class ChainProgram:
         latency, slope, ports = self._link(d, r)
         fixed, per_byte = self._reduction(d, r)
         place = _Place(
-            forward=line.forward[kinds].ravel(),
-            backward=line.backward[kinds].ravel(),
-            barred=line.barred[kinds].ravel(),
+            **self._columns(tuple(kinds)),
             load=np.array([most[c] * turns for c in kinds]),
             level=np.array([level for level, _ in ways]),
             again=np.array([again for _, again in ways]),
             freed=line.freed.ravel(),
-            rerun=line.rerun[:, kinds].ravel(),
-            weight_s=line.weight_s[kinds].ravel() * self.schedule.row.splits_backward,
-            held=np.concatenate([self._held(SHARDS[level], r) for level, _ in ways]),
+            read=line.read.ravel(),
+            held=self._held_by_way(r, ways),
             saved=line.saved,
             cut=line.cut,
             reduced=line.reduced,
@@ -275,11 +332,32 @@ class ChainProgram:
             # Sharded parameters are gathered for each pass of every round, and reduced after it.
             rounds=1.5 * count / r,
         )
-        cells = len(line.points) ** 2
-        made = _Table(np.full(cells, np.inf), np.zeros(cells), shares, np.zeros(cells, np.int64))
-        size = _MAKING * cells * len(kinds)
-        run(fill_table, size, (place,), (made.p, made.q, made.way), _CELLS)
-        return made
+        number = self.pool.add(shares)
+        size = _MAKING * self.pool.cells * len(kinds)
+        run(fill_table, size, (place,), self.pool.table(number), _CELLS)
+        return number
+
+    def _columns(self, kinds: tuple[int, ...]) -> dict[str, Array]:
+        """Return the columns of a place by class of its devices."""
+        line, chosen = self.line, list(kinds)
+        key = (kinds, self._delayed)
+        if key not in self.pool.columns_of:
+            self.pool.columns_of[key] = {
+                "forward": line.forward[chosen].ravel(),
+                "backward": line.backward[chosen].ravel(),
+                "barred": line.barred[chosen].ravel(),
+                "rerun": line.rerun[:, chosen].ravel(),
+                "weight_s": line.weight_s[chosen].ravel() * self._delayed,
+            }
+        return self.pool.columns_of[key]
+
+    def _held_by_way(self, r: int, ways: Sequence[tuple[int, int]]) -> Array:
+        """Return the bytes of weights and state before each point, way by way."""
+        key = (r, *(level for level, _ in ways))
+        if key not in self.pool.held_of:
+            held = {level: self._held(SHARDS[level], r) for level, _ in ways}
+            self.pool.held_of[key] = np.concatenate([held[level] for level, _ in ways])
+        return self.pool.held_of[key]
 
     def _ways(self, r: int, *, even: bool) -> list[tuple[int, int]]:
         """Return what a stage may do to fit, the cheapest first: levels of sharding, recomputation.
@@ -311,70 +389,55 @@ class ChainProgram:
             held = held + self.frame.weight_bytes
         return sums_before(held[self.line.order])[self.line.points]
 
-    def _solve(
-        self, tables: "dict[tuple[int, int], _Table]", limit: float | None
-    ) -> tuple[list[tuple[int, int, int, int]], float] | None:
-        """Return the ranges of the best split and its bottleneck; without a limit, the least one.
-
-        A range is (first point, end point, first device, replicas).
-        """
+    def _solve(self, places: Array, limits: Sequence[float]) -> "list[_Split | None]":
+        """Return the best split for each limit of the bottleneck; NaN stands for the least one."""
         points, total = len(self.line.points), len(self.devices)
-        p, q, place_of = self._stacked
-        table_of = np.full((total, len(self.replicas)), -1)
-        for number, r in enumerate(self.replicas):
-            for d in range(total):
-                if (d, r) in tables:
-                    table_of[d, number] = place_of[d, r]
-        best = np.full(points * (total + 1), np.inf)
-        end = np.full(points * (total + 1), -1)
+        shape = (total + 1, points, len(limits))
+        best = np.full(math.prod(shape), np.inf)
+        end = np.full(math.prod(shape), -1)
         replicas = end.copy()
-        stacked = _Tables(points, np.array(self.replicas), table_of.ravel(), p, q)
-        size = points * points * int((table_of >= 0).sum())
-        given = (stacked, np.nan if limit is None else limit)
+        p, q, _ = self.pool.columns
+        tables = _Tables(points, np.array(self.replicas), places.ravel(), p, q)
+        size = points * points * int((places >= 0).sum()) * len(limits)
+        given = (tables, np.array(limits, dtype=np.float64))
         run(relax, size, given, (best, end, replicas), _CELLS)
-        if not np.isfinite(best[0]):
-            return None
-        shape = (points, total + 1)
-        choice = np.stack([end, replicas], axis=1).reshape(*shape, 2)
-        return self._walk(tables, best.reshape(shape), choice)
+        columns = [part.reshape(shape) for part in (best, end, replicas)]
+        return [
+            self._walk(*(part[..., k] for part in columns))
+            if np.isfinite(columns[0][0, 0, k])
+            else None
+            for k in range(len(limits))
+        ]
 
-    @cached_property
-    def _stacked(self) -> tuple[Array, Array, dict[tuple[int, int], int]]:
-        """Seconds of all tables in one column each, and the place of each table in it."""
-        unlike = {id(table): table for table in self._tables.values()}
-        rank = {key: number for number, key in enumerate(unlike)}
-        columns = [np.concatenate([np.zeros(0), *(t[k] for t in unlike.values())]) for k in (0, 1)]
-        places = {key: rank[id(table)] for key, table in self._tables.items()}
-        return columns[0], columns[1], places
-
-    def _walk(
-        self, tables: "dict[tuple[int, int], _Table]", best: Array, choice: Array
-    ) -> tuple[list[tuple[int, int, int, int]], float]:
-        ranges, bottleneck = [], 0.0
+    def _walk(self, best: Array, last: Array, replicas: Array) -> "_Split":
+        ranges, once, beyond = [], 0.0, 0.0
         i, d, end = 0, 0, len(self.line.points) - 1
         while i < end:
             # The device is unused, as a choice at d would have been strictly better.
-            if best[i, d] == best[i, d + 1]:
+            if best[d, i] == best[d + 1, i]:
                 d += 1
                 continue
-            j, r = choice[i, d].tolist()
+            j, r = int(last[d, i]), int(replicas[d, i])
             ranges.append((i, j, d, r))
-            bottleneck = max(bottleneck, float(tables[(d, r)].q[i * (end + 1) + j]))
+            (p, q, _), cell = self.pool.table(self._place(d, r)), i * (end + 1) + j
+            once, beyond = once + float(p[cell]), max(beyond, float(q[cell]))
             i, d = j, d + r
-        return ranges, bottleneck
+        return _Split(ranges, once, beyond)
 
-    def _sketch(
-        self, tables: "dict[tuple[int, int], _Table]", ranges: list[tuple[int, int, int, int]]
-    ) -> Sketch:
+    def _place(self, d: int, r: int) -> int:
+        return int(self._places[d, self.replicas.index(r)])
+
+    def _sketch(self, ranges: list[tuple[int, int, int, int]]) -> Sketch:
         line = self.line
         boundaries = [int(line.points[i]) for i, _, _, _ in ranges] + [len(line.order)]
         stage_of = cut_order(line.order, boundaries)
         stages, recompute = [], np.zeros(len(line.order), dtype=bool)
         for number, (i, j, d, r) in enumerate(ranges):
-            table = tables[(d, r)]
-            ways = self._ways(r, even=len(set(table.shares)) == 1)
-            level, again = ways[int(table.way[i * len(line.points) + j])]
-            stages.append(replicated(self.devices[d : d + r], table.shares, SHARDS[level]))
+            place = self._place(d, r)
+            shares, way = self.pool.shares[place], self.pool.table(place)[2]
+            ways = self._ways(r, even=len(set(shares)) == 1)
+            level, again = ways[int(way[i * len(line.points) + j])]
+            stages.append(replicated(self._members(d, r), shares, SHARDS[level]))
             recompute |= (stage_of == number) & (line.level_of <= again)
         return Sketch(
             stage_of=stage_of,
@@ -385,20 +448,75 @@ class ChainProgram:
         )
 
 
-class _Table(NamedTuple):
-    """Figures of the ranges on some devices, at ``first point * number of points + end point``.
+class _Split(NamedTuple):
+    """A split of the line.
 
     Attributes:
-        p: Seconds of one microbatch; ``inf`` where the range cannot run there.
-        q: What the other microbatches add.
-        shares: Microbatches of each replica in a round.
-        way: What the range does to fit, a place in ``ChainProgram._ways``.
+        ranges: Its stages: first point, end point, first device, replicas.
+        once: Seconds of one microbatch through all of them.
+        beyond: Most that the others add at a stage.
     """
 
-    p: Array
-    q: Array
-    shares: tuple[int, ...]
-    way: Array
+    ranges: list[tuple[int, int, int, int]]
+    once: float
+    beyond: float
+
+
+class TablePool:
+    """Figures of the ranges of one line of units on some devices, a table for each place.
+
+    A table has a cell for every range, at ``first point * number of points + end point``: ``p``,
+    seconds of one microbatch (``inf`` where the range cannot run there); ``q``, what the other
+    microbatches add; ``way``, what the range does to fit, a place in ``ChainProgram._ways``.
+
+    Attributes:
+        cells: Cells of a table.
+        shares: Microbatches of each replica in a round, by table.
+        place_of: The table of everything that a place looks like; -1 = none.
+        columns_of: Columns of places, by the classes of their devices.
+        held_of: Bytes that places hold, by replicas and ways to fit.
+    """
+
+    def __init__(self, points: int) -> None:
+        self.cells = points * points
+        self.shares: list[tuple[int, ...]] = []
+        self.place_of: dict[tuple[object, ...], int] = {}
+        self.columns_of: dict[tuple[object, ...], dict[str, Array]] = {}
+        self.held_of: dict[tuple[int, ...], Array] = {}
+        self._p, self._q = np.zeros((2, 0))
+        self._way = np.zeros(0, dtype=np.int8)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it should make room for a new one."""
+        return len(self.shares) * self.cells > MAX_POOLED
+
+    @property
+    def columns(self) -> tuple[Array, Array, Array]:
+        """All tables, one after the other."""
+        end = len(self.shares) * self.cells
+        return self._p[:end], self._q[:end], self._way[:end]
+
+    def table(self, number: int) -> tuple[Array, Array, Array]:
+        """Return one table."""
+        begin, end = number * self.cells, (number + 1) * self.cells
+        return self._p[begin:end], self._q[begin:end], self._way[begin:end]
+
+    def add(self, shares: tuple[int, ...]) -> int:
+        """Return the number of a new table, in which nothing can run yet."""
+        number = len(self.shares)
+        self.shares.append(shares)
+        begin, end = number * self.cells, (number + 1) * self.cells
+        if end > len(self._p):
+            more = max(64 * self.cells, len(self._p))
+            self._p, self._q, self._way = (
+                np.concatenate([part, np.empty(more, dtype=part.dtype)])
+                for part in (self._p, self._q, self._way)
+            )
+        self._p[begin:end] = np.inf
+        self._q[begin:end] = 0.0
+        self._way[begin:end] = 0
+        return number
 
 
 class _Place(NamedTuple):
@@ -412,6 +530,7 @@ class _Place(NamedTuple):
         level: Of each way to fit, what is sharded.
         again: Its level of recomputation.
         freed: Bytes before each point that are not kept, by level of recomputation.
+        read: Bytes that are kept because units that recompute read them, likewise.
         rerun: Seconds to compute that again, by level and class of the devices here.
         weight_s: Seconds of backward that the stage before does not wait for, by class.
         held: Bytes of weights and state before each point.
@@ -435,6 +554,7 @@ class _Place(NamedTuple):
     level: Column
     again: Column
     freed: Column
+    read: Column
     rerun: Column
     weight_s: Column
     held: Column
@@ -466,6 +586,7 @@ def fill_table(place: _Place, p: Column, q: Column, way: Column) -> None:
                 level = place.again[chosen] * points
                 freed = place.freed[level + j] - place.freed[level + i]
                 inputs = place.cut[i] if freed > 0 else 0.0
+                inputs += place.read[level + j] - place.read[level + i]
                 use = place.flying * (saved - freed + inputs) + freed + place.cut[i] + place.cut[j]
                 use += place.held[chosen * points + j] - place.held[chosen * points + i]
                 if use <= place.room:
@@ -486,7 +607,7 @@ def fill_table(place: _Place, p: Column, q: Column, way: Column) -> None:
                 row = (place.again[chosen] * kinds + kind) * points
                 both = ahead + behind + place.rerun[row + j] - place.rerun[row + i]
                 weight = place.weight_s[kind * points + j] - place.weight_s[kind * points + i]
-                once = max(once, both - weight)
+                once = max(once, both - weight, 0.0)
                 load = max(load, both * place.load[kind])
             reduced = place.fixed + place.per_byte * (place.reduced[j] - place.reduced[i])
             if place.level[chosen] == _ALL:
@@ -520,47 +641,55 @@ class _Tables(NamedTuple):
 
 
 @kernel
-def relax(tables: _Tables, limit: Number, best: Column, end: Column, count: Column) -> None:
-    """Fill the best value of every rest, at ``point * (devices + 1) + device``.
+def relax(  # noqa: C901, PLR0912 (one compiled loop)
+    tables: _Tables, limits: Column, best: Column, end: Column, count: Column
+) -> None:
+    """Fill the best value of every rest, at ``(device * points + point) * limits + limit``.
+
+    All limits are looked at together, as reading the tables takes most of the time.
 
     Args:
         tables: The tables.
-        limit: Most that others may add; NaN = the least such value is looked for instead.
+        limits: Most that others may add; NaN = the least such value is looked for instead.
         best: Infinite; filled.
         end: Where the first stage of a rest ends.
         count: Its replicas.
     """
     points, replicas, p, q = tables.points, tables.replicas, tables.p, tables.q
-    table_of, cells = tables.table_of, points * points
+    table_of, cells, width = tables.table_of, points * points, len(limits)
     total = len(table_of) // len(replicas)
-    width = total + 1
     # Nothing left costs nothing.
-    for d in range(width):
-        best[(points - 1) * width + d] = 0.0
+    for d in range(total + 1):
+        for k in range(width):
+            best[(d * points + points - 1) * width + k] = 0.0
     for d in range(total - 1, -1, -1):
         # Without device d; only a strictly better way uses it.
-        for i in range(points):
-            best[i * width + d] = best[i * width + d + 1]
+        for cell in range(points * width):
+            best[d * points * width + cell] = best[(d + 1) * points * width + cell]
         for number in range(len(replicas)):
             table = table_of[d * len(replicas) + number]
             if table < 0:
                 continue
             r = replicas[number]
             for i in range(points - 1):
-                least, last = math.inf, -1
                 first = table * cells + i * points
+                here = (d * points + i) * width
                 for j in range(i + 1, points):
-                    # What lies behind has the devices after these.
-                    rest = best[j * width + d + r]
-                    if limit != limit:  # noqa: PLR0124 (NaN)
-                        value = max(q[first + j], rest) if p[first + j] < math.inf else math.inf
-                    elif q[first + j] <= limit:
-                        value = p[first + j] + rest
-                    else:
+                    once = p[first + j]
+                    if once == math.inf:
                         continue
-                    if value < least:
-                        least, last = value, j
-                if least < best[i * width + d]:
-                    best[i * width + d] = least
-                    end[i * width + d] = last
-                    count[i * width + d] = r
+                    others = q[first + j]
+                    # What lies behind has the devices after these.
+                    behind = ((d + r) * points + j) * width
+                    for k in range(width):
+                        rest = best[behind + k]
+                        if limits[k] != limits[k]:  # NaN
+                            value = max(others, rest)
+                        elif others <= limits[k]:
+                            value = once + rest
+                        else:
+                            continue
+                        if value < best[here + k]:
+                            best[here + k] = value
+                            end[here + k] = j
+                            count[here + k] = r

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.core.cluster import Level
+from partita.core.cluster import Cluster, Level
 from partita.core.columns import Array
 from partita.core.plan import Shard, Stage
 from partita.core.program import Kind
-from partita.cost.condensed import CondensedModel
+from partita.cost.condensed import MAX_DEVICES, CondensedModel
 from partita.cost.condensed_kernel import Runs
 from partita.cost.links import collective_s, transfer_s
 from partita.errors import InvalidInputError
@@ -117,6 +117,7 @@ class Estimator:
         self._reduction_alike: dict[tuple[object, ...], tuple[float, float]] = {}
         # For each level the group of each device, and a number for groups of the same figures.
         self._groups = [_grouped(level) for level in frame.problem.cluster.levels]
+        self._ports: dict[int, list[int]] = {}
         self._behind: dict[tuple[tuple[int, ...], int], tuple[float, float, int]] = {}
         self._limit: list[float] = frame.limit_bytes[frame.class_of].tolist()
         self._class_of = self.model.class_of.tolist()
@@ -166,22 +167,42 @@ class Estimator:
         """Return latency and seconds per byte between two devices."""
         pair = (source, target)
         if pair not in self._link:
-            ends = np.array([source, source]), np.array([target, target])
-            fixed, more = transfer_s(self.frame.problem.cluster, *ends, np.array([0.0, 1e9]))
-            self._link[pair] = (float(fixed), float(more - fixed) / 1e9)
+            cluster = self.frame.problem.cluster
+            targets = np.array([target])
+            if len(cluster) <= MAX_DEVICES:
+                targets = np.delete(np.arange(len(cluster)), source)
+            sources = np.full(len(targets), source)
+            fixed, more = (
+                transfer_s(cluster, sources, targets, np.full(len(targets), size))
+                for size in (0.0, 1e9)
+            )
+            found = zip(
+                targets.tolist(), fixed.tolist(), ((more - fixed) / 1e9).tolist(), strict=True
+            )
+            self._link.update({(source, t): (latency, slope) for t, latency, slope in found})
         return self._link[pair]
 
     def link_behind(self, devices: tuple[int, ...], after: int) -> tuple[float, float, int]:
         """Return latency, seconds per byte and number of ports from devices to the one after."""
         key = (devices, after)
         if key not in self._behind:
-            own = np.array(devices)
-            links = self.frame.problem.cluster.links(own, np.full(len(own), after))
-            self._behind[key] = (
-                *self.link(devices[-1], after),
-                len(np.unique(links.out_port)),
-            )
+            ports = self._ports_to(after, devices)
+            self._behind[key] = (*self.link(devices[-1], after), len(set(ports)))
         return self._behind[key]
+
+    def _ports_to(self, after: int, devices: tuple[int, ...]) -> list[int]:
+        """Return the port through which each of some devices sends to another one."""
+        cluster = self.frame.problem.cluster
+        if len(cluster) > MAX_DEVICES:
+            return _ports(cluster, np.array(devices), after)
+        # All at once: single questions take as long.
+        if after not in self._ports:
+            others = np.delete(np.arange(len(cluster)), after)
+            ports = np.full(len(cluster), -1)
+            ports[others] = _ports(cluster, others, after)
+            self._ports[after] = ports.tolist()
+        row = self._ports[after]
+        return [row[device] for device in devices]
 
     def estimate(self, sketch: Sketch) -> Estimate:
         """Return the estimate of a sketch."""
@@ -285,8 +306,8 @@ class Estimator:
 
         Weights, what is in flight by the schedule, and a buffer for everything that is received.
         """
-        _, received = self._received(sketch, figures.pairs)
         window = self._window(sketch, figures.pairs)
+        _, received = self._received(sketch, figures.pairs, window)
         need: dict[int, float] = {}
         for number, stage in enumerate(sketch.stages):
             kept = figures.kept[number] + figures.inputs[number]
@@ -310,8 +331,8 @@ class Estimator:
     def stage_memory(self, sketch: Sketch) -> StageMemory:
         """Return what the memory of each stage consists of, about."""
         figures = self._figures(sketch)
-        inputs, received = self._received(sketch, figures.pairs)
         window = self._window(sketch, figures.pairs)
+        inputs, received = self._received(sketch, figures.pairs, window)
         room, flying = [], []
         for number, stage in enumerate(sketch.stages):
             room.append(min(self._limit[group[0]] for group in stage.devices))
@@ -321,15 +342,26 @@ class Estimator:
         static = [a + b for a, b in zip(figures.static, figures.gathered, strict=True)]
         return StageMemory(room, static, inputs, received, flying)
 
-    def _received(self, sketch: Sketch, pairs: list[Crossing]) -> tuple[list[float], list[float]]:
-        """Return what comes from earlier stages, and that with the gradients from later ones."""
+    def _received(
+        self, sketch: Sketch, pairs: list[Crossing], window: list[int]
+    ) -> tuple[list[float], list[float]]:
+        """Return what comes from earlier stages, and the buffers for it and for gradients.
+
+        All that an earlier stage has in flight beyond those of this one waits here. Gradients come
+        from all replicas of the later stage at once.
+        """
         ahead = [0.0] * len(sketch.stages)
         both = ahead.copy()
         for pair in pairs:
+            a, b = sketch.stages[pair.source], sketch.stages[pair.target]
             ahead[pair.target] += pair.bytes
-            both[pair.target] += pair.bytes
+            # Every replica may have its whole share in flight.
+            sent = sum(-(-window[pair.source] * share // a.round) for share in a.shares)
+            waiting = (min(sent, sketch.batch.count) - window[pair.target]) * max(b.shares)
+            both[pair.target] += pair.bytes * max(1, -(-waiting // b.round))
             if self.frame.trains:
-                both[pair.source] += pair.bytes
+                back = -(-b.num_replicas * max(a.shares) // a.round)
+                both[pair.source] += pair.bytes * back
         return ahead, both
 
     def _window(self, sketch: Sketch, pairs: list[Crossing]) -> list[int]:
@@ -341,10 +373,20 @@ class Estimator:
         window = [stage.num_replicas for stage in sketch.stages]
         for pair in sorted(pairs, key=lambda pair: -pair.source):
             a, b = pair.source, pair.target
-            window[a] = max(window[a], sketch.stages[a].num_replicas + window[b])
+            stage = sketch.stages[a]
+            behind = stage.num_replicas + window[b]
+            # Those that reduce in every round keep whole rounds.
+            if stage.shard in (Shard.GRADIENTS, Shard.PARAMETERS):
+                behind += -behind % stage.num_replicas
+            window[a] = max(window[a], behind)
         if sketch.schedule.row.delays_weights:
             return [max(window)] * len(window)
         return window
+
+
+def _ports(cluster: Cluster, devices: Array, after: int) -> list[int]:
+    ports: list[int] = cluster.links(devices, np.full(len(devices), after)).out_port.tolist()
+    return ports
 
 
 def _grouped(level: Level) -> tuple[list[tuple[int, float]], list[int]]:

@@ -198,10 +198,13 @@ class _Auto:
             self._ask(entry)
 
     def _ask_others(self) -> None:
-        # Where the search measures thousands of plans, more starts are not worth its time.
+        # Where the search measures thousands of plans, more starts are not worth its time; least of
+        # all those of planners that do not look at memory, where it is so tight that no plain plan
+        # fits.
         quick = self.evaluator.model is not None and not self.effort.is_counted
+        tight = not self.answers.solutions and math.isfinite(self.evaluator.best)
         for entry in OTHERS:
-            if quick and self.effort.used() >= QUICK_SHARE:
+            if quick and (tight or self.effort.used() >= QUICK_SHARE):
                 break
             if not self.search.is_done:
                 self._ask(entry, always=False)

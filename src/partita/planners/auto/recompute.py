@@ -44,8 +44,8 @@ def fitted(
 ) -> Sketch:
     """Return a sketch whose stages recompute as little as makes them fit, by estimate.
 
-    Where recomputing all does not do, replicas shard their optimizers, too. Sketches in which a
-    device runs several stages are returned as they are.
+    Where recomputing all does not do, replicas shard their optimizers, too. Stages of one device
+    divide its memory by what each would take.
 
     Args:
         estimator: Figures of the frame.
@@ -54,10 +54,14 @@ def fitted(
         kept: Whether each stage stays as it is; ``None`` = none does.
     """
     frame = estimator.frame
-    if not frame.trains or not sketch.is_divided or not np.isfinite(frame.limit_bytes).any():
+    if not frame.trains or not np.isfinite(frame.limit_bytes).any():
         return sketch
     memory = estimator.stage_memory(sketch)
     saved = frame.saved_bytes(sketch.batch.size)
+    reserve = list(reserve_bytes) or [0.0] * len(sketch.stages)
+    if not sketch.is_divided:
+        memory = memory._replace(room=_rooms(estimator, sketch, memory, reserve))
+        reserve = [0.0] * len(sketch.stages)
     price = estimator.recompute_price(sketch.batch.size)
     order = np.lexsort((price, sketch.stage_of))
     ends = np.searchsorted(sketch.stage_of[order], np.arange(len(sketch.stages) + 1))
@@ -70,7 +74,7 @@ def fitted(
             continue
         units = order[ends[number] : ends[number + 1]]
         bytes_ = saved[units]
-        beyond = reserve_bytes[number] if len(reserve_bytes) else 0.0
+        beyond = reserve[number]
         read = _kept_by_count(inside, number, len(units))
         count = _least_count(bytes_, read, memory, number, beyond)
         for shard in _sharding(stage):
@@ -88,6 +92,45 @@ def fitted(
     if tuple(stages) == sketch.stages and np.array_equal(again, sketch.recompute):
         return sketch
     return replace(sketch, recompute=again, stages=tuple(stages))
+
+
+def _rooms(
+    estimator: Estimator, sketch: Sketch, memory: StageMemory, reserve: Sequence[float]
+) -> list[float]:
+    """Return the bytes that each stage may use where devices run several.
+
+    Each gets the least that it can do with, and of what is left as much as it would save by
+    recomputing.
+    """
+    limit, class_of = estimator.frame.limit_bytes, estimator.frame.class_of
+    full, least = _uses(estimator, sketch, memory)
+    rooms = [np.inf] * len(sketch.stages)
+    held: dict[int, list[int]] = {}
+    for number, stage in enumerate(sketch.stages):
+        for group in stage.devices:
+            held.setdefault(group[0], []).append(number)
+    for device, stages in held.items():
+        room = float(limit[class_of[device]]) - max(reserve[s] for s in stages)
+        spare = room - sum(least[s] for s in stages)
+        wanted = sum(full[s] - least[s] for s in stages)
+        for s in stages:
+            share = (full[s] - least[s]) / wanted if wanted > 0 else 1 / len(stages)
+            rooms[s] = min(rooms[s], least[s] + spare * share)
+    return rooms
+
+
+def _uses(
+    estimator: Estimator, sketch: Sketch, memory: StageMemory
+) -> tuple[list[float], list[float]]:
+    """Return what each stage takes without recomputing, and the least that recomputing leaves."""
+    saved = estimator.frame.saved_bytes(sketch.batch.size)
+    total = np.bincount(sketch.stage_of, weights=saved, minlength=len(sketch.stages)).tolist()
+    full, least = [], []
+    for number, bytes_ in enumerate(total):
+        base, flying = memory.static[number] + memory.received[number], memory.flying[number]
+        full.append(base + flying * bytes_)
+        least.append(min(full[-1], base + flying * memory.inputs[number] + bytes_))
+    return full, least
 
 
 def _sharding(stage: Stage) -> tuple[Shard, ...]:
@@ -149,7 +192,7 @@ def beyond_estimate(
 
     Args:
         estimator: Figures of the frame.
-        sketch: A sketch in which every device runs one stage.
+        sketch: The sketch.
         excess: What each device needs beyond its limit; negative = that much is free.
     """
     memory, count = estimator.stage_memory(sketch), len(sketch.stages)
@@ -159,15 +202,17 @@ def beyond_estimate(
     # Of a unit it only counts whether it recomputes: those that do stand at the first place.
     at, _, _, size = _read_inside(estimator, sketch, np.where(sketch.recompute, 0, 1))
     read = np.bincount(at, weights=size, minlength=count)
-    result = []
+    limit, class_of = estimator.frame.limit_bytes, estimator.frame.class_of
+    used: dict[int, float] = {}
     for number, stage in enumerate(sketch.stages):
         inputs = memory.inputs[number]
         use = memory.static[number] + memory.received[number] + freed[number]
         again = inputs + read[number] if freed[number] > 0 else 0.0
         use += memory.flying[number] * (total[number] - freed[number] + again)
-        most = max(excess[group[0]] for group in stage.devices)
-        result.append(float(memory.room[number] + most - use))
-    return result
+        for group in stage.devices:
+            used[group[0]] = used.get(group[0], 0.0) + float(use)
+    beyond = {d: float(limit[class_of[d]]) + excess[d] - use for d, use in used.items()}
+    return [max(beyond[group[0]] for group in stage.devices) for stage in sketch.stages]
 
 
 def refitted(estimator: Estimator, old: Sketch, new: Sketch) -> Sketch:
@@ -184,13 +229,28 @@ def refitted(estimator: Estimator, old: Sketch, new: Sketch) -> Sketch:
     return fitted(estimator, new, kept=kept)
 
 
-def level_sums(estimator: Estimator, size: int, order: Array) -> tuple[Array, Array]:
+def level_sums(estimator: Estimator, size: int, order: Array) -> tuple[Array, Array, Array]:
     """Return by level, none first, what recomputes along an order of units, a column per place.
 
-    Bytes that it keeps no longer, and its forward seconds by class.
+    Bytes that it keeps no longer, its forward seconds by class, and bytes that are kept because it
+    reads them again, at their maker.
     """
-    level = levels(estimator, size)[order]
-    saved = estimator.frame.saved_bytes(size)[order]
+    frame, of_unit = estimator.frame, levels(estimator, size)
+    level = of_unit[order]
+    saved = frame.saved_bytes(size)[order]
     forward = estimator.seconds(size)[0][:, order]
     masks = np.array([level <= number for number in range(NEVER)])
-    return saved * masks, forward * masks[:, None, :]
+    _, source, _ = frame.nets
+    net, reader = frame.net_pairs
+    first = np.full(len(source), NEVER + 1)
+    np.minimum.at(first, net, of_unit[reader])
+    bytes_ = estimator.net_bytes(size)
+    read = [
+        np.bincount(
+            source,
+            weights=bytes_ * ((first <= number) & (of_unit[source] > number)),
+            minlength=frame.num_units,
+        )[order]
+        for number in range(NEVER)
+    ]
+    return saved * masks, forward * masks[:, None, :], np.array(read)

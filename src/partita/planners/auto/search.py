@@ -44,6 +44,8 @@ RECUT_SHARE = 0.5
 FIRST_RECUTS, MAX_FIRST_RECUTS, RECUTS_UNTIL, GOOD_ENDS = 4, 40, 0.45, 3
 """Cuts near the best few starts before any is improved: of a counted search, and of one by the
 clock up to a share of its time."""
+WORTH_CUTTING = 1.25
+"""Cuts that are estimated to be more than this above the best plan are not measured."""
 MAX_REFITS, REFIT_SHARE = 3, 0.3
 """How often a sketch that does not fit recomputes more, where it exceeds less of the memory."""
 MAX_NEIGHBOURS = 300
@@ -117,7 +119,7 @@ class Search:
         end = best = End(self.measure(sketch, cutoff), sketch)
         model = self.evaluator.model
         for _ in range(MAX_REFITS):
-            if model is None or not model.excess or not end.sketch.is_divided:
+            if model is None or not model.excess:
                 break
             over = max(model.excess.values())
             if over > REFIT_SHARE * float(self.frame.limit_bytes.max()):
@@ -222,7 +224,12 @@ class Search:
             # Moves of single units are left to the search that measures.
             for moves in NEIGHBOURHOODS[:2]:
                 near = islice(chain.from_iterable(move(position) for move in moves), MAX_NEIGHBOURS)
-                found = [(self.estimator.estimate(candidate), candidate) for candidate in near]
+                found = []
+                for candidate in near:
+                    # On thousands of devices an estimate takes milliseconds.
+                    if self.evaluator.effort.is_over():
+                        return sketch
+                    found.append((self.estimator.estimate(candidate), candidate))
                 best = min(found, key=lambda pair: _promise(pair[0]), default=None)
                 if best is not None and _promise(best[0]) < _promise(here):
                     here, sketch = best
@@ -270,7 +277,9 @@ class Search:
             if self.is_done or (not effort.is_counted and effort.used() > RECUTS_UNTIL):
                 break
             near = rng.choice(found[:GOOD_ENDS]).sketch
-            found += [self.measure_fitted(one, eases=True) for one in self.recuts.near(near, rng)]
+            below = self.evaluator.best * WORTH_CUTTING
+            cuts = self.recuts.near(near, rng, below)
+            found += [self.measure_fitted(one, eases=True) for one in cuts]
             unlike = {end.sketch.key: end for end in found}
             found = sorted(unlike.values(), key=lambda end: end.judgement.rank)[: len(ends)]
         return found
@@ -302,9 +311,8 @@ class Search:
         """Return a place to search from: a shaken sketch, or the best of some that are cut anew."""
         if self.recuts is None or rng.random() >= RECUT_SHARE:
             return self.measure_fitted(self.shake(here.sketch, rng))
-        ends = [
-            self.measure_fitted(sketch, eases=True) for sketch in self.recuts.near(here.sketch, rng)
-        ]
+        cuts = self.recuts.near(here.sketch, rng, self.evaluator.best * WORTH_CUTTING)
+        ends = [self.measure_fitted(sketch, eases=True) for sketch in cuts]
         best = min(ends, key=lambda end: end.judgement.rank, default=None)
         return best if best is not None else self.measure_fitted(self.shake(here.sketch, rng))
 

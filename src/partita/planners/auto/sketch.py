@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from heapq import heapify, heapreplace
 from itertools import pairwise
 
 import numpy as np
@@ -185,7 +186,11 @@ def _apportioned(speeds: tuple[float, ...], length: int) -> tuple[int, ...]:
     (3, 1)
     """
     shares = [1] * len(speeds)
+    # When each would have its next one; ties go to the first.
+    soonest = [(2 / speed, turn) for turn, speed in enumerate(speeds)]
+    heapify(soonest)
     for _ in range(length - len(speeds)):
-        turn = min(range(len(speeds)), key=lambda i: ((shares[i] + 1) / speeds[i], i))
+        _, turn = soonest[0]
         shares[turn] += 1
+        heapreplace(soonest, ((shares[turn] + 1) / speeds[turn], turn))
     return tuple(shares)

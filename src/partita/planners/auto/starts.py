@@ -8,8 +8,8 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from partita.core.columns import Array
 from partita.core.plan import Shard
 from partita.core.problem import Metric, Schedule
 from partita.core.schedules import DEFAULT_SCHEDULE
-from partita.planners.auto.chain_dp import ChainProgram, line_of
+from partita.planners.auto.chain_dp import ChainProgram, Line, TablePool, line_of
 from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.frame import Batch, Frame
 from partita.planners.auto.moves import Position, reschedule
@@ -39,6 +39,8 @@ OTHER_BATCH, SHARDED = 0.15, 0.6
 NEARLY = 0.2
 """Share of the memory by which a plan may exceed it by estimate and still be measured."""
 _CUT, _MOVE = 0.4, 0.7
+DRAWN_LINES = 4
+"""Lines of devices that are drawn for one that is used, the most promising of all drawn so far."""
 
 
 def likely_starts(frame: Frame, estimator: Estimator, effort: Effort) -> list[Sketch]:
@@ -83,13 +85,17 @@ def chain_starts(frame: Frame, estimator: Estimator, effort: Effort) -> Iterator
     orders = unit_orders(frame, MAX_ORDERS)
     # Where a schedule may be chosen, one that waits least on the way back without more memory.
     schedule = Schedule.SPLIT if Schedule.SPLIT in frame.schedules else frame.schedules[0]
+
+    def is_late() -> bool:
+        return not effort.is_counted and effort.used() >= SHARE
+
     for number, (order, batch) in enumerate(product(orders, likely_batches(frame))):
         line = line_of(frame, estimator, order, batch)
-        known: dict[tuple[object, ...], Any] = {}
+        pool = TablePool(len(line.points))
         # Plans without shards first: those with them are the same lines, cut otherwise.
         sharding = (False, True) if frame.trains else (False,)
         for shards, devices in product(sharding, device_lines(frame, order)):
-            if (number or shards) and not effort.is_counted and effort.used() >= SHARE:
+            if (number or shards) and is_late():
                 return
             program = ChainProgram(
                 frame=frame,
@@ -100,7 +106,8 @@ def chain_starts(frame: Frame, estimator: Estimator, effort: Effort) -> Iterator
                 replicas=replica_counts(frame, len(devices), batch),
                 schedule=schedule,
                 shards=shards,
-                known=known,
+                pool=pool,
+                stop=is_late,
             )
             for sketch in (*program.sketches(), *program.even_sketches()):
                 yield fitted(estimator, sketch)
@@ -122,39 +129,64 @@ class Recuts:
     frame: Frame
     estimator: Estimator
     most: int = 3
-    _lines: dict[tuple[bytes, Batch], tuple[Any, dict[tuple[object, ...], Any]]] = field(
-        default_factory=dict
-    )
+    _lines: dict[tuple[bytes, Batch], tuple[Line, TablePool]] = field(default_factory=dict)
     _orders: list[Array] = field(default_factory=list)
+    _tried: set[tuple[object, ...]] = field(default_factory=set)
+    _waiting: list[tuple[float, int, list[Sketch]]] = field(default_factory=list)
 
-    def near(self, sketch: Sketch, rng: random.Random) -> list[Sketch]:
-        """Return splits along a line of devices that is drawn near that of a sketch."""
+    def near(self, sketch: Sketch, rng: random.Random, below: float = math.inf) -> list[Sketch]:
+        """Return splits along the most promising line of devices that was drawn and not used yet.
+
+        A few lines are drawn near that of the sketch first. Nothing where all were used before, or
+        where nothing is estimated to be below a value.
+        """
+        for _ in range(DRAWN_LINES):
+            program = self._drawn(sketch, rng)
+            if program is not None and program.guess < math.inf:
+                heappush(self._waiting, (program.guess, len(self._tried), program.sketches()))
+        if not self._waiting:
+            return []
+        found = [fitted(self.estimator, one) for one in heappop(self._waiting)[2]]
+        ranked = [(self.estimator.estimate(one), one) for one in found]
+        limit = self.frame.limit_bytes.max()
+        ranked.sort(key=lambda pair: (pair[0].over_bytes > NEARLY * limit, pair[0].guess))
+        return [one for estimate, one in ranked[: self.most] if estimate.guess < below]
+
+    def _drawn(self, sketch: Sketch, rng: random.Random) -> ChainProgram | None:
+        """Return the program of a line that is drawn near a sketch's; ``None`` = it was before."""
         if not self._orders:
             self._orders = unit_orders(self.frame, MAX_ORDERS)
         order, batch = rng.choice(self._orders), sketch.batch
         if rng.random() < OTHER_BATCH:
             batch = rng.choice(likely_batches(self.frame))
         devices = self._drawn_line(sketch, rng)
+        shards = self.frame.trains and rng.random() < SHARDED
+        schedule = sketch.schedule if not sketch.schedule.row.interleaves else DEFAULT_SCHEDULE
         key = (order.tobytes(), batch)
+        # Devices of one class on one host can take each other's places.
+        hosts = self.frame.problem.cluster.devices
+        line = tuple((int(self.frame.class_of[d]), hosts[d].host) for d in devices)
+        if (key, line, shards, schedule) in self._tried:
+            return None
+        self._tried.add((key, line, shards, schedule))
         if key not in self._lines:
-            self._lines[key] = (line_of(self.frame, self.estimator, order, batch), {})
-        line, known = self._lines[key]
-        program = ChainProgram(
+            sums = line_of(self.frame, self.estimator, order, batch, fine=False)
+            self._lines[key] = (sums, TablePool(len(sums.points)))
+        sums, pool = self._lines[key]
+        if pool.is_full:
+            pool = TablePool(len(sums.points))
+            self._lines[key] = (sums, pool)
+        return ChainProgram(
             frame=self.frame,
             estimator=self.estimator,
-            line=line,
+            line=sums,
             devices=devices,
             batch=batch,
             replicas=replica_counts(self.frame, len(devices), batch),
-            schedule=sketch.schedule if not sketch.schedule.row.interleaves else DEFAULT_SCHEDULE,
-            shards=self.frame.trains and rng.random() < SHARDED,
-            known=known,
+            schedule=schedule,
+            shards=shards,
+            pool=pool,
         )
-        found = [fitted(self.estimator, one) for one in program.sketches()]
-        ranked = [(self.estimator.estimate(one), one) for one in found]
-        limit = self.frame.limit_bytes.max()
-        ranked.sort(key=lambda pair: (pair[0].over_bytes > NEARLY * limit, pair[0].guess))
-        return [one for _, one in ranked[: self.most]]
 
     def _drawn_line(self, sketch: Sketch, rng: random.Random) -> list[int]:
         """Return the devices in the order of the sketch's stages, with a few runs moved."""
@@ -217,12 +249,7 @@ def data_parallel_starts(frame: Frame) -> Iterator[Sketch]:
     """
     if frame.problem.objective.metric is Metric.LATENCY:
         return
-    cluster = frame.problem.cluster
-    sets: dict[tuple[int, ...], None] = {tuple(frame.devices): None}
-    for of in ([device.host for device in cluster.devices], frame.class_of.tolist()):
-        for value in dict.fromkeys(of[d] for d in frame.devices):
-            sets[tuple(d for d in frame.devices if of[d] == value)] = None
-    for devices, batch in product(sets, frame.batches):
+    for devices, batch in product(_parallel_sets(frame), frame.batches):
         forward, backward = frame.seconds(batch.size)
         work = (forward + backward).sum(axis=1)[frame.class_of[list(devices)]]
         shares = fair_shares(tuple((1.0 / np.maximum(work, 1e-12)).tolist()), batch.count)
@@ -243,6 +270,26 @@ def data_parallel_starts(frame: Frame) -> Iterator[Sketch]:
                 schedule=frame.schedules[0],
                 batch=batch,
             )
+
+
+def _parallel_sets(frame: Frame) -> list[tuple[int, ...]]:
+    """Return all devices, those of each class, and of hosts that look alike those of the first."""
+    cluster, classes = frame.problem.cluster, frame.class_of.tolist()
+    hosts: dict[int, list[int]] = {}
+    kinds: dict[int, list[int]] = {}
+    for d in frame.devices:
+        hosts.setdefault(cluster.devices[d].host, []).append(d)
+        kinds.setdefault(classes[d], []).append(d)
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for members in hosts.values():
+        links = [
+            (float(level.bandwidth_bytes_per_s[group]), float(level.latency_s[group]))
+            for level in cluster.levels
+            for group in dict.fromkeys(level.group_of[members].tolist())
+        ]
+        alike.setdefault((*(classes[d] for d in members), *links), members)
+    sets = (frame.devices, *alike.values(), *kinds.values())
+    return list(dict.fromkeys(tuple(members) for members in sets))
 
 
 def unit_orders(frame: Frame, count: int) -> list[Array]:
