@@ -50,7 +50,8 @@ PRIORS = {
     "blackwell.scale.gb300": 1.2,
     "stack.fused.traffic": 0.7,
     "stack.fused.host_s": 1.1e-3,
-    "stack.eager.traffic": 1.8,
+    "stack.composer.traffic": 1.8,
+    "stack.eager.traffic": 2.2,
     "stack.eager.host_s": 0.8e-3,
     "stack.te.traffic": 1.4,
     "stack.te.host_s": 0.4e-3,
@@ -81,6 +82,8 @@ NARROW = {
     "common.score_bytes": 0.1,
     "stack.fused.traffic": 0.2,
     "stack.fused.host_s": 0.1,
+    "stack.composer.traffic": 0.2,
+    "stack.eager.traffic": 0.2,
     "common.host_rank_s": 0.2,
     "common.power": 0.2,
     "hopper.memory": 0.15,
@@ -91,7 +94,13 @@ NARROW = {
 BLOCKS: dict[str, tuple[str, ...]] = {
     "ampere": (
         *("ampere.matmul", "ampere.attention", "stack.fused.traffic", "stack.fused.host_s"),
-        *("stack.eager.traffic", "overlap.units", "common.host_rank_s", "common.score_bytes"),
+        *(
+            "stack.composer.traffic",
+            "stack.eager.traffic",
+            "overlap.units",
+            "common.host_rank_s",
+            "common.score_bytes",
+        ),
     ),
     "hopper": (
         *("hopper.matmul", "hopper.matmul8", "hopper.row8", "hopper.memory", "hopper.traffic8"),

@@ -1,11 +1,11 @@
 """Published runs of large transformers as shapes, layouts and jobs, and what is assumed of them.
 
 Not everything is published. Assumed is, for all runs of a kind and never for a single one: a
-microbatch of 1; microbatches of torchtitan's pipelines as many as its stages (its default); the
-degrees as printed where their product is not the number of devices; expert tensor parallelism as
-wide as ``tp`` in NeMo's recipes (its default) and 1 elsewhere; eight microbatches per stage where
-no batch is printed; the release from the name of the container; moments in bfloat16 in the recipe
-of Moonlight.
+microbatch of 1; microbatches of torchtitan's pipelines as many as its stages (its default); a layer
+per virtual stage in Meta's; the degrees as printed where their product is not the number of
+devices; expert tensor parallelism as wide as ``tp`` in NeMo's recipes (its default) and 1
+elsewhere; eight microbatches per stage where no batch is printed; the release from the name of the
+container; moments in bfloat16 in the recipe of Moonlight.
 """
 
 import itertools
@@ -43,6 +43,7 @@ LATENT = {
     "kimi-k2": {"query_rank": 1536, "kv_rank": 512, "rope_dim": 64, "head_dim": 128},
     "moonlight-16b": {"kv_rank": 512, "rope_dim": 64, "head_dim": 128},
 }
+WINDOWED = {"gpt-oss-120b": {"window": 128, "window_layers": 18}}
 DENSE_FRONT = {"deepseek-v3": 3, "kimi-k2": 1, "moonlight-16b": 1}
 HOSTS = {
     "A100-80GB": "dgx-a100",
@@ -57,6 +58,9 @@ HOSTS = {
     "MI355X": "mi355x-platform",
 }
 FAMILY = {"a100": "ampere", "h100": "hopper", "h200": "hopper", "mi": "cdna"}
+ONE_LAYER = "Meta internal"
+"""Interleaved pipelines of one layer per virtual stage, two of which have embedding and head alone:
+126 layers and those two over 16 devices (Llama 3 herd of models, section 3.3.2)."""
 SINGLE_NODE = "vTrain, single node of 8 A100"
 
 
@@ -139,6 +143,7 @@ def _shape(name: str, model: dict[str, Any]) -> Shape | None:
         dense_layers=DENSE_FRONT.get(name, model.get("dense_layers") or 0),
         expert_interval=2 if "maverick" in name else 1,
         **{"head_dim": model.get("head_dim") or 0, **LATENT.get(name, {})},
+        **WINDOWED.get(name, {}),
     )
 
 
@@ -208,6 +213,8 @@ def _row(entry: dict[str, Any], shape: Shape | None, sets: frozenset[str]) -> Ro
     vp, batch = entry["vp"] or 1, entry["gbs"]
     if "Interleaved" in str(extra.get("schedule")):
         vp = 2
+    if entry["framework"].startswith(ONE_LAYER) and pp > 1:
+        vp = round((shape.layers + 2) / pp)
     dp = entry["gpus"] / (tp * pp * cp)
     devices = entry["gpus"]
     if batch is None and entry["mbs"]:
@@ -219,7 +226,8 @@ def _row(entry: dict[str, Any], shape: Shape | None, sets: frozenset[str]) -> Ro
         devices = tp * pp * cp * dp
     framework = _framework(entry["framework"])
     microbatch = entry["mbs"] or 1
-    if framework.startswith("torchtitan") and pp > 1 and entry["mbs"] is None:
+    by_stages = framework.startswith("torchtitan") and not entry["framework"].startswith(ONE_LAYER)
+    if by_stages and pp > 1 and entry["mbs"] is None:
         microbatch = max(1, batch // (int(dp) * pp * vp))
     microbatch = max(1, min(microbatch, int(batch / dp)))
     step_s = _step_s(entry, shape, batch, devices)

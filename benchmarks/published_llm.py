@@ -174,13 +174,14 @@ def rankings(rows: list[Row], predicted: np.ndarray) -> tuple[dict[str, Any], li
 
 
 MISFITS = """known misfits
-  vTrain's 39B: where a host has several tensor groups (tp below 8) runs took up to 60 % longer,
-    without order (tp 2, pp 8: 21.9, 19.1 and 23.1 s for microbatches of 2, 3 and 6); 175B in the
-    same degrees on the same hosts is within 5 %: no term of degrees and sizes explains one without
-    missing the other. Where tensor groups fill hosts the order is right, and the regret is 0
+  vTrain's 39B: of the runs with tp 2 or 4, 14 of 20 took 8 to 60 % longer, in no order: tp 4 took
+    17.6, 17.4 and 16.1 s for microbatches of 3, 4 and 6 over 8 stages (more bubble, less time), and
+    15.0, 15.6 and 20.0 s over 16. All with tp 8 are within 5 %, and so are tp 1 (which sends most,
+    over as many replicas), 175B with tp 2 and 4 and 3.6B over two stages. A factor for each tp and
+    pp, fitted on these very rows, reaches 0.918; no other source has such rows to fit one on
   vTrain's 3.6B: microbatches of 64 (memory pressure), of 2 with tp 4 and 8 (hosts)
-  gpt-oss: 16 to 19 % quicker than measured, before container 26.06 up to 30 %; the two 26.06
-    containers differ by 60 % on the same layout
+  gpt-oss: 14 to 36 % quicker than measured on Hopper and on Blackwell, other experts are not; the
+    two 26.06 containers differ by 60 % on the same layout
   Moonlight: one microbatch per step; DeepSeek-V3 on GB200 in 25.05, slower than measured on H100
     and in groups of 32 on B200"""
 

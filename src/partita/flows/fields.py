@@ -208,7 +208,8 @@ class TrainingFields(Request):
         flags=("--for",),
         usual="megatron for a large transformer, else Partita's own",
         help="Framework that will run it, which says what overlaps and what may be combined: "
-        "megatron, torchtitan, deepspeed, maxtext, partita, or a release such as megatron-24.07.",
+        "megatron, torchtitan, deepspeed, fsdp, accelerate, maxtext, partita, or a release such as "
+        "megatron-24.07.",
     )
     lora: int | None = declare(
         None, minimum=1, help="Train low-rank adapters of that rank; the weights are frozen."

@@ -523,6 +523,8 @@ def _why_nothing_fits(task: Task, cluster: Cluster) -> str:
 
 def _what_would_do(task: Task, cluster: Cluster) -> list[str]:
     """Return changes with which it fits, as one would type them."""
+    from partita.flows.least_change import least_number  # noqa: PLC0415 (only where nothing fits)
+
     ways: list[str] = []
     if not task.frozen:
         adapters = replace(task, frozen=1.0 - adapter_share(task.shape, 16))
@@ -533,16 +535,21 @@ def _what_would_do(task: Task, cluster: Cluster) -> list[str]:
     away = replace(task, fixed={**task.fixed, "offload_optimizer": 1.0})
     if _fits(search(away)):
         ways.append("--offload-optimizer 1 (the optimizer's state in host memory)")
-    times = 2
-    while times <= MOST_TIMES:
-        more = replace(task, devices=task.devices * times)
-        if more.batch % more.devices and more.batch < more.devices:
-            more = replace(more, batch=more.devices)
-        if _fits(search(more)):
-            ways.append(f"{times} times as many devices ({more.devices})")
-            break
-        times *= 2
+    power = least_number(
+        lambda power: _fits(search(_enlarged(task, 2**power))),
+        lambda power: 2**power <= MOST_TIMES,
+    )
+    if power is not None:
+        devices = _enlarged(task, 2**power).devices
+        ways.append(f"{2**power} times as many devices ({devices})")
     return ways
+
+
+def _enlarged(task: Task, times: int) -> Task:
+    """Return a task on several times as many devices, which have a sequence each."""
+    devices = task.devices * times
+    batch = devices if task.batch % devices and task.batch < devices else task.batch
+    return replace(task, devices=devices, batch=batch)
 
 
 def _fits(priced: Priced) -> bool:

@@ -291,13 +291,17 @@ def _fewer(cluster: Cluster, group: Group, batch: int, *, by_price: bool) -> Ite
     """Yield fewer devices of a group, where all of them divide badly, the most first.
 
     Whole hosts, or devices of one host: those of hosts that are all there, and the largest numbers
-    from half on whose odd part divides the batch. Where money counts, every power of two.
+    from half on whose odd part divides the batch. Where hosts themselves have a number that divides
+    badly (racks of 72), as many devices of each. Where money counts, every power of two.
     """
     hosts = _hosts(cluster, group)
     most = max(map(len, hosts))
     units = [host for host in hosts if len(host) == most]
     if len(hosts) == 1:
         units = [[device] for device in hosts[0]]
+    elif batch % _odd_part(most):
+        even = next(n for n in range(most, 0, -1) if batch % _odd_part(n) == 0)
+        units = [host[:even] for host in hosts if len(host) >= even]
     each, total = len(units[0]), len(group)
     counts = {len(units)} if each * len(units) < total else set()
     good = [

@@ -4,7 +4,8 @@ A matrix product of ``m x k`` and ``k x n`` takes ``2 m n k / (peak S w k / (k +
 bytes over the memory bandwidth, and a launch: ``S`` is the share that large products reach, ``w``
 the share of busy processors when tiles of 128 x 256 down to 64 x 64 run in whole waves, and ``K``
 what filling the pipeline costs. Attention reaches a share of the peak that depends on the kernel's
-generation, counted over what a causal mask leaves; unfused attention writes and reads its scores.
+generation, counted over what a causal mask leaves, and falls with narrow heads, whose exponentials
+take as long as their products; unfused attention writes and reads its scores.
 All else is element-wise: passes over activations at the memory bandwidth, times a factor of the
 stack. A block whose kernels are shorter than their launches takes the host's time instead.
 
@@ -33,6 +34,8 @@ Constants = Mapping[str, float]
 _TILES = ((128, 256, 1.0), (128, 128, 0.93), (64, 128, 0.8), (64, 64, 0.6))
 """Rows, columns and relative rate of the tiles that a library chooses from."""
 _LAUNCH_S = 3e-6
+_HEAD = 128.0
+"""Width of the heads that attention's share of the peak is of."""
 _SHARPNESS = 6.0
 """Exponent with which the longer of device and host wins."""
 
@@ -176,7 +179,8 @@ class Machine(NamedTuple):
         matmul8: The same of float8 products with one scale per tensor.
         block8: Rate of block-scaled float8 products relative to those.
         row8: Rate of row-scaled ones.
-        attention: Share of the peak by kernel.
+        attention: Share of the peak by kernel, at heads of 128.
+        softmax: Width of a head at which exponentials take as long as products; 0 = not known.
         graphs: Whether expert kernels are captured in graphs where the framework can.
         speed: Factor on the rates above by which the device differs from others of its type.
     """
@@ -195,6 +199,7 @@ class Machine(NamedTuple):
     block8: float
     row8: float
     attention: Mapping[str, float]
+    softmax: float
     graphs: bool
     speed: float = 1.0
 
@@ -267,6 +272,7 @@ def machine_of(
             name: figure(f"attention_{name}", figures["common.unfused"] if not index else latest)
             for index, name in enumerate(ATTENTION)
         },
+        softmax=figure("softmax", 0.0),
         graphs=figure("graphs", 0) > 0,
     )
 
@@ -628,6 +634,10 @@ def _core(case: Case) -> Pair:
     pairs = sizes.window_share * np.minimum(sizes.window, seen)
     pairs = pairs + (1.0 - sizes.window_share) * seen
     share = case.software.attention * length / (length + figures["common.attention_length"])
+    # A score costs one exponential however narrow its head is; wider heads than those that the
+    # kernels were made for gain nothing.
+    head = np.minimum(width / (2.0 * sizes.heads), _HEAD)
+    share = share * (head / (head + machine.softmax)) * ((_HEAD + machine.softmax) / _HEAD)
     flash = 2.0 * tokens * pairs * width / (machine.peak_flop_per_s * share)
     split = 1.0 + figures["common.ring_kernel"]
     flash = flash * np.where(np.asarray(case.layouts.cp) > 1, split, 1.0)

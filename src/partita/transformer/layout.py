@@ -31,7 +31,7 @@ class Framework:
 
     Attributes:
         stack: Kernels beside the matrix products: ``fused`` (Megatron-LM of 2021), ``te``, ``xla``,
-            ``compile`` or ``eager``.
+            ``compile``, ``composer`` (llm-foundry, norms fused) or ``eager``.
         attention: Kernels of attention, oldest first: ``unfused``, ``flash1``, ``flash2``,
             ``cudnn24``, ``flash3``. On devices of another generation the names mean its own.
         experts: Generation of its kernels for experts: ``early`` (before mid 2025), ``grouped``
@@ -50,6 +50,7 @@ class Framework:
         optimizer_alone: Whether the optimizer's state can be sharded alone (ZeRO-1).
         context: Kinds of context parallelism that it has.
         sequence_parallel: Whether tensor parallelism may split the norms along the sequence.
+        pipelines: Whether layers may be divided into stages.
         interleaving: Whether a device may hold several virtual stages.
         expert_parallel: Whether experts may lie on different devices.
         wide_experts: Whether experts are divided at least as often as tensors are.
@@ -76,6 +77,7 @@ class Framework:
     optimizer_alone: bool = True
     context: tuple[str, ...] = ("ring", "all-to-all")
     sequence_parallel: bool = True
+    pipelines: bool = True
     interleaving: bool = True
     expert_parallel: bool = True
     wide_experts: bool = False
@@ -144,16 +146,15 @@ FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
             _torchtitan("torchtitan-2024", fused_loss=False),
             Framework(
                 name="fsdp1",
-                stack="eager",
+                stack="composer",
                 attention="flash1",
                 experts="early",
                 unit_overlap=False,
                 context_overlap=False,
                 context=(),
-                max_zero_with_pp=0,
                 optimizer_alone=False,
                 sequence_parallel=False,
-                interleaving=False,
+                pipelines=False,
             ),
             # One program for all devices, which scans over equal stages.
             Framework(
@@ -183,11 +184,21 @@ FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
                 experts="early",
                 context_overlap=False,
                 context=("ring",),
-                # It has no pipelines, so that nothing is beside one.
-                max_zero_with_pp=0,
                 optimizer_alone=False,
-                interleaving=False,
+                pipelines=False,
                 sequence_parallel=False,
+                expert_parallel=False,
+                recompute=("full",),
+            ),
+            # torch alone: fully_shard per block and DTensor, as export --to fsdp writes it.
+            Framework(
+                name="fsdp",
+                stack="eager",
+                attention="flash2",
+                experts="early",
+                context=(),
+                optimizer_alone=False,
+                pipelines=False,
                 expert_parallel=False,
                 recompute=("full",),
             ),
@@ -337,6 +348,8 @@ class Layout:
             yield f"ffn {shape.ffn} is no multiple of tp"
         if shape.layers < self.chunks:
             yield f"{shape.layers} layers are fewer than pp x vp = {self.chunks} chunks"
+        if self.pp != 1 and not framework.pipelines:
+            yield f"{name} has no pipelines: pp is {self.pp}"
         if self.vp != 1 and self.pp <= 1:
             yield "virtual stages need pp > 1"
         if batch % (self.dp * self.microbatch) != 0:

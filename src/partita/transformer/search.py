@@ -263,7 +263,8 @@ def regular_layouts(task: Task) -> Iterator[Layout]:
     for tp, cp in product(choices.degrees("tp"), choices.degrees("cp")):
         if task.devices % (tp * cp):
             continue
-        for pp in choices.of("pp", divisors(task.devices // (tp * cp))):
+        stages = divisors(task.devices // (tp * cp)) if framework.pipelines else [1]
+        for pp in choices.of("pp", stages):
             if task.devices % (tp * cp * pp):
                 continue
             dp = task.devices // (tp * cp * pp)
@@ -331,7 +332,7 @@ def recompute_sets(task: Task) -> list[tuple[str, ...]]:
     sets: list[tuple[str, ...]] = [(), ("full",)]
     if framework.attention == "unfused":
         sets.insert(1, ("attention",))
-    if framework.stack in ("compile", "eager"):
+    if framework.stack in ("compile", "composer", "eager"):
         sets.insert(1, ("products",))
     if task.shape.experts:
         sets.insert(1, ("experts",))

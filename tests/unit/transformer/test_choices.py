@@ -105,6 +105,15 @@ def test_one_lost_device_costs_no_more_than_its_host() -> None:
     assert steps[0] <= steps[1] * (1 + 1e-9)
 
 
+def test_racks_of_a_number_that_divides_badly_are_used_in_part() -> None:
+    cluster = cluster_of("2xgb200-nvl72")
+    task = replace(task_on(cluster, "llama3-70b", batch=256), fixed={"tp": 2, "pp": 2})
+    best = find_choices(task, cluster)[0]
+    assert best.num_devices == 128
+    used = best.lanes[0].places[0].devices + best.lanes[0].places[1].devices
+    assert {index // 72 for group in used for index in group} == {0, 1}
+
+
 def test_slow_devices_are_priced_as_such_and_left_out_where_that_helps() -> None:
     cluster = cluster_of("4xdgx-h100")
     task = task_on(cluster, "llama3-8b", batch=96)

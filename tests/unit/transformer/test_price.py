@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from partita.errors import InvalidInputError
-from partita.transformer.kernels import Case, Machine, longer_s
+from partita.transformer.kernels import Case, Machine, block_s, longer_s
 from partita.transformer.layout import Layout
 from partita.transformer.price import Steps, price, price_layouts
 from partita.transformer.shape import Shape
@@ -126,3 +126,21 @@ def test_layouts_of_two_frameworks_are_refused(h100: Machine, llama3_8b: Shape) 
 def test_the_longer_of_device_and_host_counts() -> None:
     assert longer_s(1.0, 0.1) == pytest.approx(1.0, rel=1e-5)
     assert longer_s(0.1, 1.0) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_attention_of_narrow_heads_takes_longer_for_the_same_products(make_case: Make) -> None:
+    wide = Shape(hidden=4096, layers=32, heads=32, ffn=14336, vocab=32000)
+    narrow, layout = replace(wide, heads=64, head_dim=64, kv_heads=64, value_dim=64), Layout(dp=8)
+    wider = replace(wide, heads=16, head_dim=256, kv_heads=16, value_dim=256)
+    core = [float(block_s(make_case(s, layout)).core.item()) for s in (wider, wide, narrow)]
+    assert core[0] == pytest.approx(core[1])
+    # On H100 an exponential takes as long as the products of 64 elements of a head.
+    assert core[2] == pytest.approx(core[1] * (64 + 64) / 64 * 128 / (128 + 64))
+
+
+def test_stacks_that_fuse_less_move_more(make_case: Make, llama3_8b: Shape) -> None:
+    (compiled, eager) = (
+        step_s(price(make_case(llama3_8b, Layout(dp=8, framework="torchtitan", stack=stack))))[0]
+        for stack in ("compile", "eager")
+    )
+    assert compiled * 1.03 < eager
