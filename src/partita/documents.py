@@ -111,11 +111,19 @@ class OpenedFile:
         Raises:
             FormatError: It is in none.
         """
+        return self.format_of()
+
+    def format_of(self, wanted: tuple[str, ...] = ()) -> str:
+        """Return the name of the format it is in; see `load` on what is wanted.
+
+        Raises:
+            FormatError: It is in none.
+        """
         from partita.formats.detect import detect  # noqa: PLC0415 (see formats)
         from partita.formats.format import Source  # noqa: PLC0415 (likewise)
 
         try:
-            return detect(Source(data=self.unpacked), formats())[0]
+            return detect(Source(data=self.unpacked), formats(), wanted)[0]
         except FormatError as exc:
             raise self._placed(exc) from exc
 

@@ -410,7 +410,7 @@ FORMATS: Mapping[str, Format] = {
         write=lambda _: _cannot_write("a log of submissions"),
     ),
     "submissions": Format(
-        title="a table of submissions (CSV)",
+        title="a table of submissions (CSV with columns such as submitted, duration_s, gpus)",
         holds=Holds.TRACE,
         sniff=lambda source: not source.begins_as_json and is_submission_head(source.columns),
         read=lambda _: _needs_models("a log of submissions"),

@@ -6,6 +6,7 @@ import pytest
 
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.shorthand import read_shorthand
+from partita.documents import open_file
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.detect import detect_format, read_any, write_as
 from partita.formats.philly import read_submissions
@@ -124,3 +125,18 @@ def test_a_cluster_of_equal_servers_comes_back():
 def test_servers_that_differ_are_refused():
     with pytest.raises(InvalidInputError, match="differ"):
         write_cluster_ini(read_shorthand("8xv100+4xv100", load_catalogue()))
+
+
+def test_a_table_of_other_columns_is_told_what_a_log_of_jobs_is(tmp_path):
+    file = tmp_path / "jobs.csv"
+    file.write_text("JobID,Account,Start,End\n1,ann,2025-01-02,2025-01-03\n", encoding="utf-8")
+    with pytest.raises(FormatError, match=r"submitted, duration_s, gpus\)$") as caught:
+        open_file(file).format_of(("jobs",))
+    assert "hostfile" not in str(caught.value)  # what a caller cannot use is not named
+
+
+def test_what_sinfo_prints_is_no_cluster_and_says_what_is(tmp_path):
+    file = tmp_path / "sinfo.txt"
+    file.write_text("PARTITION AVAIL  NODES  STATE NODELIST\ngpu* up 4 idle node[01-04]\n")
+    with pytest.raises(InvalidInputError, match="scontrol show node"):
+        open_file(file).load()

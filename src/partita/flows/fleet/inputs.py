@@ -169,7 +169,7 @@ def _read_file(
     source: str, models: Mapping[str, Sensitivity], options: TraceOptions
 ) -> tuple[Trace, tuple[str, ...]]:
     opened = open_file(source)
-    kind = opened.format
+    kind = opened.format_of(("jobs",))
     name = Path(source).name.split(".")[0] or "trace"
     try:
         if options.published_filter and kind not in ("philly", "submissions"):
