@@ -27,14 +27,14 @@ pytestmark = pytest.mark.slow
 
 STAND_IN = Path(__file__).with_name("stand_in_ssh.py")
 LIMIT_S = 240.0
-HOSTS = {"gpu2": 2, "gpu10": 1}
+HOSTS = {"gpu2": 3, "gpu10": 1}
 """Hosts of the plan and their ranks: as texts the second name comes first."""
-NODES = {"n3": 2, "n1": 1}
+NODES = {"n3": 3, "n1": 1}
 """The same for nodes of Slurm."""
-RAYLETS = {"r2": 2, "r1": 1}
+RAYLETS = {"r2": 3, "r1": 1}
 """The same for nodes of Ray."""
-FEWER_NODES = {"n3": 1, "n1": 1}
-"""For a run that only ends: Slurm starts every rank as a fresh process."""
+FEWER_NODES, FEWER_RAYLETS = {"n3": 1, "n1": 1}, {"r2": 2, "r1": 1}
+"""For runs that only end: Slurm and Ray start every rank as a fresh process."""
 SCRIPT = """
 import os
 import partita
@@ -74,7 +74,8 @@ class Place(NamedTuple):
 def place(commands: Any, small_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("hosts")
     graph = MODEL.recorded_in(small_graph)
-    plans = {"plan": HOSTS, "slurm": NODES, "ray": RAYLETS, "fewer-slurm": FEWER_NODES}
+    plans = {"plan": HOSTS, "slurm": NODES, "ray": RAYLETS}
+    plans |= {"fewer-slurm": FEWER_NODES, "fewer-ray": FEWER_RAYLETS}
     for name, hosts in plans.items():
         cluster = cpu_hosts(hosts)
         problem = Problem(graph=graph, cluster=cluster, objective=Objective())
@@ -135,8 +136,8 @@ def test_a_detached_run_on_uneven_hosts_equals_one_process_and_is_followed(place
     directory = Path(json.loads(found)["directory"])
     shown, told = place.partita("results", "--follow", str(directory))
     assert "equal" in shown
-    assert "gpu2 (ranks 0, 1) runs" in told
-    assert "gpu10 (rank 2) runs" in told
+    assert "gpu2 (ranks 0, 1, 2) runs" in told
+    assert "gpu10 (rank 3) runs" in told
     assert "run: step 3  loss" in told
     results = json.loads((directory / "results.json").read_text())
     assert results["check"]["equal"]
@@ -144,12 +145,12 @@ def test_a_detached_run_on_uneven_hosts_equals_one_process_and_is_followed(place
     assert (directory / "timeline.json").exists()
     assert (directory / "trace.json").exists()
     assert sorted(path.name for path in (directory / "logs").glob("*")) == [
-        f"rank{rank}.log" for rank in range(3)
+        f"rank{rank}.log" for rank in range(4)
     ]
     hosts = json.loads((directory / "hosts.json").read_text())
     assert [(row["name"], row["ranks"], row["outcome"]) for row in hosts] == [
-        ("gpu2", [0, 1], "ended"),
-        ("gpu10", [2], "ended"),
+        ("gpu2", [0, 1, 2], "ended"),
+        ("gpu10", [3], "ended"),
     ]
     await_that(lambda: not any(map(is_running, agents(place))))
     assert "has ended already: ended" in place.partita("results", "--cancel", code=2)[1]
@@ -174,31 +175,31 @@ def start(place: Place, runs: str, *arguments: str, **environment: str) -> Any:
 def test_a_host_that_is_killed_is_named_with_its_rank_and_leaves_no_process(place: Place) -> None:
     driver = start(place, "killed", "plan.json", *place.on, "--steps", "100000")
     started = below(driver.pid)
-    assert len(started) == 2 + 2 + 3  # what stands for ssh, agents and ranks
+    assert len(started) == 2 + 2 + 4  # what stands for ssh, agents and ranks
     os.kill(agents(place)[1], signal.SIGKILL)
     _, told = driver.communicate(LIMIT_S)
     assert driver.returncode == 5, told
-    assert "host gpu10 (rank 2) went away: " in told
+    assert "host gpu10 (rank 3) went away: " in told
     assert "nothing was saved: --save-every saves" in told
     assert not any(map(is_running, started))
     (directory,) = (place.folder / "killed").iterdir()
     state = json.loads((directory / "state.json").read_text())
     assert state["progress"] == "failed"
-    assert "gpu10 (rank 2)" in state["error"]
+    assert "gpu10 (rank 3)" in state["error"]
 
 
 def test_a_script_runs_where_the_plan_says_and_ctrl_c_ends_all_of_it(place: Place) -> None:
     (place.folder / "own.py").write_text(SCRIPT)
     driver = start(place, "stopped", "plan.json", *place.on, "--", "own.py")
     started = below(driver.pid)
-    assert len(started) == 2 + 2 + 3
+    assert len(started) == 2 + 2 + 4
     driver.send_signal(signal.SIGINT)
     _, told = driver.communicate(LIMIT_S)
     assert driver.returncode == 130, told
     assert not any(map(is_running, started))
     (directory,) = (place.folder / "stopped").iterdir()
     assert json.loads((directory / "state.json").read_text())["progress"] == "cancelled"
-    for rank, host in enumerate(("gpu2", "gpu2", "gpu10")):
+    for rank, host in enumerate(("gpu2", "gpu2", "gpu2", "gpu10")):
         log = (directory / "logs" / f"rank{rank}.log").read_text()
         assert set(log.splitlines()) == {f"on {host}"}
         assert f"rank {rank}: on {host}" in told
@@ -222,7 +223,7 @@ def check_uneven(place: Place, plan: str, on: str, nodes: dict[str, int], **sett
     assert results["check"]["module"]["equal"]
     hosts = json.loads((place.folder / results["directory"] / "hosts.json").read_text())
     first, second = nodes
-    assert [(row["name"], row["ranks"]) for row in hosts] == [(first, [0, 1]), (second, [2])]
+    assert [(row["name"], row["ranks"]) for row in hosts] == [(first, [0, 1, 2]), (second, [3])]
 
 
 @pytest.mark.root
@@ -241,7 +242,7 @@ def test_a_node_of_ray_that_is_killed_is_named_and_leaves_no_process(
     place: Place, ray: PrivateRay
 ) -> None:
     on = ("--on", f"ray:{ray.address}", "--steps", "100000")
-    driver = start(place, "raylet", "ray.json", *on)
+    driver = start(place, "raylet", "fewer-ray.json", *on)
     assert len(of_run("raylet")) == 3
     ray.kill_node("r2")
     try:

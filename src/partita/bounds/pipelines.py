@@ -33,7 +33,7 @@ from partita.core.problem import Metric, Mode, Problem
 from partita.cost.tables import at_first_user, device_classes, held_bytes, units
 from partita.objectives.cuts import counted_ops
 from partita.objectives.placed import seconds_on
-from partita.objectives.table import least_held_bytes
+from partita.objectives.value import least_held_bytes
 
 ALLREDUCE_FACTOR = 4.0
 SEARCH_STEPS = 50

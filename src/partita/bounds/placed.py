@@ -39,8 +39,8 @@ from partita.cost.tables import (
     units,
 )
 from partita.objectives.placed import seconds_on
-from partita.objectives.table import least_held_bytes
 from partita.objectives.tarnawski import transfer_seconds
+from partita.objectives.value import least_held_bytes
 
 
 class _ClassLinks(NamedTuple):

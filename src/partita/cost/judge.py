@@ -32,8 +32,7 @@ from partita.cost.power import step_joules
 from partita.cost.predict import simulate
 from partita.errors import InfeasibleError, InvalidInputError, PartitaError, UnsupportedError
 from partita.objectives.placed import placement_errors
-from partita.objectives.table import evaluate_published, value_of
-from partita.objectives.value import Value
+from partita.objectives.value import Value, evaluate_published, value_of
 from partita.program.lower import lower
 from partita.units import format_bytes, format_seconds
 

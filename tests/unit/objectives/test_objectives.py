@@ -7,8 +7,7 @@ from partita.core.metrics import METRICS
 from partita.core.placement import placement_plan
 from partita.core.problem import Metric, Problem
 from partita.errors import InvalidInputError
-from partita.objectives.table import PUBLISHED, evaluate_published, why_not
-from partita.objectives.value import Value
+from partita.objectives.value import PUBLISHED, Value, evaluate_published, why_not
 
 SIMULATED = {Metric.THROUGHPUT, Metric.LATENCY, Metric.ENERGY, Metric.COST}
 
