@@ -65,6 +65,7 @@ def test_classes_of_transformers_are_planned_by_shape():
     found = partita.estimate("hf:MixtralConfig", cluster="2xdgx-h100", batch_size=128)
     assert isinstance(found, LargePlanResult)
     assert found.task.shape.experts == 8
+    assert any("routing as learned" in remark for remark in found.remarks)
 
 
 def test_a_wrong_name_is_answered_with_near_ones():
