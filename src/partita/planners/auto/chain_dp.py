@@ -65,7 +65,6 @@ class Line(NamedTuple):
         static: Bytes of weights, gradients and optimizer state before each point.
         saved: Bytes kept of a microbatch before each point.
         freed: Of them, by level of recomputation, what is not kept.
-        read: By level, what is kept because units that recompute read it.
         rerun: Seconds to compute that again, by level and class.
         weight_s: Seconds of the part of backward that is for weights, by class.
         level_of: The level at which each unit recomputes.
@@ -82,7 +81,6 @@ class Line(NamedTuple):
     static: Array
     saved: Array
     freed: Array
-    read: Array
     rerun: Array
     weight_s: Array
     level_of: Array
@@ -116,7 +114,7 @@ def line_of(
     def at(values: Array) -> Array:
         return sums_before(values[..., order])[..., points]
 
-    freed, rerun, read = level_sums(estimator, batch.size, order)
+    freed, rerun = level_sums(estimator, batch.size, order)
     return Line(
         order=order,
         points=points,
@@ -125,7 +123,6 @@ def line_of(
         static=at(frame.static_bytes),
         saved=at(frame.saved_bytes(batch.size)),
         freed=sums_before(freed)[..., points],
-        read=sums_before(read)[..., points],
         rerun=sums_before(rerun)[..., points],
         weight_s=at(backward * (1 - frame.input_share)),
         level_of=levels(estimator, batch.size),
@@ -315,7 +312,6 @@ class ChainProgram:
             level=np.array([level for level, _ in ways]),
             again=np.array([again for _, again in ways]),
             freed=line.freed.ravel(),
-            read=line.read.ravel(),
             held=self._held_by_way(r, ways),
             saved=line.saved,
             cut=line.cut,
@@ -530,7 +526,6 @@ class _Place(NamedTuple):
         level: Of each way to fit, what is sharded.
         again: Its level of recomputation.
         freed: Bytes before each point that are not kept, by level of recomputation.
-        read: Bytes that are kept because units that recompute read them, likewise.
         rerun: Seconds to compute that again, by level and class of the devices here.
         weight_s: Seconds of backward that the stage before does not wait for, by class.
         held: Bytes of weights and state before each point.
@@ -554,7 +549,6 @@ class _Place(NamedTuple):
     level: Column
     again: Column
     freed: Column
-    read: Column
     rerun: Column
     weight_s: Column
     held: Column
@@ -586,7 +580,6 @@ def fill_table(place: _Place, p: Column, q: Column, way: Column) -> None:
                 level = place.again[chosen] * points
                 freed = place.freed[level + j] - place.freed[level + i]
                 inputs = place.cut[i] if freed > 0 else 0.0
-                inputs += place.read[level + j] - place.read[level + i]
                 use = place.flying * (saved - freed + inputs) + freed + place.cut[i] + place.cut[j]
                 use += place.held[chosen * points + j] - place.held[chosen * points + i]
                 if use <= place.room:

@@ -229,28 +229,13 @@ def refitted(estimator: Estimator, old: Sketch, new: Sketch) -> Sketch:
     return fitted(estimator, new, kept=kept)
 
 
-def level_sums(estimator: Estimator, size: int, order: Array) -> tuple[Array, Array, Array]:
+def level_sums(estimator: Estimator, size: int, order: Array) -> tuple[Array, Array]:
     """Return by level, none first, what recomputes along an order of units, a column per place.
 
-    Bytes that it keeps no longer, its forward seconds by class, and bytes that are kept because it
-    reads them again, at their maker.
+    Bytes that it keeps no longer, and its forward seconds by class.
     """
-    frame, of_unit = estimator.frame, levels(estimator, size)
-    level = of_unit[order]
-    saved = frame.saved_bytes(size)[order]
+    level = levels(estimator, size)[order]
+    saved = estimator.frame.saved_bytes(size)[order]
     forward = estimator.seconds(size)[0][:, order]
     masks = np.array([level <= number for number in range(NEVER)])
-    _, source, _ = frame.nets
-    net, reader = frame.net_pairs
-    first = np.full(len(source), NEVER + 1)
-    np.minimum.at(first, net, of_unit[reader])
-    bytes_ = estimator.net_bytes(size)
-    read = [
-        np.bincount(
-            source,
-            weights=bytes_ * ((first <= number) & (of_unit[source] > number)),
-            minlength=frame.num_units,
-        )[order]
-        for number in range(NEVER)
-    ]
-    return saved * masks, forward * masks[:, None, :], np.array(read)
+    return saved * masks, forward * masks[:, None, :]
