@@ -30,8 +30,13 @@ from partita.profiler.calibrate.records import (
 )
 from partita.ranks.member import Member
 from partita.ranks.pool import RankPool
-from partita.runtime.emulation import Emulation, emulate_forked, emulated_workload, predicted
-from partita.runtime.link_emulator import Namespace, emulated_link, enter_namespace
+from partita.runtime.emulation.link import Namespace, emulated_link, enter_namespace
+from partita.runtime.emulation.rehearsal import (
+    Emulation,
+    emulate_forked,
+    emulated_workload,
+    predicted,
+)
 from partita.testing.builders import Figures, Values, chain, host_cluster, pipeline
 
 Ends = tuple[Namespace, Namespace]

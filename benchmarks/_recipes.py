@@ -27,7 +27,7 @@ from partita.ranks.pool import RankPool
 from partita.ranks.status import StatusBoard
 from partita.runtime.job import Job
 from partita.runtime.numerics import ready_numerics
-from partita.runtime.parallelize import ScriptRank, being_rank
+from partita.runtime.training.parallelize import ScriptRank, being_rank
 from partita.testing.builders import flat_cluster
 
 STEPS, RATE, DECAY, CLIP, WARM_UP = 20, 3e-3, 0.1, 0.5, 4

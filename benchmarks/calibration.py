@@ -15,7 +15,7 @@ from _harness import run_benchmark
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.cluster_yaml.reader import read_cluster_yaml
 from partita.core.cluster import Cluster
-from partita.runtime.link_emulator import Namespace, emulated_link, why_unavailable
+from partita.runtime.emulation.link import Namespace, emulated_link, why_unavailable
 
 RATE_BYTES_PER_S, DELAY_S = 100e6, 0.005
 RANKS, PORT, LIMIT_S = 4, 29_517, 240

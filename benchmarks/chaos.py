@@ -35,16 +35,16 @@ from partita.capture.origin import Captures, ModelOrigin
 from partita.capture.sources import SourceOptions, load_source
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
-from partita.flows.elastic import Available, DeviceRange, run_elastic
+from partita.flows.runs.elastic import Available, DeviceRange, run_elastic
 from partita.runtime import executor
+from partita.runtime.emulation.link import emulated_link, why_unavailable
 from partita.runtime.executor import Run, make_task, run_forked
 from partita.runtime.job import Job, JobDirectory
 from partita.runtime.launch import collect
-from partita.runtime.link_emulator import emulated_link, why_unavailable
 from partita.runtime.rank import RankOptions, StepNews
-from partita.runtime.recipe import Recipe
 from partita.runtime.restarts import RestartLimit, Survival
-from partita.runtime.saving import AUTO, Saving
+from partita.runtime.training.recipe import Recipe
+from partita.runtime.training.saving import AUTO, Saving
 from partita.runtime.workload import model_workload
 from partita.testing.builders import host_cluster, pipeline
 
@@ -299,7 +299,7 @@ import os, sys
 from pathlib import Path
 from partita.errors import PartitaError
 from partita.runtime.launch import Host, launch
-from partita.runtime.link_emulator import enter_namespace
+from partita.runtime.emulation.link import enter_namespace
 from partita.runtime.restarts import RestartLimit, Survival
 enter_namespace(sys.argv[2])
 survival = Survival(limit=RestartLimit(restarts=5), say=lambda text: print(text, flush=True))

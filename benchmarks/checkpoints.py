@@ -26,10 +26,10 @@ from partita.planners.table import get_planner
 from partita.runtime.checkpoint.files import damage_of, list_checkpoints, read_manifest
 from partita.runtime.executor import make_task, run_forked
 from partita.runtime.rank import RankOptions
-from partita.runtime.recipe import Recipe
-from partita.runtime.recipe import Schedule as RateSchedule
-from partita.runtime.saving import Saving, import_writer
 from partita.runtime.task import Task
+from partita.runtime.training.recipe import Recipe
+from partita.runtime.training.recipe import Schedule as RateSchedule
+from partita.runtime.training.saving import Saving, import_writer
 from partita.runtime.workload import Workload, model_workload
 from partita.testing.builders import flat_cluster
 

@@ -63,9 +63,9 @@ from partita.runtime.executor import put_together
 from partita.runtime.interpreter import RunOptions, interpret
 from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import RankOptions, RankReport, run_rank
-from partita.runtime.recipe import Recipe
 from partita.runtime.results import RunResult, StepResult
 from partita.runtime.task import Task
+from partita.runtime.training.recipe import Recipe
 from partita.runtime.workload import SizedStages, Workload
 from partita.testing.networks import gradient_error
 

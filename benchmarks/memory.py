@@ -27,7 +27,7 @@ from partita.profiler.measure.measure import ProfileOptions
 from partita.program.lower import lower
 from partita.runtime.job import Job, JobDirectory
 from partita.runtime.launch import collect, launch
-from partita.runtime.recipe import Recipe
+from partita.runtime.training.recipe import Recipe
 
 STAGES, MICROBATCHES, LIMIT, LEAST = 12, 4, 1.15, 0.8
 ORIGIN = ModelOrigin(

@@ -39,11 +39,16 @@ from partita.profiler.measure.measure import ProfileOptions
 from partita.profiler.measure.model import profile_source
 from partita.ranks.member import Member
 from partita.ranks.pool import RankPool
-from partita.runtime.emulation import Emulation, emulate_forked, emulated_workload, predicted
+from partita.runtime.emulation.link import emulated_link, why_unavailable
+from partita.runtime.emulation.rehearsal import (
+    Emulation,
+    emulate_forked,
+    emulated_workload,
+    predicted,
+)
 from partita.runtime.executor import make_task, run_forked
-from partita.runtime.link_emulator import emulated_link, why_unavailable
 from partita.runtime.rank import RankOptions
-from partita.runtime.recipe import Recipe
+from partita.runtime.training.recipe import Recipe
 from partita.runtime.workload import model_workload
 from partita.testing.builders import chain, diamond, pipeline
 

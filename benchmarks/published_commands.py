@@ -28,7 +28,12 @@ from partita.core.problem import Problem
 from partita.core.solution import Solution
 from partita.cost.predict import simulate
 from partita.documents import load
-from partita.runtime.emulation import Emulation, emulate_forked, emulated_workload, predicted
+from partita.runtime.emulation.rehearsal import (
+    Emulation,
+    emulate_forked,
+    emulated_workload,
+    predicted,
+)
 
 PAGE = ROOT / "docs" / "published-commands.md"
 STEPS, STEP_S, CAP_BYTES = 3, 3.0, 2**18

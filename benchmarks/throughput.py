@@ -42,11 +42,11 @@ from partita.models.attention import FusedAttention
 from partita.ranks.member import Member
 from partita.ranks.pool import RankPool
 from partita.ranks.status import StatusBoard
+from partita.runtime.emulation.link import why_unavailable
 from partita.runtime.executor import make_task
-from partita.runtime.link_emulator import why_unavailable
 from partita.runtime.rank import RankOptions, StepNews, run_rank
-from partita.runtime.recipe import Recipe
 from partita.runtime.task import Task
+from partita.runtime.training.recipe import Recipe
 from partita.runtime.workload import Workload
 
 BLOCKS, MICROBATCHES, HEAD_WIDTH = 8, 8, 16

@@ -42,7 +42,7 @@ from partita.core.solution import Solution
 from partita.ranks.pool import RankPool
 from partita.ranks.status import StatusBoard
 from partita.runtime.job import Job, JobDirectory
-from partita.runtime.parallelize import ScriptRank, being_rank, seed_alike
+from partita.runtime.training.parallelize import ScriptRank, being_rank, seed_alike
 from partita.testing.builders import flat_cluster
 
 SCRIPTS = ROOT / "examples" / "training"

@@ -72,7 +72,7 @@ CONCEPTS: Mapping[str, Concept] = {
         r"bool\(request\.recompute|recompute == .full.", ("flows/fields.py",)
     ),
     "schedules of the learning rate": Concept(
-        r"\(.constant., .linear., .cosine.\)", ("runtime/recipe.py",)
+        r"\(.constant., .linear., .cosine.\)", ("runtime/training/recipe.py",)
     ),
     "options whose value may be left out": Concept(
         r"class BareOption\b|flag_value", ("cli/from_request.py",)

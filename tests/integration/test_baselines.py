@@ -17,7 +17,7 @@ from partita.catalogue.shorthand import local_cluster
 from partita.core.plan import Stage
 from partita.core.problem import Mode, Objective, Problem, Schedule
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
-from partita.flows.baselines import baseline_plan
+from partita.flows.runs.baselines import baseline_plan
 from partita.planners.table import solve
 from partita.runtime.baselines.names import BASELINES
 from partita.runtime.baselines.torch_ways import (
@@ -31,7 +31,7 @@ from partita.runtime.baselines.torch_ways import (
 from partita.runtime.executor import make_task, run_forked
 from partita.runtime.interpreter import RunOptions, interpret
 from partita.runtime.rank import RankOptions, StepNews
-from partita.runtime.recipe import Recipe
+from partita.runtime.training.recipe import Recipe
 from partita.runtime.verify import verify
 from partita.runtime.workload import model_workload
 

@@ -18,7 +18,7 @@ from partita.catalogue.hierarchy import infer_levels
 from partita.errors import UnsupportedError, WorkerError
 from partita.profiler.calibrate.calibrate import fit_pairs, link_matrices
 from partita.profiler.calibrate.records import read_measurement
-from partita.runtime.link_emulator import emulated_link, enter_namespace, why_unavailable
+from partita.runtime.emulation.link import emulated_link, enter_namespace, why_unavailable
 
 pytestmark = pytest.mark.slow
 CALIBRATE = (
@@ -215,7 +215,7 @@ def test_a_link_is_removed_when_its_user_fails_or_is_killed() -> None:
     assert not any(name in namespaces() for name in names)
     code = (
         "import os, signal\n"
-        "from partita.runtime.link_emulator import emulated_link\n"
+        "from partita.runtime.emulation.link import emulated_link\n"
         "with emulated_link(rate_bytes_per_s=10e6) as ends:\n"
         "    print(*ends, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -269,7 +269,7 @@ def test_a_calibration_over_an_emulated_link_draws_two_levels(
                 files = ("-o", str(yaml), "--samples", str(samples))
                 # Other tests may run meanwhile: waiting for a core is not the link's delay.
                 inside = (
-                    "import os; from partita.runtime.link_emulator import enter_namespace\n"
+                    "import os; from partita.runtime.emulation.link import enter_namespace\n"
                     f"enter_namespace({end.name!r}); os.nice(-10)\n"
                 )
                 ranks.append(

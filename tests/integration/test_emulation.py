@@ -20,7 +20,8 @@ from partita.errors import WorkerError
 from partita.formats.dnn_partitioning import read_dnn_partitioning
 from partita.ranks.member import Member
 from partita.ranks.status import Phase, StatusBoard, StatusView
-from partita.runtime.emulation import (
+from partita.runtime.emulation.device import EmulatedStore
+from partita.runtime.emulation.rehearsal import (
     EmulatedWorkload,
     Emulation,
     emulate_forked,
@@ -28,7 +29,6 @@ from partita.runtime.emulation import (
     put_emulated_together,
     run_emulated_rank,
 )
-from partita.runtime.emulation_device import EmulatedStore
 from partita.runtime.executor import Run, reports_of_forked
 from partita.runtime.rank import KEPT_STAMPS, RankReport
 from partita.testing.builders import (

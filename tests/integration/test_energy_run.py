@@ -27,7 +27,7 @@ from partita.cost.durations import instruction_seconds
 from partita.documents import save
 from partita.energy.frontier.modelled import modelled_profile
 from partita.energy.policies.solving import warm_up
-from partita.flows.run_energy import energy_figures, energy_lines, export_timing
+from partita.flows.runs.energy import energy_figures, energy_lines, export_timing
 from partita.formats.perseus import (
     is_modelled_log,
     profile_from_logs,

@@ -14,10 +14,10 @@ from partita.catalogue.shorthand import local_cluster
 from partita.core.plan import Plan, Shard, Stage
 from partita.core.problem import Objective, Problem, Schedule
 from partita.planners.table import solve
-from partita.runtime.evaluation import Evaluation
 from partita.runtime.executor import make_task, run_forked
 from partita.runtime.rank import RankOptions, StepNews
-from partita.runtime.recipe import Recipe
+from partita.runtime.training.evaluation import Evaluation
+from partita.runtime.training.recipe import Recipe
 from partita.runtime.workload import model_workload
 
 pytestmark = pytest.mark.slow

@@ -23,9 +23,9 @@ from partita.core.program import Kind
 from partita.errors import InvalidInputError
 from partita.program.lower import lower
 from partita.runtime.interpreter import RunOptions, interpret
-from partita.runtime.recipe import Recipe
 from partita.runtime.results import RunResult
 from partita.runtime.stage_code import ModuleGraph, OpCode
+from partita.runtime.training.recipe import Recipe
 from partita.testing.builders import flat_cluster
 from partita.testing.networks import (
     Network,

@@ -21,11 +21,11 @@ from partita.capture.origin import Captures
 from partita.capture.sources import load_source
 from partita.errors import InvalidInputError, UnsupportedError, WorkerError
 from partita.ranks.status import Phase, Place
+from partita.runtime.emulation.link import Namespace, emulated_link, why_unavailable
 from partita.runtime.executor import Run, make_task
 from partita.runtime.job import JobDirectory
 from partita.runtime.launch import Host, collect, launch
-from partita.runtime.link_emulator import Namespace, emulated_link, why_unavailable
-from partita.runtime.recipe import Recipe
+from partita.runtime.training.recipe import Recipe
 from partita.runtime.verify import Verdict, verify
 from partita.runtime.workload import model_workload
 
@@ -45,7 +45,7 @@ except PartitaError as exc:
     sys.exit(exc.exit_code)
 """
 ENTER = """
-from partita.runtime.link_emulator import enter_namespace
+from partita.runtime.emulation.link import enter_namespace
 enter_namespace({name!r})
 """
 

@@ -10,8 +10,8 @@ from partita.cli.console import percent, picture_signs, print_json, stdout_conso
 from partita.cli.from_request import takes
 from partita.cli.help import Documented
 from partita.cli.options import output_options
-from partita.flows.follow import Follower
-from partita.flows.past_runs import Curves, OpenRun, ResultsRequest, results_request
+from partita.flows.runs.follow import Follower
+from partita.flows.runs.past import Curves, OpenRun, ResultsRequest, results_request
 from partita.report.curves import curve_picture
 from partita.runtime.directory import PastRun
 from partita.units import format_seconds

@@ -13,7 +13,7 @@ from partita.cli.help import Documented
 from partita.cli.options import output_options
 from partita.cli.run_options import StepLine, config_option, show_detached, show_outcome
 from partita.flows.extras import torch_needed
-from partita.flows.run_requests import RunRequest, check_run
+from partita.flows.runs.requests import RunRequest, check_run
 from partita.flows.summary import describe_plan
 
 
@@ -33,7 +33,7 @@ def command(request: RunRequest, *, as_json: bool, quiet: bool, debug: bool) -> 
     del debug  # read by main
     check_run(request)
     with torch_needed("a run needs"):
-        from partita.flows.run_steps import carry_out, prepare_run, run_directory_of  # noqa: PLC0415 (torch)
+        from partita.flows.runs.steps import carry_out, prepare_run, run_directory_of  # noqa: PLC0415 (torch)
     silent = quiet or as_json
     prepared = prepare_run(request)
     print_remarks(prepared.remarks)

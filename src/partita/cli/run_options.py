@@ -11,7 +11,7 @@ import click
 
 from partita.cli.console import percent, picture_signs, print_json, stdout_console, table
 from partita.flows.options_file import read_options_file
-from partita.flows.run_requests import RunRequest, TrainRequest
+from partita.flows.runs.requests import RunRequest, TrainRequest
 from partita.requests import Request
 from partita.units import (
     format_bytes,
@@ -22,8 +22,8 @@ from partita.units import (
 )
 
 if TYPE_CHECKING:
-    from partita.flows.execute import Outcome
-    from partita.flows.run_steps import PreparedRun
+    from partita.flows.runs.execute import Outcome
+    from partita.flows.runs.steps import PreparedRun
     from partita.runtime.metric_rows import StepRow
     from partita.runtime.report import RunReport
 
@@ -131,7 +131,7 @@ class StepLine:
 
 def show_detached(prepared: "PreparedRun", *, as_json: bool) -> None:
     """Leave a run to itself, and print how it is seen again."""
-    from partita.flows.detached import detach  # noqa: PLC0415 (torch)
+    from partita.flows.runs.detached import detach  # noqa: PLC0415 (torch)
 
     found = detach(prepared)
     if as_json:
@@ -155,7 +155,7 @@ def show_outcome(outcome: "Outcome", request: TrainRequest | RunRequest, *, as_j
 
 
 def _print(outcome: "Outcome", *, report: bool) -> None:
-    from partita.flows.run_energy import energy_lines  # noqa: PLC0415 (only here)
+    from partita.flows.runs.energy import energy_lines  # noqa: PLC0415 (only here)
 
     console, figures = stdout_console(), outcome.report
     differing = [verdict for verdict in outcome.verdicts if not verdict.is_equal]

@@ -19,10 +19,10 @@ from partita.cli.options import output_options
 from partita.cli.run_options import StepLine, config_option, show_detached, show_outcome
 from partita.flows.extras import torch_needed
 from partita.flows.profile import estimate_lines, measured_lines
-from partita.flows.run_requests import TrainRequest, check_training
+from partita.flows.runs.requests import TrainRequest, check_training
 
 if TYPE_CHECKING:
-    from partita.flows.run_steps import PreparedRun
+    from partita.flows.runs.steps import PreparedRun
 
 
 @click.command(
@@ -42,7 +42,7 @@ def command(request: TrainRequest, *, as_json: bool, quiet: bool, debug: bool) -
     del debug  # read by main
     request = check_training(request)
     with torch_needed("training needs"):
-        from partita.flows.run_steps import carry_out, prepare_training  # noqa: PLC0415 (torch)
+        from partita.flows.runs.steps import carry_out, prepare_training  # noqa: PLC0415 (torch)
     silent = quiet or as_json
     with progress("train", quiet=silent) as on_progress:
         prepared = prepare_training(request, on_progress)

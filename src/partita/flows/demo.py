@@ -27,7 +27,7 @@ from partita.report.trace import check_trace, chrome_trace
 from partita.requests import OnProgress, Request, declare, make, silent
 
 if TYPE_CHECKING:
-    from partita.flows.execute import Outcome
+    from partita.flows.runs.execute import Outcome
 
 SMALL, SCALE, SEQUENCE_LENGTH, BATCH_SIZE = "gpt3-small", 0.25, 64, 4
 ROUNDS, STEPS = 6, 6

@@ -20,7 +20,7 @@ from partita.flows.large import plan_again
 from partita.flows.moves import moves_words
 from partita.flows.planner_choice import chosen_planner
 from partita.flows.results import Result
-from partita.flows.run_requests import RUNS
+from partita.flows.runs.requests import RUNS
 from partita.flows.solutions import SolutionRequest, evaluated, is_large, read_solution
 from partita.flows.summary import describe_plan
 from partita.flows.traces import has_traces, read_traces, trace_timeline

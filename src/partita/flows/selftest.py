@@ -22,12 +22,12 @@ from partita.errors import InvalidInputError, PartitaError, UnsupportedError, Wo
 from partita.flows.doctor import doctor
 from partita.flows.extras import torch_needed
 from partita.flows.results import Result
-from partita.flows.run_requests import TrainRequest, check_training
+from partita.flows.runs.requests import TrainRequest, check_training
 from partita.requests import OnProgress, Request, declare, make, silent
 from partita.units import format_seconds
 
 if TYPE_CHECKING:
-    from partita.flows.execute import Outcome
+    from partita.flows.runs.execute import Outcome
 
 
 logger = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ def _checked(name: str, check: Callable[[], str]) -> Check:
 
 def _train(folder: Path, **options: Any) -> "Outcome":  # noqa: ANN401 (fields of TrainRequest)
     """Train a small model, as ``partita train`` does."""
-    from partita.flows.run_steps import carry_out, prepare_training  # noqa: PLC0415 (torch)
+    from partita.flows.runs.steps import carry_out, prepare_training  # noqa: PLC0415 (torch)
 
     try:
         request = check_training(make(TrainRequest, runs=str(folder), rounds=1, **options))

@@ -22,7 +22,7 @@ from partita.runtime.workload import model_workload
 from partita.units import format_bytes, format_seconds, format_share
 
 if TYPE_CHECKING:
-    from partita.flows.execute import Outcome
+    from partita.flows.runs.execute import Outcome
 
 Train: TypeAlias = "Callable[..., Outcome]"
 MOST_MEMORY = 1.15

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from partita.flows.extras import torch_needed
 from partita.flows.fields import PlanSource
 from partita.flows.options_file import read_options_file
-from partita.flows.run_requests import (
+from partita.flows.runs.requests import (
     RUNS,
     OnStep,
     RunRequest,
@@ -21,8 +21,8 @@ from partita.flows.run_requests import (
 from partita.requests import OnProgress, Request, make, silent
 
 if TYPE_CHECKING:
-    from partita.flows.detached import DetachedRun
-    from partita.flows.execute import Outcome
+    from partita.flows.runs.detached import DetachedRun
+    from partita.flows.runs.execute import Outcome
 
 _R = TypeVar("_R", bound=Request)
 
@@ -56,10 +56,10 @@ def train(
     given = options if model is None else {**options, "model": model}
     request = check_training(_request(TrainRequest, config, given))
     with torch_needed("training needs"):
-        from partita.flows.run_steps import carry_out, prepare_training  # noqa: PLC0415 (torch)
+        from partita.flows.runs.steps import carry_out, prepare_training  # noqa: PLC0415 (torch)
     prepared = prepare_training(request, on_progress)
     if request.detach:
-        from partita.flows.detached import detach  # noqa: PLC0415 (torch)
+        from partita.flows.runs.detached import detach  # noqa: PLC0415 (torch)
 
         return detach(prepared)
     return _checked(carry_out(prepared, on_progress, on_step))
@@ -98,10 +98,10 @@ def run(
     request = _request(RunRequest, config, given)
     check_run(request)
     with torch_needed("a run needs"):
-        from partita.flows.run_steps import carry_out, prepare_run  # noqa: PLC0415 (torch)
+        from partita.flows.runs.steps import carry_out, prepare_run  # noqa: PLC0415 (torch)
     prepared = prepare_run(request)
     if request.detach:
-        from partita.flows.detached import detach  # noqa: PLC0415 (torch)
+        from partita.flows.runs.detached import detach  # noqa: PLC0415 (torch)
 
         return detach(prepared)
     return _checked(carry_out(prepared, on_progress, on_step))

@@ -32,10 +32,10 @@ from partita.runtime.process_transport import (
     used_devices,
 )
 from partita.runtime.rank import RankOptions, make_loop
-from partita.runtime.recipe import Recipe
 from partita.runtime.stage_pass import StageRunner
 from partita.runtime.task import Task
 from partita.runtime.tensor_parallel import slices_of
+from partita.runtime.training.recipe import Recipe
 from partita.runtime.workload import Workload
 
 _JOB = "dry run"

@@ -36,8 +36,8 @@ from partita.runtime.restarts import (
     newest_step,
 )
 from partita.runtime.results import RunResult, merged, step_result
-from partita.runtime.saving import import_writer
 from partita.runtime.task import Task
+from partita.runtime.training.saving import import_writer
 from partita.runtime.workload import Workload
 
 MEETING_LIMIT_S = 60.0

@@ -22,11 +22,11 @@ from partita.program.lower import lower
 from partita.runtime.device_loop import DeviceLoop
 from partita.runtime.device_parts import Load, Wait, Waiting
 from partita.runtime.parameters import ParameterStore
-from partita.runtime.recipe import Recipe
 from partita.runtime.results import RunResult, merged, step_result
 from partita.runtime.stage_code import StageCode
 from partita.runtime.stage_pass import StageRunner
 from partita.runtime.task import Task
+from partita.runtime.training.recipe import Recipe
 from partita.runtime.transport import MemoryTransport
 
 _NAMED_WHEN_STUCK = 8

@@ -29,15 +29,15 @@ from partita.program.order import ListOrder
 from partita.ranks.failures import read_error, write_error
 from partita.ranks.status import StatusBoard
 from partita.runtime.data import DataSpec
-from partita.runtime.emulation import Emulation
-from partita.runtime.evaluation import Evaluation
+from partita.runtime.emulation.rehearsal import Emulation
 from partita.runtime.power import Power
 from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import RankOptions, RankReport, StepNews
 from partita.runtime.rank_capture import Capture
-from partita.runtime.recipe import Recipe
 from partita.runtime.restarts import PassedData
-from partita.runtime.saving import Saving
+from partita.runtime.training.evaluation import Evaluation
+from partita.runtime.training.recipe import Recipe
+from partita.runtime.training.saving import Saving
 
 _T = TypeVar("_T")
 

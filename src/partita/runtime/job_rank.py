@@ -26,17 +26,17 @@ from partita.ranks.failures import as_partita_error
 from partita.ranks.member import Member
 from partita.ranks.setup import give_back_memory, local_device, warm_up_autograd
 from partita.ranks.status import Phase, StatusBoard
-from partita.runtime.emulation import emulated_workload, run_emulated_rank
+from partita.runtime.emulation.rehearsal import emulated_workload, run_emulated_rank
 from partita.runtime.executor import make_task, passing_over
 from partita.runtime.job import Job, JobDirectory, Placement, place_ranks
 from partita.runtime.numerics import ready_numerics
 from partita.runtime.ownership import held_names
-from partita.runtime.parallelize import ScriptRank, run_script
 from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import RankReport, Watchdog, run_rank
 from partita.runtime.rank_capture import ProcessMemory
-from partita.runtime.saving import AUTO
 from partita.runtime.tensor_parallel import is_divided, slices_of
+from partita.runtime.training.parallelize import ScriptRank, run_script
+from partita.runtime.training.saving import AUTO
 from partita.runtime.weights import LoadedWeights, load_weights
 from partita.runtime.workload import model_workload, use_repeatable_algorithms
 

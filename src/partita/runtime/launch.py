@@ -50,7 +50,7 @@ from partita.ranks.failures import (
     write_error,
 )
 from partita.ranks.status import STALE_S, StatusBoard, StatusView
-from partita.runtime.emulation import NoCode, emulated_workload, put_emulated_together
+from partita.runtime.emulation.rehearsal import NoCode, emulated_workload, put_emulated_together
 from partita.runtime.executor import Run, check_runnable, put_together
 from partita.runtime.job import Job, JobDirectory, place_ranks
 from partita.runtime.rank import StepNews

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from partita.errors import UnsupportedError
 from partita.runtime.metric_rows import METRICS, StepRow
 from partita.runtime.rank import StepNews
-from partita.runtime.recipe import Recipe
+from partita.runtime.training.recipe import Recipe
 
 OnRow = Callable[[StepRow], None]
 

@@ -22,17 +22,17 @@ from partita.core.plan import Shard
 from partita.core.program import Kind, Program
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.runtime.numerics import numerics_of
-from partita.runtime.optimizers import (
+from partita.runtime.parts import Part, Slice, Stretch
+from partita.runtime.task import Task
+from partita.runtime.tensor_parallel import slices_of
+from partita.runtime.training.optimizers import (
     Agreement,
     RankOptimizer,
     check_optimizer,
     check_steps_parts,
     make_optimizer,
 )
-from partita.runtime.parts import Part, Slice, Stretch
-from partita.runtime.recipe import Recipe
-from partita.runtime.task import Task
-from partita.runtime.tensor_parallel import slices_of
+from partita.runtime.training.recipe import Recipe
 
 
 class _Like(NamedTuple):

@@ -22,8 +22,6 @@ from partita.runtime.clocks import ClockReading, read_clock
 from partita.runtime.data import NO_HELD_OUT
 from partita.runtime.device_loop import DeviceLoop
 from partita.runtime.device_parts import DeviceStatistics, Runner, StepRecord, Store
-from partita.runtime.evaluation import Evaluation, Evaluator, loss_share
-from partita.runtime.not_finite import NumberCheck
 from partita.runtime.ownership import agree_on_holders
 from partita.runtime.parameters import ParameterStore
 from partita.runtime.parts import Part
@@ -37,11 +35,13 @@ from partita.runtime.rank_capture import (
     capturing,
     most_memory,
 )
-from partita.runtime.recipe import NanPolicy, Recipe
-from partita.runtime.saving import Saver, Saving, random_state, set_random_state
 from partita.runtime.stage_pass import StageRunner
 from partita.runtime.task import Task
 from partita.runtime.tensor_parallel import slices_of
+from partita.runtime.training.evaluation import Evaluation, Evaluator, loss_share
+from partita.runtime.training.not_finite import NumberCheck
+from partita.runtime.training.recipe import NanPolicy, Recipe
+from partita.runtime.training.saving import Saver, Saving, random_state, set_random_state
 from partita.runtime.workload import Workload
 
 EXIT_CODE = WorkerError.exit_code

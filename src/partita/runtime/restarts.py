@@ -19,7 +19,7 @@ from partita.ranks.failures import first_line
 from partita.ranks.status import StatusBoard, agree_on_stop
 from partita.runtime.checkpoint.files import list_checkpoints, read_manifest
 from partita.runtime.rank import StepNews
-from partita.runtime.saving import Saving
+from partita.runtime.training.saving import Saving
 from partita.units import format_seconds
 
 

@@ -29,9 +29,9 @@ from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.runtime.batches import split_batch
 from partita.runtime.executor import make_task
-from partita.runtime.parallelize import solution_in
 from partita.runtime.task import Task
 from partita.runtime.torch_stages import StageRun, TiedWeights, check_torch_runs, torch_stage
+from partita.runtime.training.parallelize import solution_in
 from partita.runtime.workload import model_workload
 
 

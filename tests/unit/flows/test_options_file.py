@@ -7,7 +7,7 @@ import pytest
 
 from partita.errors import FormatError
 from partita.flows.options_file import read_options_file
-from partita.flows.run_requests import TrainRequest
+from partita.flows.runs.requests import TrainRequest
 
 
 def read(tmp_path: Path, text: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import pytest
 from partita.capture.origin import ModelOrigin
 from partita.core.graph import DeviceKind
 from partita.errors import InvalidInputError
-from partita.flows.run_requests import TrainRequest, check_training
-from partita.flows.run_steps import job_of, with_checkpoints
+from partita.flows.runs.requests import TrainRequest, check_training
+from partita.flows.runs.steps import job_of, with_checkpoints
 from partita.requests import make
 from partita.runtime.checkpoint.files import commit, make_manifest, temporary_path
 from partita.runtime.job import Job

@@ -29,7 +29,7 @@ from partita.hosts.messages import (
 )
 from partita.ranks.failures import PeerError, write_error
 from partita.runtime import restarts
-from partita.runtime.emulation import Emulation
+from partita.runtime.emulation.rehearsal import Emulation
 from partita.runtime.job import Job, JobDirectory
 from partita.runtime.launch import Ended
 from partita.runtime.restarts import Survival

@@ -6,8 +6,8 @@ import pytest
 
 from partita.catalogue.shorthand import cpu_hosts
 from partita.errors import InvalidInputError
-from partita.flows.run_requests import RunRequest, TrainRequest, check_run, check_training
-from partita.flows.run_steps import _cluster_on, _is_measured
+from partita.flows.runs.requests import RunRequest, TrainRequest, check_run, check_training
+from partita.flows.runs.steps import _cluster_on, _is_measured
 
 ON = {"on": "ssh:hosts"}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from partita.errors import InvalidInputError
-from partita.runtime.link_emulator import Direction, LinkShape, Namespace
+from partita.runtime.emulation.link import Direction, LinkShape, Namespace
 
 
 def test_packets_leave_at_the_rate_and_arrive_the_delay_later():

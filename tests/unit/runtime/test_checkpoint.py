@@ -19,7 +19,7 @@ from partita.runtime.checkpoint.checkpoint import (
 )
 from partita.runtime.checkpoint.files import LATEST, list_checkpoints, read_manifest
 from partita.runtime.parts import Part, Slice, Stretch
-from partita.runtime.saving import random_state, set_random_state
+from partita.runtime.training.saving import random_state, set_random_state
 
 
 def on_ranks(count: int, main: Callable[[Member], Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from partita.core.problem import Objective, Problem
 from partita.program.lower import lower
 from partita.ranks.member import Member
-from partita.runtime.emulation import NoCode
+from partita.runtime.emulation.rehearsal import NoCode
 from partita.runtime.process_transport import ProcessTransport, agreement_key, statement
 from partita.runtime.task import Task
 from partita.testing.builders import chain, flat_cluster, pipeline

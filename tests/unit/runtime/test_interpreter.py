@@ -16,8 +16,8 @@ from partita.core.problem import Schedule
 from partita.core.program import Kind, Program
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.program.lower import lower
-from partita.runtime.recipe import Recipe
 from partita.runtime.task import Task
+from partita.runtime.training.recipe import Recipe
 from partita.testing.networks import gradient_error, residual_network
 
 NETWORK = residual_network(tied=False)

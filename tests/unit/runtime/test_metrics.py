@@ -11,7 +11,7 @@ from partita.report.curves import curve_picture
 from partita.runtime.metric_rows import METRICS, StepRow, read_metrics
 from partita.runtime.metrics import RunFacts, Tracker, check_sinks, open_sinks
 from partita.runtime.rank import StepNews
-from partita.runtime.recipe import Recipe, Schedule
+from partita.runtime.training.recipe import Recipe, Schedule
 
 FACTS = RunFacts(
     ranks=2,

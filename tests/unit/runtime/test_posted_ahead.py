@@ -8,7 +8,7 @@ from partita.core.problem import Problem, Schedule
 from partita.core.program import Kind
 from partita.program.lower import lower
 from partita.runtime.device_loop import DeviceLoop
-from partita.runtime.emulation import emulated_workload
+from partita.runtime.emulation.rehearsal import emulated_workload
 from partita.runtime.transport import MemoryTransport
 from partita.testing.builders import Figures, chain, flat_cluster, pipeline
 

@@ -13,9 +13,9 @@ from partita.energy.client.counter import EnergyUse, Stamp, StepUse, Window
 from partita.energy.devices.modelled import ModelledDevice
 from partita.energy.frontier.modelled import DvfsCurve
 from partita.errors import InvalidInputError
-from partita.flows.run_energy import energy_figures, energy_lines, plan_uses
-from partita.runtime.emulation import Emulation
-from partita.runtime.emulation_device import EmulatedWork, Pacer
+from partita.flows.runs.energy import energy_figures, energy_lines, plan_uses
+from partita.runtime.emulation.device import EmulatedWork, Pacer
+from partita.runtime.emulation.rehearsal import Emulation
 from partita.runtime.executor import Run
 from partita.runtime.job import Job, read_job, write_job
 from partita.runtime.metering import EnergyMeter, NoMeter

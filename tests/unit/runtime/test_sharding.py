@@ -21,10 +21,10 @@ from partita.runtime.interpreter import RunOptions, interpret
 from partita.runtime.parameters import ParameterStore
 from partita.runtime.process_transport import scatter_groups, used_devices
 from partita.runtime.rank import RankOptions, RankReport, run_rank
-from partita.runtime.recipe import Recipe
 from partita.runtime.results import RunResult
 from partita.runtime.stage_code import ModuleGraph, OpCode
 from partita.runtime.task import Task
+from partita.runtime.training.recipe import Recipe
 from partita.runtime.workload import Workload
 from partita.testing.builders import flat_cluster
 from partita.testing.networks import gradient_error, residual_network

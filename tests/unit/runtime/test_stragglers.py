@@ -8,7 +8,7 @@ from partita.core.metrics import Metric
 from partita.core.problem import Objective, Problem
 from partita.core.solution import Solution
 from partita.program.lower import lower
-from partita.runtime.emulation import Emulation, emulate_forked, emulated_workload
+from partita.runtime.emulation.rehearsal import Emulation, emulate_forked, emulated_workload
 from partita.runtime.rank import StepNews
 from partita.runtime.stragglers import WINDOW, Straggler, StragglerWatch
 from partita.testing.builders import Figures, chain, flat_cluster, pipeline

@@ -23,8 +23,8 @@ from partita.runtime.executor import check_runnable, make_task, run_forked
 from partita.runtime.parts import Slice
 from partita.runtime.process_transport import shapes_for
 from partita.runtime.rank import RankOptions
-from partita.runtime.recipe import Recipe
 from partita.runtime.tensor_parallel import slices_of, tensor_parallel_remarks
+from partita.runtime.training.recipe import Recipe
 from partita.runtime.verify import verify
 from partita.runtime.workload import SizedStages, Workload
 

@@ -19,8 +19,8 @@ from partita.runtime.baselines.torch_ways import Subject, make_subject
 from partita.runtime.interpreter import RunOptions, interpret
 from partita.runtime.numerics import numerics_of
 from partita.runtime.rank import RankOptions
-from partita.runtime.recipe import Recipe
 from partita.runtime.results import RunResult
+from partita.runtime.training.recipe import Recipe
 from partita.runtime.verify import verify
 from partita.runtime.verify_module import DrawsByOp, OtherDrawsError, verify_module
 from partita.runtime.workload import model_workload

@@ -9,9 +9,9 @@ from partita.errors import UnsupportedError
 from partita.ranks.member import Member
 from partita.runtime.baselines.torch_ways import Baseline, Subject
 from partita.runtime.device_parts import StepRecord
-from partita.runtime.optimizers import Agreement, make_optimizer
 from partita.runtime.rank import RankOptions
 from partita.runtime.torch_stages import StageRun, TiedWeights, check_torch_runs, torch_stage
+from partita.runtime.training.optimizers import Agreement, make_optimizer
 from partita.runtime.verify import verify
 
 

@@ -21,11 +21,11 @@ from partita.errors import UnsupportedError
 from partita.ranks.member import Member
 from partita.runtime.baselines.torch_ways import Subject
 from partita.runtime.device_parts import StepRecord
-from partita.runtime.optimizers import Agreement, RankOptimizer, make_optimizer
 from partita.runtime.rank import RankOptions
 from partita.runtime.results import RunResult, step_result
 from partita.runtime.stage_code import Call, op_seed
 from partita.runtime.task import Task
+from partita.runtime.training.optimizers import Agreement, RankOptimizer, make_optimizer
 from partita.runtime.verify import UNTOUCHED_MODULE, Verdict, compare_runs, tolerance_of
 
 _WHOLE_MODEL = -1

@@ -28,7 +28,6 @@ from partita.ranks.failures import PeerError, first_line, speaks_of_peer
 from partita.ranks.member import Member
 from partita.ranks.status import Phase, StatusBoard, StatusView
 from partita.runtime.device_parts import DeviceStatistics, StepRecord
-from partita.runtime.evaluation import loss_share
 from partita.runtime.executor import Run, reports_of_forked, step_seconds
 from partita.runtime.rank import (
     RankOptions,
@@ -38,6 +37,7 @@ from partita.runtime.rank import (
 )
 from partita.runtime.results import RunResult, merged, step_result
 from partita.runtime.task import Task
+from partita.runtime.training.evaluation import loss_share
 from partita.runtime.verify import Verdict
 from partita.runtime.workload import Workload
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from partita.errors import PartitaError
 from partita.fleet.live.client import FleetClient
-from partita.flows.live_runs import folder_of, look_at_run, runs_in
+from partita.flows.runs.live import folder_of, look_at_run, runs_in
 from partita.http import ServerLink
 from partita.runtime.directory import RESULTS, has_results
 from partita.service.errors import Refusal, printable

@@ -9,7 +9,7 @@ from typing import Any
 from partita.errors import InvalidInputError
 from partita.fleet.live.token import fleet_token
 from partita.flows.fleet.live import FleetFields
-from partita.flows.run_requests import RUNS
+from partita.flows.runs.requests import RUNS
 from partita.http import check_address, is_loopback
 from partita.requests import declare, make
 from partita.service.listen import ListenFields, port_field, server_needed, url_of

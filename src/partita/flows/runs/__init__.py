@@ -1,0 +1,1 @@
+"""Runs: from a plan to steps that are carried out, watched, written down and read again."""

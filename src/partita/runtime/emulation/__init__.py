@@ -1,0 +1,1 @@
+"""Plans rehearsed without their devices: compute slept through, links slowed down."""
