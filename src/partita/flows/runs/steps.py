@@ -416,8 +416,8 @@ def plan_for_devices(
     count, tp = len(problem.cluster.devices), max(stage.tp for stage in first.plan.stages)
     if tp > 1 and count % tp == 0:
         sequence = any(stage.sequence_parallel for stage in first.plan.stages)
-        planner = get_planner("uniform", stages=count // tp, tp=tp, sequence_parallel=sequence)
-        return planner(problem)
+        uniform = get_planner("uniform", stages=count // tp, tp=tp, sequence_parallel=sequence)
+        return uniform(problem)
     if isinstance(request, TrainRequest) and request.pp is None and request.dp is None:
         stages, replicas = degrees(count, None, None, 1)
         whole = replace(request, zero=None, tp=1)  # one replica
