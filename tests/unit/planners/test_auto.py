@@ -1,9 +1,11 @@
 import doctest
+import math
 import random
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, compress, islice, product
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from partita.planners.auto.frame import Batch, frame_of
 from partita.planners.auto.moves import NEIGHBOURHOODS, Position
 from partita.planners.auto.planner import FEWEST_STEPS, USUAL_STEPS, plan_auto, usual_steps
 from partita.planners.auto.recompute import beyond_estimate, fitted
+from partita.planners.auto.recompute_kernel import least_seconds
 from partita.planners.auto.search import Search
 from partita.planners.auto.sketch import Sketch, fair_shares, replicated, sketch_of
 from partita.planners.auto.starts import (
@@ -415,6 +418,64 @@ def test_stages_recompute_what_takes_least_time_for_its_memory_and_no_more(memor
     found = fitted(estimator, start)
     assert found.recompute.tolist() == [*again, False, False]
     assert estimator.estimate(found).over_bytes <= 0
+
+
+def test_neighbours_recompute_together_where_scattered_units_would_keep_what_they_read():
+    """Two in flight: units 0, 2 and 4 free 30 bytes and keep 32 of units 1 and 3; a run keeps 0."""
+    figures = Figures(
+        forward_s=[0.1, 0.15] * 4, saved_bytes=10.0, tensor_bytes=8.0, parameter_bytes=0.0
+    )
+    objective = Objective(microbatches=4, microbatch_size=1)
+    # 120 bytes are in flight on the first device, and 8 of gradients come from the second one.
+    problem = Problem(
+        graph=chain(8, figures), cluster=flat_cluster(2, memory_bytes=98.0), objective=objective
+    )
+    frame = frame_of(problem)
+    sketch = Sketch(
+        stage_of=np.array([0] * 6 + [1] * 2),
+        stages=(replicated([0]), replicated([1])),
+        recompute=np.zeros(8, dtype=bool),
+        schedule=Schedule.ONE_F_ONE_B,
+        batch=Batch(count=4, size=1),
+    )
+    found = fitted(Estimator(frame), sketch)
+    assert np.flatnonzero(found.recompute).tolist() == [0, 1, 2]
+    assert judge_candidate(problem, found.plan(problem, frame.units)).feasible
+
+
+def test_what_recomputes_is_near_the_best_of_all_sets():
+    """On random small stages the most gain is exact, and the seconds are those of the best set."""
+    rng, ratios = random.Random(1), []
+    for _ in range(12):
+        count = rng.randint(3, 8)
+        gain = [rng.choice((0, 1, 1, 2)) * rng.uniform(1.0, 6.0) for _ in range(count)]
+        seconds = [rng.choice((0.05, 2.0)) * rng.uniform(0.5, 1.5) for _ in range(count)]
+        readers = [
+            sorted({u + 1, min(u + rng.choice((1, 3)), count - 1)}) for u in range(count - 1)
+        ]
+        ptr = [0, *accumulate(len(row) for row in readers)]
+        size = [rng.uniform(2.0, 8.0) for _ in readers]
+
+        def gained(chosen, gain=gain, readers=readers, size=size):
+            kept = [any(chosen[r] for r in row) and not chosen[u] for u, row in enumerate(readers)]
+            return sum(compress(gain, chosen)) - sum(compress(size, kept))
+
+        sets = [(gained(s), sum(compress(seconds, s))) for s in product((0, 1), repeat=count)]
+        most = max(total for total, _ in sets)
+        nets = (list(range(count - 1)), ptr, [r for row in readers for r in row], size)
+        chosen = [0] * count
+        assert least_seconds(gain, seconds, *nets, math.inf, chosen) == pytest.approx(most)
+        assert gained(chosen) == pytest.approx(most)
+        if most <= 0:
+            continue
+        need = rng.uniform(0.1, 0.9) * most
+        found = least_seconds(gain, seconds, *nets, need, chosen)
+        assert found == pytest.approx(gained(chosen))
+        assert found >= need
+        least = min(spent for total, spent in sets if total >= need)
+        ratios.append(sum(compress(seconds, chosen)) / least)
+    assert min(ratios) >= 1 - 1e-9
+    assert statistics.median(ratios) < 1.02
 
 
 def test_a_fit_follows_what_was_measured():

@@ -67,7 +67,7 @@ class Line(NamedTuple):
         freed: Of them, by level of recomputation, what is not kept.
         rerun: Seconds to compute that again, by level and class.
         weight_s: Seconds of the part of backward that is for weights, by class.
-        level_of: The level at which each unit recomputes.
+        again: Whether each unit recomputes, by level.
         reduced: Bytes that replicas reduce before each point.
         barred: Units before each point that a class may not run.
         cut: Bytes that cross each point.
@@ -83,7 +83,7 @@ class Line(NamedTuple):
     freed: Array
     rerun: Array
     weight_s: Array
-    level_of: Array
+    again: Array
     reduced: Array
     barred: Array
     cut: Array
@@ -114,7 +114,8 @@ def line_of(
     def at(values: Array) -> Array:
         return sums_before(values[..., order])[..., points]
 
-    freed, rerun = level_sums(estimator, batch.size, order)
+    again = levels(estimator, batch.size)
+    freed, rerun = level_sums(estimator, batch.size, order, again)
     return Line(
         order=order,
         points=points,
@@ -125,7 +126,7 @@ def line_of(
         freed=sums_before(freed)[..., points],
         rerun=sums_before(rerun)[..., points],
         weight_s=at(backward * (1 - frame.input_share)),
-        level_of=levels(estimator, batch.size),
+        again=again,
         reduced=at(frame.reduced_bytes),
         barred=at((~frame.allowed).astype(np.float64)),
         cut=cut[points],
@@ -434,7 +435,7 @@ class ChainProgram:
             ways = self._ways(r, even=len(set(shares)) == 1)
             level, again = ways[int(way[i * len(line.points) + j])]
             stages.append(replicated(self._members(d, r), shares, SHARDS[level]))
-            recompute |= (stage_of == number) & (line.level_of <= again)
+            recompute |= (stage_of == number) & line.again[again]
         return Sketch(
             stage_of=stage_of,
             stages=tuple(stages),

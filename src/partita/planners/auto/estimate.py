@@ -53,6 +53,8 @@ class StageMemory(NamedTuple):
         inputs: Bytes of a microbatch that come from earlier stages.
         received: The same with the gradients that come from later ones.
         flying: Microbatches in flight.
+        kept: Bytes of a microbatch from forward to backward, as the sketch recomputes.
+        brought: Bytes that recomputing brings back.
     """
 
     room: list[float]
@@ -60,6 +62,8 @@ class StageMemory(NamedTuple):
     inputs: list[float]
     received: list[float]
     flying: list[int]
+    kept: list[float]
+    brought: list[float]
 
 
 class Crossing(NamedTuple):
@@ -121,7 +125,8 @@ class Estimator:
         self._behind: dict[tuple[tuple[int, ...], int], tuple[float, float, int]] = {}
         self._limit: list[float] = frame.limit_bytes[frame.class_of].tolist()
         self._class_of = self.model.class_of.tolist()
-        self._price: dict[int, Array] = {}
+        # What recomputes at the levels of ``recompute.levels``, by samples of a microbatch.
+        self.levels: dict[int, Array] = {}
 
     def seconds(self, size: int) -> tuple[Array, Array]:
         """Return forward and backward by class and unit for a microbatch."""
@@ -320,14 +325,6 @@ class Estimator:
                 need[group[0]] = need.get(group[0], 0.0) + total
         return max(use - self._limit[device] for device, use in need.items())
 
-    def recompute_price(self, size: int) -> Array:
-        """Return forward seconds per byte that a unit keeps; ``inf`` where it keeps nothing."""
-        if size not in self._price:
-            forward, saved = self.seconds(size)[0].mean(axis=0), self.frame.saved_bytes(size)
-            price = np.full(len(saved), np.inf)
-            self._price[size] = np.divide(forward, saved, out=price, where=saved > 0)
-        return self._price[size]
-
     def stage_memory(self, sketch: Sketch) -> StageMemory:
         """Return what the memory of each stage consists of, about."""
         figures = self._figures(sketch)
@@ -340,7 +337,8 @@ class Estimator:
             mine = sketch.batch.count * most // stage.round
             flying.append(min(mine, -(-window[number] * most // stage.round)))
         static = [a + b for a, b in zip(figures.static, figures.gathered, strict=True)]
-        return StageMemory(room, static, inputs, received, flying)
+        kept = [a + b for a, b in zip(figures.kept, figures.inputs, strict=True)]
+        return StageMemory(room, static, inputs, received, flying, kept, figures.brought)
 
     def _received(
         self, sketch: Sketch, pairs: list[Crossing], window: list[int]

@@ -28,12 +28,11 @@ from partita.core.problem import Schedule
 from partita.cost.condensed import CondensedModel
 from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.frame import Batch, Frame
+from partita.planners.auto.recompute import regained
 from partita.planners.auto.sketch import Sketch, fair_shares, replicated
 
 MAX_PAIRS = 24
 """Pairs of stages that a move between any two of them looks at, the most unequal first."""
-_STEPS = (1, 4, 16)
-"""By how many units the recomputation of a stage changes."""
 _EVEN = (Shard.GRADIENTS, Shard.PARAMETERS)
 """What only replicas with equal shares can shard."""
 
@@ -94,14 +93,10 @@ def relocate(position: Position) -> Iterator[Sketch]:
 
 
 def _moved(position: Position, units: Array, target: int) -> Sketch:
-    stage_of, again = position.sketch.stage_of.copy(), position.sketch.recompute.copy()
-    there = stage_of == target
-    # Units take over what those of their price do where they go.
-    price = position.estimator.recompute_price(position.sketch.batch.size)
-    dearest = price[there & again].max(initial=-1.0)
-    again[units] = price[units] <= dearest
+    # Both stages recompute as they need to afterwards: ``recompute.refitted``.
+    stage_of = position.sketch.stage_of.copy()
     stage_of[units] = target
-    return _compact(replace(position.sketch, stage_of=stage_of, recompute=again))
+    return _compact(replace(position.sketch, stage_of=stage_of))
 
 
 def _compact(sketch: Sketch) -> Sketch:
@@ -415,26 +410,10 @@ def recompute(position: Position) -> Iterator[Sketch]:
         return
     if sketch.recompute.any():
         yield replace(sketch, recompute=np.zeros(len(sketch.recompute), dtype=bool))
-    price = position.estimator.recompute_price(sketch.batch.size)
-    helps = np.isfinite(price)
+    helps = position.frame.saved_bytes(sketch.batch.size) > 0
     if not sketch.recompute[helps].all():
         yield replace(sketch, recompute=helps)
-    order = np.lexsort((price, sketch.stage_of))
-    order = order[helps[order]]
-    ends = np.searchsorted(sketch.stage_of[order], np.arange(len(sketch.stages) + 1))
-    for first, last in pairwise(ends.tolist()):
-        yield from _recompute_part(sketch, order[first:last])
-
-
-def _recompute_part(sketch: Sketch, units: Array) -> Iterator[Sketch]:
-    """Let fewer or more units of a stage do so, none or all: those first that come first."""
-    count = int(sketch.recompute[units].sum())
-    near = [count + sign * step for step in _STEPS for sign in (-1, 1)]
-    for wanted in dict.fromkeys((*near, 0, len(units))):
-        if 0 <= wanted <= len(units) and wanted != count:
-            again = sketch.recompute.copy()
-            again[units] = np.arange(len(units)) < wanted
-            yield replace(sketch, recompute=again)
+    yield from regained(position.estimator, sketch)
 
 
 def reshard(position: Position) -> Iterator[Sketch]:
