@@ -3,8 +3,9 @@
 One process runs the captured graph, which shows that the run carries out its Program, or the
 untouched module (``verify_module``), which shows that the captured graph is the user's model.
 
-A gradient's difference is relative to its own norm, or to a millionth of the largest norm where
-that is more: some gradients are zero but for rounding.
+A gradient's difference is relative to its own norm, or to a share of the largest norm where that
+is more, which is the tolerance and at least a millionth: some gradients are zero but for rounding,
+such as those of the biases of an attention's keys.
 """
 
 import math
@@ -145,7 +146,7 @@ def compare_runs(
     """Compare two runs of the same steps; ``against`` says what the second one ran."""
     differences: list[Difference] = []
     for step, (one, other) in enumerate(zip(found.steps, wanted.steps, strict=True)):
-        differences += _step_differences(step, one, other)
+        differences += _step_differences(step, one, other, max(_FLOOR, tolerance))
     differences.sort(key=lambda difference: -difference.value)
     return Verdict(
         differences=tuple(differences),
@@ -155,7 +156,9 @@ def compare_runs(
     )
 
 
-def _step_differences(step: int, found: StepResult, wanted: StepResult) -> list[Difference]:
+def _step_differences(
+    step: int, found: StepResult, wanted: StepResult, floor: float
+) -> list[Difference]:
     if len(found.losses) != len(wanted.losses):
         raise WorkerError(
             f"step {step} gave {len(found.losses)} losses; one process gives {len(wanted.losses)}"
@@ -176,7 +179,7 @@ def _step_differences(step: int, found: StepResult, wanted: StepResult) -> list[
     for name, gradient in wanted.gradients.items():
         if name not in found.gradients:
             raise WorkerError(f"the run gave no gradient of {name!r}")
-        apart = _gradients_apart(found.gradients[name], gradient, _FLOOR * largest)
+        apart = _gradients_apart(found.gradients[name], gradient, floor * largest)
         result.append(Difference(step, "gradient", name, apart))
     return result
 

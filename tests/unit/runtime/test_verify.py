@@ -42,6 +42,17 @@ def test_a_difference_is_relative_to_the_gradients_norm_with_a_floor() -> None:
     assert "DIFFER" in verdict.line()
 
 
+def test_a_gradient_that_is_zero_but_for_rounding_is_no_difference_in_the_runs_own_numbers() -> (
+    None
+):
+    # The biases of an attention's keys: what two orders of summing leave of zero, in float32.
+    moved = {"weight": torch.tensor([3.0, 4.0]), "bias": torch.tensor([-8e-9])}
+    verdict = compare_runs(run(replace(STEP, gradients=moved)), run(STEP), 1e-4)
+    assert verdict.is_equal
+    moved["bias"] = torch.tensor([1e-7])  # more than rounding
+    assert not compare_runs(run(replace(STEP, gradients=moved)), run(STEP), 1e-4).is_equal
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
