@@ -46,7 +46,7 @@ from partita.cost.condensed_kernel import (
 )
 from partita.cost.durations import op_seconds
 from partita.cost.links import collective_s
-from partita.cost.memory import GATHERED, RECEIVED, memory_terms
+from partita.cost.memory import GATHERED, RECEIVED, TiedUses, memory_terms, tied_uses
 from partita.cost.tables import SHARD_LEVEL, cluster_classes, fold_backward, held_bytes
 from partita.errors import InvalidInputError
 from partita.kernels import Threshold, run
@@ -243,9 +243,13 @@ class CondensedModel:
         if found is None:
             found = _unit_figures(self.problem, self._tables, plan.size)
             self._figures[plan.size] = found
-        # Where backward is split, scratch memory does not take the place of what later ops save.
+        # Where backward is split, scratch memory does not take the place of what later ops save,
+        # and the sum of a tied gradient is made later.
         if plan.schedule.row.splits_backward and len(found.op_saved):
-            return found._replace(op_saved=np.zeros_like(found.op_saved))
+            return found._replace(
+                op_saved=np.zeros_like(found.op_saved),
+                tied_bytes=np.zeros_like(found.tied_bytes),
+            )
         return found
 
     def _static(self, plan: Candidate) -> Array:
@@ -521,6 +525,7 @@ class _Tables(NamedTuple):
         first: The first device of each class.
         rate: Memory bandwidth of each class in training, else 0.
         limit: Bytes that a plan may use on each device.
+        tied: Which ops use parameters that several use, in training.
     """
 
     unit_of: Array
@@ -537,6 +542,7 @@ class _Tables(NamedTuple):
     first: tuple[int, ...]
     rate: Array
     limit: Array
+    tied: TiedUses
 
     def by_unit(self, values: Array) -> Array:
         """Return sums by unit of a column of parameters, of those that one unit uses alone."""
@@ -574,6 +580,7 @@ def _tables_of(problem: Problem, unit_of: Array, num_units: int) -> _Tables:
         first=alike.first,
         rate=np.array(rates),
         limit=problem.limit_bytes,
+        tied=tied_uses(problem),
     )
 
 
@@ -678,7 +685,12 @@ def _unit_figures(problem: Problem, tables: _Tables, size: int) -> UnitFigures:
     net_bytes = table.bytes_at(size, graph.batch_size, tensor)
     given = table.transfer_s[tensor] * size / graph.batch_size
     free = np.isnan(given)
-    order = graph.topological_order if bool((ops.workspace_bytes > 0).any()) else np.zeros(0, int)
+    tied = tables.tied
+    has_scratch = bool((ops.workspace_bytes > 0).any()) or len(tied.op) > 0
+    order = graph.topological_order if has_scratch else np.zeros(0, int)
+    place = np.zeros(len(graph), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    by_place = np.argsort(place[tied.op], kind="stable")
     return UnitFigures(
         forward=np.concatenate(times[0]),
         backward=np.concatenate(times[1]),
@@ -694,6 +706,9 @@ def _unit_figures(problem: Problem, tables: _Tables, size: int) -> UnitFigures:
         op_unit=unit_of[order],
         op_scratch=ops.workspace_bytes[order] * scale,
         op_saved=saved[order],
+        tied_ptr=np.searchsorted(place[tied.op[by_place]], np.arange(len(order) + 1)),
+        tied=tied.row[by_place],
+        tied_bytes=tied.bytes,
     )
 
 
@@ -702,7 +717,12 @@ def _empty_columns(stages: int, tables: _Tables) -> tuple[Sums, Runs]:
     pins = len(tables.nets.pins)
     by_class = [np.zeros(cells) for _ in range(4)]
     by_stage = [np.zeros(stages) for _ in range(len(Sums._fields) - len(by_class))]
-    sums = Sums._make([*by_class, *by_stage])._replace(again=np.zeros(stages, dtype=np.int64))
+    uses = len(tables.tied.bytes) * stages
+    sums = Sums._make([*by_class, *by_stage])._replace(
+        again=np.zeros(stages, dtype=np.int64),
+        users=np.zeros(uses, dtype=np.int64),
+        met=np.zeros(uses, dtype=np.int64),
+    )
 
     def whole(size: int) -> Array:
         return np.zeros(size, dtype=np.int64)

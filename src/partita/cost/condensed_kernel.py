@@ -38,6 +38,9 @@ class UnitFigures(NamedTuple):
         op_unit: The unit of each op that needs scratch memory or saves, in topological order.
         op_scratch: Its scratch memory.
         op_saved: Bytes that it keeps.
+        tied_ptr: The tied parameters that it uses are ``tied[tied_ptr[op]:tied_ptr[op + 1]]``.
+        tied: See ``tied_ptr``.
+        tied_bytes: Bytes of the gradient of each.
     """
 
     forward: Column
@@ -54,6 +57,9 @@ class UnitFigures(NamedTuple):
     op_unit: Column
     op_scratch: Column
     op_saved: Column
+    tied_ptr: Column
+    tied: Column
+    tied_bytes: Column
 
 
 class Nets(NamedTuple):
@@ -90,6 +96,9 @@ class Sums(NamedTuple):
         inputs: Bytes of the inputs that it keeps because it recomputes.
         again: Whether a unit recomputes.
         load: Seconds to load model inputs.
+        waiting: Bytes of gradients of tied parameters that wait.
+        users: By tied parameter and stage, the ops that use it.
+        met: Likewise, those of them that were met.
     """
 
     forward: Column
@@ -106,6 +115,9 @@ class Sums(NamedTuple):
     inputs: Column
     again: Column
     load: Column
+    waiting: Column
+    users: Column
+    met: Column
 
 
 class Runs(NamedTuple):
@@ -168,6 +180,7 @@ def condense(  # noqa: C901, PLR0912, PLR0915 (one pass over the columns)
         sums.inputs[s] = 0.0
         sums.again[s] = 0
         sums.load[s] = 0.0
+        sums.waiting[s] = 0.0
         runs.last_out[s] = -1
         runs.last_in[s] = -1
         runs.seen[s] = -1
@@ -196,10 +209,28 @@ def condense(  # noqa: C901, PLR0912, PLR0915 (one pass over the columns)
         sums.reduced[s] += units.reduced[u]
         sums.gathered[s] += units.gathered[u]
         sums.traffic[s] += units.traffic[u]
-    # From the last op of a stage to its first: ``load`` holds for now what the later ops save.
+    for k in range(len(sums.users)):
+        sums.users[k] = 0
+        sums.met[k] = 0
+    for k in range(len(units.op_unit)):
+        for use in range(units.tied_ptr[k], units.tied_ptr[k + 1]):
+            sums.users[units.tied[use] * num_stages + stage_of[units.op_unit[k]]] += 1
+    # From the last op of a stage to its first: ``load`` holds for now what the later ops save. The
+    # part of a tied gradient waits from the last of its users to the first, where it is summed.
     for k in range(len(units.op_unit) - 1, -1, -1):
         s = stage_of[units.op_unit[k]]
-        above = units.op_scratch[k] - sums.load[s]
+        above = units.op_scratch[k] - sums.load[s] + sums.waiting[s]
+        for use in range(units.tied_ptr[k], units.tied_ptr[k + 1]):
+            cell = units.tied[use] * num_stages + s
+            sums.met[cell] += 1
+            if sums.users[cell] == 1:
+                continue
+            size = units.tied_bytes[units.tied[use]]
+            if sums.met[cell] == 1:
+                sums.waiting[s] += size
+            if sums.met[cell] == sums.users[cell]:
+                above += size
+                sums.waiting[s] -= size
         sums.scratch[s] = max(sums.scratch[s], above)
         sums.load[s] += units.op_saved[k]
     for s in range(num_stages):

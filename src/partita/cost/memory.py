@@ -178,7 +178,7 @@ def _stage_memory(problem: Problem, plan: Plan, program: Program) -> tuple[Array
     trains = problem.objective.mode is Mode.TRAINING
     splits = bool((program.kind == Kind.BACKWARD_WEIGHT).any())
     if trains and not splits and not len(graph.variants) and not len(graph.degrees):
-        above = above + (_pending(graph, plan) - _saved_after(problem, plan)) / ranks
+        above = above + (_pending(problem, plan) - _saved_after(problem, plan)) / ranks
     rows = _degree_rows(problem, plan)
     above[rows >= 0] = graph.degrees.workspace_bytes[rows[rows >= 0]] * share
     scratch, loss = np.zeros((2, len(plan.stages)))
@@ -212,27 +212,52 @@ def _largest_share(problem: Problem, plan: Plan) -> float:
     return float(plan.microbatch_sizes.max() / problem.graph.batch_size)
 
 
-def _pending(graph: Graph, plan: Plan) -> Array:
+class TiedUses(NamedTuple):
+    """Who uses the trained parameters that several ops use.
+
+    Attributes:
+        op: An op, once for each of them that it uses.
+        row: Which of them.
+        bytes: Bytes of the gradient of each.
+    """
+
+    op: Array
+    row: Array
+    bytes: Array
+
+
+def tied_uses(problem: Problem) -> TiedUses:
+    """Return who uses tied parameters in training; nobody in inference."""
+    table = problem.graph.parameters
+    pairs = np.unique(np.stack([table.use_parameter, table.use_op]).astype(np.int64), axis=1)
+    users = np.bincount(pairs[0], minlength=len(table))
+    trains = problem.objective.mode is Mode.TRAINING
+    tied = np.flatnonzero((users > 1) & table.trainable & trains)
+    row = np.full(len(table), -1, dtype=np.int64)
+    row[tied] = np.arange(len(tied))
+    here = row[pairs[0]] >= 0
+    size = table.bytes[tied].astype(np.float64)
+    return TiedUses(pairs[1][here], row[pairs[0]][here], size)
+
+
+def _pending(problem: Problem, plan: Plan) -> Array:
     """Return for each op the gradients of tied parameters that wait while its backward runs.
 
     Autograd adds the parts of a gradient up as they come and hands the sum over with the last one:
     between two ops of a stage that use one parameter its part is there beside the gradients, and at
     the first of them the part and the sum.
     """
-    table = graph.parameters
-    tied = np.flatnonzero(
-        (np.bincount(table.use_parameter, minlength=len(table)) > 1) & table.trainable
-    )
+    graph, tied = problem.graph, tied_uses(problem)
     place = np.empty(len(graph), dtype=np.int64)
     place[graph.topological_order] = np.arange(len(graph))
     found = np.zeros(len(graph))
-    for parameter in tied.tolist():
-        users = table.use_op[table.use_parameter == parameter]
+    for row, size in enumerate(tied.bytes.tolist()):
+        users = tied.op[tied.row == row]
         for stage in np.unique(plan.stage_of[users]).tolist():
             at = place[users[plan.stage_of[users] == stage]]
             between = (plan.stage_of == stage) & (place >= at.min()) & (place < at.max())
-            found[between] += table.bytes[parameter]
-            found[between & (place == at.min())] += table.bytes[parameter]
+            found[between] += size
+            found[between & (place == at.min())] += size
     return found
 
 
