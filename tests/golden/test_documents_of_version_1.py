@@ -7,6 +7,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,10 @@ def test_a_plan_is_lowered_and_played_as_before() -> None:
     program = lower(solution.problem, solution.plan)
     assert program == load(DOCUMENTS / "program-tp-shares.json")
     timeline = simulate(solution.problem, solution.plan, program=program)
-    assert timeline == load(DOCUMENTS / "timeline-simulated.json")
+    before = load(DOCUMENTS / "timeline-simulated.json")
+    # What ops that recompute read of others of their stage is kept, which was not counted.
+    assert (timeline.memory_bytes >= before.memory_bytes).all()
+    assert replace(timeline, memory_bytes=before.memory_bytes) == before
     planned = load(DOCUMENTS / "solution-uniform.json")
     timeline = simulate(planned.problem, planned.plan)
     assert timeline == load(DOCUMENTS / "timeline-of-command.json")

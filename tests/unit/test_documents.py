@@ -85,10 +85,10 @@ def test_the_old_content_stays_when_writing_fails(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_leaves_no_temporary_file(tmp_path, monkeypatch):
-    def interrupt(self: Path, mode: int) -> None:
+    def interrupt(self: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "chmod", interrupt)
+    monkeypatch.setattr(Path, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(chain(2), tmp_path / "graph.json")
     assert files(tmp_path) == []

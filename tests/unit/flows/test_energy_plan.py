@@ -42,7 +42,7 @@ def test_the_plan_of_least_energy_within_two_percent_is_not_the_fastest() -> Non
         assert again.time_s <= answer.limit_s * (1 + 1e-9)
         assert again.energy_j / each.solution.plan.samples == pytest.approx(each.joules_per_sample)
         joules.append(again.energy_j)
-    assert joules[0] < 0.98 * joules[1]
+    assert joules[0] < 0.99 * joules[1]
     assert answer.simulated_j == joules[0]
     assert best.frontier.origin is EnergyOrigin.MODELLED
     # The document holds the metric's own value: joules a sample with the highest clocks.

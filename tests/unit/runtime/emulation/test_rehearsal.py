@@ -14,6 +14,7 @@ from partita.errors import InvalidInputError
 from partita.program.lower import lower
 from partita.runtime.clocks import ClockReading
 from partita.runtime.device_parts import DeviceStatistics, StepRecord
+from partita.runtime.emulation import device as emulation_device
 from partita.runtime.emulation.device import Pacer
 from partita.runtime.emulation.rehearsal import (
     Emulation,
@@ -23,7 +24,6 @@ from partita.runtime.emulation.rehearsal import (
     relinked,
     suitable_scale,
 )
-from partita.runtime.emulation.rehearsal import device as emulation_device
 from partita.runtime.rank import RankReport
 from partita.testing.builders import (
     Figures,
