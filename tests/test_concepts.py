@@ -140,7 +140,7 @@ CONCEPTS: Mapping[str, Concept] = {
     "formats": Concept(r": Mapping\[str, Format\] = {", ("formats/table.py",)),
     "recognising a file": Concept(r"\.sniff\(", ("formats/detect.py",)),
     "built-in graphs": Concept(r"EXAMPLES: Mapping\b", ("catalogue/examples.py",)),
-    "numbers that JSON has no word for": Concept(r"def number_or_none\b", ("core/json_values.py",)),
+    "numbers that JSON has no word for": Concept(r"def number_or_none\b", ("core/columns.py",)),
     "compiled kernels": Concept(r"\b(import|from) numba\b|\bnjit\b", ("kernels.py",)),
     "bytes held by a parameter": Concept(
         r"\.optimizer_bytes_per_element\b", ("core/problem.py", "cost/tables.py")

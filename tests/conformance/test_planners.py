@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from partita.core.json_values import thawed
+from partita.core.columns import thawed
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Proof, Solution
 from partita.errors import InfeasibleError, InvalidInputError

@@ -1,7 +1,8 @@
 """Read-only NumPy columns: how the core types hold many values at once.
 
 A column is checked when its owner is made: right length, right type, finite, within its range. The
-first bad value is named together with the row it belongs to.
+first bad value is named together with the row it belongs to. Single values as JSON holds them are
+here, too: frozen in the types, and plain (no NaN, no infinity) where a ``to_json`` prints them.
 """
 
 import dataclasses
@@ -258,6 +259,28 @@ def frozen_json(value: object, what: str) -> Any:  # noqa: ANN401 (JSON is any v
         else:
             raise InvalidInputError(f"{what}: {type(item).__name__} is not a JSON value")
     return done[0]
+
+
+def number_or_none(value: float) -> float | None:
+    """Return a number, or None where it is not known or not limited.
+
+    >>> number_or_none(2.5), number_or_none(float("nan")), number_or_none(float("inf"))
+    (2.5, None, None)
+    """
+    return value if math.isfinite(value) else None
+
+
+def thawed(value: Any) -> Any:  # noqa: ANN401 (JSON is any value)
+    """Return a frozen JSON value with plain lists and dicts.
+
+    >>> thawed({"a": (1, 2)})
+    {'a': [1, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {key: thawed(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [thawed(part) for part in value]
+    return value
 
 
 def ragged(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:

@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.core.columns import Array
+from partita.core.columns import Array, number_or_none
 from partita.core.graph import HEAD, Graph
-from partita.core.json_values import number_or_none
 from partita.core.plan import Plan
 from partita.core.problem import Mode, Problem
 from partita.core.program import Kind, Program

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partita.core.columns import Array
+from partita.core.columns import Array, number_or_none
 from partita.core.graph import Graph
-from partita.core.json_values import number_or_none
 from partita.core.plan import Plan, Shard, Stage
 from partita.core.problem import Problem
 from partita.cost.durations import cluster_devices

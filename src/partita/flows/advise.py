@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from partita.core.columns import number_or_none
 from partita.core.graph import MODEL_ANNOTATION, CostOrigin
-from partita.core.json_values import number_or_none
 from partita.core.precision import parse_precision
 from partita.core.solution import Solution
 from partita.cost.power import step_joules

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.core.json_values import thawed
+from partita.core.columns import thawed
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Solution

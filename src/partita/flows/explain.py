@@ -9,7 +9,7 @@ import numpy as np
 
 from partita.catalogue.catalogue import Catalogue
 from partita.catalogue.what_if import what_if
-from partita.core.json_values import number_or_none, thawed
+from partita.core.columns import number_or_none, thawed
 from partita.core.metrics import Metric
 from partita.core.plan import Plan
 from partita.core.problem import Problem

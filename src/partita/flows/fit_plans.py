@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from partita.core.columns import Floats
-from partita.core.json_values import number_or_none
+from partita.core.columns import Floats, number_or_none
 from partita.core.plan import Plan, Shard
 from partita.core.problem import Mode, Problem, Schedule
 from partita.core.solution import Solution

@@ -17,7 +17,7 @@ import numpy as np
 
 from partita.core.cluster import Cluster, Device
 from partita.core.codec import encode
-from partita.core.json_values import number_or_none, thawed
+from partita.core.columns import number_or_none, thawed
 from partita.core.plan import Plan
 from partita.core.precision import parse_precision
 from partita.core.problem import Metric, Objective, Problem

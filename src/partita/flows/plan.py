@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.core.codec import encode
-from partita.core.json_values import thawed
+from partita.core.columns import thawed
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Solution

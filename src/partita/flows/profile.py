@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from partita.catalogue.catalogue import load_catalogue
 from partita.core.codec import encode
+from partita.core.columns import thawed
 from partita.core.graph import Graph
-from partita.core.json_values import thawed
 from partita.core.problem import Mode
 from partita.documents import load
 from partita.errors import InvalidInputError

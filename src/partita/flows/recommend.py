@@ -21,7 +21,7 @@ import numpy as np
 from partita.catalogue.catalogue import Catalogue
 from partita.catalogue.shorthand import read_shorthand
 from partita.core.cluster import MAX_DEVICES, Cluster
-from partita.core.json_values import number_or_none
+from partita.core.columns import number_or_none
 from partita.core.precision import parse_precision
 from partita.documents import open_catalogue, read_text
 from partita.errors import FormatError, InfeasibleError, InvalidInputError

@@ -20,9 +20,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from partita.core.cluster import Cluster, Level, LinkMatrix
-from partita.core.columns import Array
+from partita.core.columns import Array, thawed
 from partita.core.graph import Graph, OpCosts
-from partita.core.json_values import thawed
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.solution import Solution

@@ -7,7 +7,7 @@ from typing import Any, overload
 import numpy as np
 
 from partita.core.codec import encode
-from partita.core.json_values import number_or_none
+from partita.core.columns import number_or_none
 from partita.core.plan import Plan
 from partita.core.problem import Problem
 from partita.core.program import TransferMode

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.bounds import lower_bound
-from partita.core.json_values import thawed
+from partita.core.columns import thawed
 from partita.core.plan import Plan, equal_microbatches
 from partita.core.problem import Problem
 from partita.core.solution import Solution

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from partita.bounds import CLEARLY, bound
+from partita.core.columns import number_or_none, thawed
 from partita.core.graph import CostOrigin, Graph
-from partita.core.json_values import number_or_none, thawed
 from partita.core.plan import Plan, Shard
 from partita.core.solution import Solution
 from partita.core.timeline import Timeline

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from partita.core.codec import parse_json
-from partita.core.json_values import thawed
+from partita.core.columns import thawed
 from partita.errors import FormatError, InvalidInputError
 
 MAX_ID = 2**53

@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from partita.core.cluster import Cluster
-from partita.core.columns import Array
+from partita.core.columns import Array, number_or_none
 from partita.core.graph import Graph
-from partita.core.json_values import number_or_none
 from partita.core.plan import Plan
 from partita.core.program import LAST_COMPUTE, Kind
 from partita.core.timeline import Timeline

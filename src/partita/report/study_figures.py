@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from partita.core.cluster import Cluster
-from partita.core.columns import Array
+from partita.core.columns import Array, number_or_none
 from partita.core.energy import Frontier
-from partita.core.json_values import number_or_none
 from partita.core.timeline import Timeline
 from partita.fleet.study.panels import Panel, panels_of
 from partita.fleet.study.study import Run

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from partita import plugins
-from partita.core.json_values import thawed
+from partita.core.columns import thawed
 from partita.core.problem import Metric, Objective, Problem
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError, UnsupportedError

@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from partita.core.columns import Flags, Longs
+from partita.core.columns import Flags, Longs, number_or_none
 from partita.core.fleet import FleetHistory, Trace
-from partita.core.json_values import number_or_none
 from partita.errors import InvalidInputError
 from partita.fleet.policies.metrics import Load, Metrics, by_kind, in_window, load_of, metrics_of
 from partita.fleet.policies.power import choose_points, equal_limit

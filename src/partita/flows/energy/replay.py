@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from partita.core.json_values import number_or_none
+from partita.core.columns import number_or_none
 from partita.documents import open_file
 from partita.energy.frontier.frontier import EnergyModel
 from partita.energy.frontier.replay import ReplayedStep, replay_log

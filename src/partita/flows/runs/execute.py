@@ -13,8 +13,8 @@ import numpy as np
 
 from partita.capture.origin import Captures
 from partita.core.cluster import Cluster
+from partita.core.columns import number_or_none
 from partita.core.graph import DeviceKind
-from partita.core.json_values import number_or_none
 from partita.core.plan import Plan
 from partita.core.problem import Mode
 from partita.core.program import Program

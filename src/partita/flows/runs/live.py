@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from partita.core.json_values import number_or_none
+from partita.core.columns import number_or_none
 from partita.core.solution import Solution
 from partita.cost.predict import simulate
 from partita.documents import load

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from partita.core.codec import read_json, write_json
-from partita.core.json_values import number_or_none
+from partita.core.columns import number_or_none
 from partita.core.solution import Solution
 from partita.errors import InvalidInputError
 from partita.flows.edits import EditedPlan, edit_plan, stage_rows
