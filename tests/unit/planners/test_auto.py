@@ -21,7 +21,7 @@ from partita.cost.judge import check_memory, judge_candidate, measure
 from partita.cost.memory import peak_memory
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.objectives.placed import placement_errors
-from partita.planners.auto import coarse, search, sketch, units
+from partita.planners.auto import coarse, search, sketch, starts, units
 from partita.planners.auto.chain_dp import SHORT_LINE
 from partita.planners.auto.coarse import working_problem
 from partita.planners.auto.estimate import Estimator
@@ -29,6 +29,7 @@ from partita.planners.auto.evaluator import Evaluator
 from partita.planners.auto.frame import Batch, frame_of
 from partita.planners.auto.moves import NEIGHBOURHOODS, Position
 from partita.planners.auto.planner import FEWEST_STEPS, USUAL_STEPS, plan_auto, usual_steps
+from partita.planners.auto.portfolio import PLAIN, Answers
 from partita.planners.auto.recompute import beyond_estimate, fitted
 from partita.planners.auto.recompute_kernel import least_seconds
 from partita.planners.auto.search import Search
@@ -105,6 +106,16 @@ def test_the_same_iterations_give_the_same_solution(metric):
     assert first.stats["effort"] == "iterations 10"
 
 
+def counted(calls, function):
+    """Return a function that notes its calls."""
+
+    def noted(*args):
+        calls.append(args)
+        return function(*args)
+
+    return noted
+
+
 class _Clock:
     """A clock on which every look takes some seconds, as on a machine that is busy."""
 
@@ -133,6 +144,45 @@ def test_a_search_that_the_outer_limit_cuts_short_says_so(monkeypatch):
     solution = plan_auto(random_problem(3))
     assert solution.stats["cut_short"]
     assert solution.proof is Proof.TIME_LIMIT
+
+
+def test_a_step_that_no_search_can_play_is_refused_with_its_size():
+    problem = replace(random_problem(3), objective=Objective(microbatches=1_000_000))
+    with pytest.raises(InvalidInputError, match=r"has 4,000,000 instructions .* at most 400,000"):
+        plan_auto(problem, time_limit=1.0)
+
+
+def test_pipelines_that_take_too_long_to_play_are_not_asked_for(monkeypatch):
+    monkeypatch.setattr("partita.planners.effort.search_clock", _Clock(0.001))
+    problem = Problem(
+        graph=chain(4), cluster=flat_cluster(4), objective=Objective(microbatches=4_000)
+    )
+    answers = Answers()
+    uniform = next(entry for entry in PLAIN if entry.name == "uniform")
+    assert answers.ask(uniform, problem, Effort(time_limit=0.1)) is None
+    assert answers.tried == {"uniform": "not asked: no time to play 88,000 instructions"}
+    assert Answers().ask(uniform, problem, Effort(time_limit=10.0)) is not None
+
+
+def test_steps_that_take_longer_than_the_time_left_are_not_measured_once_something_fits():
+    problem = Problem(
+        graph=chain(4), cluster=flat_cluster(4), objective=Objective(microbatches=16_000)
+    )
+    frame = frame_of(problem)
+    evaluator = Evaluator(frame, Effort(time_limit=0.0))
+    evaluator.note(1e9)
+    start = next(iter(data_parallel_starts(frame)))
+    assert not evaluator.evaluate(start).feasible
+    assert evaluator.measured == 0
+
+
+def test_starts_on_many_devices_end_when_their_share_of_the_time_is_used(monkeypatch):
+    monkeypatch.setattr(starts, "SHORT_LINE", 3)
+    frame = frame_of(Problem(graph=chain(6), cluster=flat_cluster(4)))
+    asked = []
+    monkeypatch.setattr(Estimator, "estimate", counted(asked, Estimator.estimate))
+    assert len(likely_starts(frame, Estimator(frame), Effort(time_limit=0.0))) == 1
+    assert len(asked) == 1
 
 
 def test_a_search_by_the_clock_goes_on_where_one_by_steps_has_given_up(monkeypatch):

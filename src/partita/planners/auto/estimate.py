@@ -316,9 +316,11 @@ class Estimator:
         need: dict[int, float] = {}
         for number, stage in enumerate(sketch.stages):
             kept = figures.kept[number] + figures.inputs[number]
+            # The sum of all shares, once: there may be tens of thousands of them.
+            turn = stage.round
             for group, share in zip(stage.devices, stage.shares, strict=True):
-                mine = sketch.batch.count * share // stage.round
-                flying = min(mine, -(-window[number] * share // stage.round))
+                mine = sketch.batch.count * share // turn
+                flying = min(mine, -(-window[number] * share // turn))
                 use = flying * kept + figures.brought[number] + received[number]
                 use += figures.gathered[number]
                 total = figures.static[number] + use / stage.tp
@@ -354,11 +356,12 @@ class Estimator:
             a, b = sketch.stages[pair.source], sketch.stages[pair.target]
             ahead[pair.target] += pair.bytes
             # Every replica may have its whole share in flight.
-            sent = sum(-(-window[pair.source] * share // a.round) for share in a.shares)
+            turn = a.round
+            sent = sum(-(-window[pair.source] * share // turn) for share in a.shares)
             waiting = (min(sent, sketch.batch.count) - window[pair.target]) * max(b.shares)
             both[pair.target] += pair.bytes * max(1, -(-waiting // b.round))
             if self.frame.trains:
-                back = -(-b.num_replicas * max(a.shares) // a.round)
+                back = -(-b.num_replicas * max(a.shares) // turn)
                 both[pair.source] += pair.bytes * back
         return ahead, both
 

@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 from partita.core.plan import Plan
 from partita.cost.condensed import CondensedModel
 from partita.cost.judge import Judgement, Limit, cannot_run, judge_candidate
-from partita.errors import PartitaError
+from partita.errors import InvalidInputError, PartitaError
 from partita.objectives.value import Value
 from partita.planners.auto.frame import Frame
+from partita.planners.auto.portfolio import is_too_long
 from partita.planners.auto.sketch import Sketch
 from partita.planners.effort import Effort
 
 CONDENSED_PER_STEP = 16
 """Condensed candidates that count as one step of a search whose steps are counted."""
+_PLAY_SHARE = 0.5
+"""Share of the time left that one candidate may take."""
 
 
 @dataclass(slots=True)
@@ -81,8 +84,16 @@ class Evaluator:
         known = self._known.get(sketch.key)
         if known is not None:
             return known
-        self.measured += 1
         model = self.model
+        # The best plan is played once more in the end. Once something fits, what takes longer is
+        # left out.
+        if math.isfinite(self.best) and is_too_long(
+            sketch.batch.count, len(sketch.stages), self.effort, _PLAY_SHARE
+        ):
+            found = cannot_run(self.frame.problem, InvalidInputError("no time to play the step"))
+            self._known[sketch.key] = found
+            return found
+        self.measured += 1
         if model is not None and model.covers_plan(sketch.stages, sketch.schedule):
             found = self._condensed(model, sketch, cutoff)
         else:

@@ -42,9 +42,12 @@ from partita.planners.auto.frame import Frame, frame_of
 from partita.planners.auto.portfolio import (
     OTHERS,
     PLAIN,
+    PLAYED_PER_S,
     SPECIALISTS,
     Answers,
     PortfolioEntry,
+    check_playable,
+    instructions,
 )
 from partita.planners.auto.search import Search
 from partita.planners.auto.sketch import Sketch, shape, sketch_of, structure
@@ -100,12 +103,13 @@ def plan_auto(
 
     Raises:
         InfeasibleError: Nothing that it finds fits; names the device or op, and by how much.
-        InvalidInputError: A limit below 0.
+        InvalidInputError: A limit below 0, or a step of too many microbatches to be played.
     """
     if iterations < 0 or not (time_limit is None or time_limit >= 0):
         raise InvalidInputError(
             f"time_limit is {time_limit} and iterations {iterations}; expected 0 or more"
         )
+    check_playable(problem)
     simulated = problem.objective.metric in SIMULATED
     working = working_problem(problem) if simulated else WorkingProblem(problem, problem, None)
     is_usual = time_limit is None and not iterations
@@ -304,7 +308,7 @@ class _Auto:
             proof=self._proof(plans[0][0], least),
             bound=least,
             stats=stats,
-            alternatives=[plan for _, plan in plans[1:]],
+            alternatives=_few_to_play([plan for _, plan in plans[1:]]),
         )
 
     def _least(self) -> float:
@@ -361,6 +365,13 @@ def _obstacle(problem: Problem, frame: Frame, nearest: Plan | None, reasons: lis
     named = [*problem.cluster.device_names, *problem.graph.ops.names]
     telling = [reason for reason in reasons if any(repr(name) in reason for name in named)]
     return text or (telling or reasons or ["auto found no plan that fits"])[0]
+
+
+def _few_to_play(plans: list[Plan]) -> list[Plan]:
+    """Return the first plans, as many as are played in half a second: whoever shows them does."""
+    sizes = [instructions(plan.num_microbatches, len(plan.stages)) for plan in plans]
+    count = int(np.searchsorted(np.cumsum(sizes), PLAYED_PER_S / 2, side="right"))
+    return plans[:count]
 
 
 def _gain(before: float, after: float) -> float:

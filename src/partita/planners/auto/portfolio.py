@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from partita.core.problem import Metric, Problem
 from partita.core.solution import Proof, Solution
 from partita.cost.judge import judge_candidate
-from partita.errors import PartitaError, UnsupportedError
+from partita.errors import InvalidInputError, PartitaError, UnsupportedError
 from partita.planners.effort import Effort
 from partita.planners.table import PLANNERS, plugged_planners
 from partita.plugins import load_target
@@ -29,6 +29,12 @@ SHARE = 0.4
 SPECIALIST_SHARE = 0.9
 """Share of the budget for a search by the very metric that is asked."""
 MOVES_PER_ITERATION = 200
+PLAYED_PER_S = 1_000_000
+"""Instructions of a Program that are made and played in a second, about."""
+QUICK_S = 0.05
+"""What takes no longer is done whatever time is left."""
+MOST_INSTRUCTIONS = 400_000
+"""Of the smallest plan of a problem: a search that could play no more than one says so instead."""
 
 
 def _as_it_is(_: Effort) -> dict[str, Any]:
@@ -81,6 +87,33 @@ def _measuring(effort: Effort) -> dict[str, Any]:
     return {"iterations": 50, "time_limit": 0.1 * effort.left_s}
 
 
+def instructions(microbatches: int, stages: int) -> int:
+    """Return about how many instructions a step has, whatever its replicas."""
+    # Load, forward, backward and a gradient's end on each stage, two messages both ways between.
+    return microbatches * (6 * stages - 2)
+
+
+def check_playable(problem: Problem) -> None:
+    """Check that the smallest plan of a problem can be played in a search.
+
+    Raises:
+        InvalidInputError: It has too many instructions.
+    """
+    least = instructions(problem.microbatches, 1)
+    if least > MOST_INSTRUCTIONS:
+        raise InvalidInputError(
+            f"a step of {problem.microbatches:,} microbatches has {least:,} instructions on a "
+            f"single device, and auto plays at most {MOST_INSTRUCTIONS:,}: give at most "
+            f"{MOST_INSTRUCTIONS // instructions(1, 1):,} microbatches, of more samples each"
+        )
+
+
+def is_too_long(microbatches: int, stages: int, effort: Effort, share: float = 1.0) -> bool:
+    """Return whether to play a step takes longer than a share of the time that is left, about."""
+    needed_s = instructions(microbatches, stages) / PLAYED_PER_S
+    return needed_s > QUICK_S and needed_s > share * effort.left_s
+
+
 @dataclass(frozen=True, slots=True)
 class PortfolioEntry:
     """A planner, and when to ask it.
@@ -93,6 +126,7 @@ class PortfolioEntry:
         most_levels: Levels of links up to which it is asked.
         mixes: Whether it is asked where devices differ.
         target: Where it is, ``"module:function"``; empty = as the table has it.
+        cuts: Whether it cuts a pipeline, of as many stages as there may be.
     """
 
     name: str
@@ -101,6 +135,7 @@ class PortfolioEntry:
     most_levels: int = 99
     mixes: bool = True
     target: str = ""
+    cuts: bool = True
 
     def load(self) -> Callable[..., Solution]:
         """Return the planner, without the table's refusal of metrics that it does not minimise."""
@@ -118,7 +153,7 @@ class PortfolioEntry:
 
 
 PLAIN: Sequence[PortfolioEntry] = (
-    PortfolioEntry("single"),
+    PortfolioEntry("single", cuts=False),
     PortfolioEntry("uniform"),
     PortfolioEntry("uniform_floor"),
     PortfolioEntry("uniform_transformer"),
@@ -198,6 +233,11 @@ class Answers:
             return None
         if not always and not effort.is_counted and effort.used() >= SHARE:
             self.tried[entry.name] = "not asked: its share of the time was up"
+            return None
+        stages = min(len(problem.cluster), len(problem.graph)) if entry.cuts else 1
+        if entry.cuts and is_too_long(problem.microbatches, stages, effort, SHARE):
+            count = instructions(problem.microbatches, stages)
+            self.tried[entry.name] = f"not asked: no time to play {count:,} instructions"
             return None
         try:
             solution = entry.load()(problem, **entry.options(effort))

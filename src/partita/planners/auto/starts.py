@@ -6,10 +6,10 @@ The chain program cuts lines: orders of the units along the data, beside orders 
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from partita.core.columns import Array
 from partita.core.plan import Shard
 from partita.core.problem import Metric, Schedule
 from partita.core.schedules import DEFAULT_SCHEDULE
-from partita.planners.auto.chain_dp import ChainProgram, Line, TablePool, line_of
-from partita.planners.auto.estimate import Estimator
+from partita.planners.auto.chain_dp import SHORT_LINE, ChainProgram, Line, TablePool, line_of
+from partita.planners.auto.estimate import Estimate, Estimator
 from partita.planners.auto.frame import Batch, Frame
 from partita.planners.auto.moves import Position, reschedule
 from partita.planners.auto.portfolio import SHARE
@@ -48,19 +48,38 @@ def likely_starts(frame: Frame, estimator: Estimator, effort: Effort) -> list[Sk
 
     Those that seem to fit come first; of each shape there are ``MAX_ALIKE`` at most.
     """
-    plain = _sifted(
-        estimator, [*data_parallel_starts(frame), *chain_starts(frame, estimator, effort)]
-    )
-    scheduled: list[Sketch] = []
-    for sketch in plain:
-        position = Position(frame, estimator, sketch, estimator.estimate(sketch).load)
-        scheduled += [sketch, *reschedule(position)]
-    return _sifted(estimator, scheduled)
+    starts = chain(data_parallel_starts(frame), chain_starts(frame, estimator, effort))
+    plain = _sifted(estimator, starts, effort)
+    if _is_late(frame, effort):
+        return plain
+    return _sifted(estimator, _scheduled(estimator, plain), effort)
 
 
-def _sifted(estimator: Estimator, sketches: Sequence[Sketch]) -> list[Sketch]:
-    """Return the most promising sketches by estimate, no more than a few of each shape."""
-    estimates = [estimator.estimate(sketch) for sketch in sketches]
+def _is_late(frame: Frame, effort: Effort) -> bool:
+    """Return whether starts on many devices have used their share of the time."""
+    is_long = len(frame.devices) > SHORT_LINE
+    return is_long and not effort.is_counted and effort.used() >= SHARE
+
+
+def _scheduled(estimator: Estimator, starts: Sequence[Sketch]) -> Iterator[Sketch]:
+    """Yield starts as they are, and then by the other schedules."""
+    yield from starts
+    for sketch in starts:
+        position = Position(estimator.frame, estimator, sketch, estimator.estimate(sketch).load)
+        yield from reschedule(position)
+
+
+def _sifted(estimator: Estimator, starts: Iterable[Sketch], effort: Effort) -> list[Sketch]:
+    """Return the most promising sketches by estimate, no more than a few of each shape.
+
+    On thousands of devices an estimate takes a while: those that come late are not looked at.
+    """
+    sketches, estimates = list[Sketch](), list[Estimate]()
+    for sketch in starts:
+        if estimates and _is_late(estimator.frame, effort):
+            break
+        sketches.append(sketch)
+        estimates.append(estimator.estimate(sketch))
     ranked = sorted(
         range(len(sketches)),
         key=lambda i: (max(0.0, estimates[i].over_bytes), estimates[i].guess, i),
