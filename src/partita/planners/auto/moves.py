@@ -321,9 +321,10 @@ def _other_shares(shares: tuple[int, ...], count: int) -> Iterator[tuple[int, ..
         whole = [share * times for share in shares]
         if count % sum(whole):
             continue
-        for giver in range(size):
+        # Thousands of replicas with a share of one each would make millions of pairs for nothing.
+        for giver in (replica for replica in range(size) if whole[replica] > 1):
             for taker in range(size):
-                if giver != taker and whole[giver] > 1:
+                if giver != taker:
                     other = list(whole)
                     other[giver] -= 1
                     other[taker] += 1
