@@ -298,8 +298,9 @@ LAUNCHER = """
 import os, sys
 from pathlib import Path
 from partita.errors import PartitaError
-from partita.runtime.launch import Host, launch
 from partita.runtime.emulation.link import enter_namespace
+from partita.runtime.launch import launch
+from partita.runtime.rendezvous import Host
 from partita.runtime.restarts import RestartLimit, Survival
 enter_namespace(sys.argv[2])
 survival = Survival(limit=RestartLimit(restarts=5), say=lambda text: print(text, flush=True))

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -149,3 +150,56 @@ def test_a_job_is_planned_for_each_grant_and_goes_on_from_its_checkpoint(job: Jo
     assert job.exit_code(third) == 0, job.log()
     assert (job.word()["state"], job.word()["attempt"]) == ("done", 3)
     assert len(results(job.folder)) == 2
+
+
+def test_a_grant_of_two_hosts_is_planned_by_the_first_and_goes_on_with_the_next_grant(
+    tmp_path: Path, commands: Any
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    home = tmp_path / "job-1"
+    home.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    job = {
+        "PARTITA_LEASE": str(home),
+        "PARTITA_STEPS": "4",
+        "PARTITA_CHECKPOINT": str(tmp_path / "kept"),
+    }
+
+    def start(number: int, *gpus: int) -> list[str]:
+        """Start it on hosts with so many GPUs each; returns what each printed."""
+        grant = {
+            "PARTITA_ATTEMPT": str(number),
+            "PARTITA_GPUS": str(sum(gpus)),
+            "PARTITA_SERVERS": ",".join(f"n{k}" for k in range(len(gpus))),
+            "PARTITA_SERVER_GPUS": ",".join(map(str, gpus)),
+        }
+        meeting = {"NNODES": str(len(gpus)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        hosts = [
+            commands.start(
+                *MODEL,
+                folder=tmp_path,
+                environment={**job, **grant, **meeting, "NODE_RANK": str(host)},
+            )
+            for host in range(len(gpus))
+        ]
+        said = ["".join(host.communicate(timeout=90)) for host in hosts]
+        assert [host.returncode for host in hosts] == [0] * len(hosts), said
+        return said
+
+    write_json(home / "lease.json", {"attempt": 1, "stop": True})  # a step is made all the same
+    first, second = start(1, 1, 1)
+    word = read_json(home / PROGRESS)
+    assert (word["state"], word["attempt"]) == ("stopped", 1)
+    assert 1 <= word["saved_step"] == word["step"] < 4
+    assert "profiling" in first
+    assert "waiting for the plan of host 0 (n0)" in second
+    assert "profiling" not in second
+    write_json(home / "lease.json", {"attempt": 2})
+    start(2, 1)
+    last = read_json(home / PROGRESS)
+    assert (last["state"], last["step"], last["attempt"]) == ("done", 4, 2)
+    narrow, wide = sorted(results(tmp_path), key=lambda found: len(found["devices"]))
+    assert wide["devices"] == ["host0/cpu0", "host1/cpu0"]
+    assert len(narrow["devices"]) == 1
+    assert (len(wide["losses"]), len(narrow["losses"])) == (word["step"], 4 - word["step"])

@@ -24,7 +24,8 @@ from partita.ranks.status import Phase, Place
 from partita.runtime.emulation.link import Namespace, emulated_link, why_unavailable
 from partita.runtime.executor import Run, make_task
 from partita.runtime.job import JobDirectory
-from partita.runtime.launch import Host, collect, launch
+from partita.runtime.launch import collect, launch
+from partita.runtime.rendezvous import Host
 from partita.runtime.training.recipe import Recipe
 from partita.runtime.verify import Verdict, verify
 from partita.runtime.workload import model_workload
@@ -37,7 +38,8 @@ import os, sys
 from pathlib import Path
 from typing import Any
 from partita.errors import PartitaError
-from partita.runtime.launch import Host, launch
+from partita.runtime.launch import launch
+from partita.runtime.rendezvous import Host
 try:
     launch(Path(sys.argv[1]), Host.of(os.environ))
 except PartitaError as exc:
@@ -235,7 +237,7 @@ class Stranger(threading.Thread):
 def test_something_else_on_the_port_is_named(
     tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
-    monkeypatch.setattr("partita.runtime.launch._GRACE_S", 0.5)
+    monkeypatch.setattr("partita.runtime.rendezvous.GRACE_S", 0.5)
     files = make_job(tmp_path / "job", [0, 2], start_limit_s=0.5)
     stranger = Stranger(answer)
     stranger.start()

@@ -64,10 +64,11 @@ def command(request: TrainRequest, *, as_json: bool, quiet: bool, debug: bool) -
 def _show_plan(prepared: "PreparedRun") -> None:
     console, summary = stdout_console(), prepared.summary
     graph = prepared.solution.problem.graph
-    if prepared.profiled is None:
-        lines = [basis_line(graph), *estimate_lines(graph)]
-    else:
+    lines: list[str] = []  # another host has measured
+    if prepared.profiled is not None:
         lines = measured_lines(prepared.profiled.measured)
+    elif "estimate" in graph.annotations:
+        lines = [basis_line(graph), *estimate_lines(graph)]
     for line in lines:
         console.print(f"profile   {line}")
     row = summary_row(1, summary, summary.solution.planner or "-")

@@ -31,6 +31,8 @@ ATTEMPT_VARIABLE = "PARTITA_ATTEMPT"
 CHECKPOINT_VARIABLE = "PARTITA_CHECKPOINT"
 GPUS_VARIABLE = "PARTITA_GPUS"
 SERVERS_VARIABLE = "PARTITA_SERVERS"
+SERVER_GPUS_VARIABLE = "PARTITA_SERVER_GPUS"
+"""Number of GPUs of each of the servers, in their order."""
 _WAIT_S = 0.01
 _FAR_S = 1.0
 """Seconds between two looks at least where each is a call over the network."""
@@ -196,6 +198,7 @@ class RunLease:
     Args:
         steps: Steps of the whole job.
         saved: Returns the step that the newest checkpoint goes on with; 0 = there is none.
+        speaks: Whether this process reports; None = where its environment has rank 0.
         poll_s: Seconds between two looks at the lease.
         report_s: Seconds between two words of progress.
     """
@@ -205,6 +208,7 @@ class RunLease:
         *,
         steps: int,
         saved: Callable[[], int],
+        speaks: bool | None = None,
         poll_s: float = 0.2,
         report_s: float = 0.5,
     ) -> None:
@@ -212,7 +216,9 @@ class RunLease:
         self._pace = _Pace(self._step)
         self._done_s: float | None = None
         # Signals are the run's own: it saves before it ends.
-        self._scheduler = _Scheduler(poll_s=poll_s, report_s=report_s, takes_signals=False)
+        self._scheduler = _Scheduler(
+            poll_s=poll_s, report_s=report_s, takes_signals=False, speaks=speaks
+        )
         self._report(LoopState.RUNNING, force=True)
 
     @property
@@ -272,10 +278,19 @@ class _Pace:
 class _Scheduler:
     """The other end; silent where there is none."""
 
-    def __init__(self, *, poll_s: float, report_s: float, takes_signals: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        poll_s: float,
+        report_s: float,
+        takes_signals: bool = True,
+        speaks: bool | None = None,
+    ) -> None:
         self._news = News.of_environment()
         self._attempt = int(os.environ.get(ATTEMPT_VARIABLE, "0"))
-        self._speaks = os.environ.get("RANK", os.environ.get("NODE_RANK", "0")) == "0"
+        if speaks is None:
+            speaks = os.environ.get("RANK", os.environ.get("NODE_RANK", "0")) == "0"
+        self._speaks = speaks
         least_s = _FAR_S if self._news.is_far else 0.0
         self._poll_s, self._report_s = max(poll_s, least_s), max(report_s, least_s)
         self._looked_s = self._reported_s = -1e9

@@ -208,7 +208,8 @@ def _put_script(root: Path, text: str) -> None:
 def _run(start: Start, root: Path, ear: _Ear, voice: _Voice) -> Message:
     """Run the ranks of this host; returns how they ended."""
     from partita.runtime.job import JobDirectory  # noqa: PLC0415 (torch: the driver waits for hello)
-    from partita.runtime.launch import Host, launch  # noqa: PLC0415 (torch)
+    from partita.runtime.launch import launch  # noqa: PLC0415 (torch)
+    from partita.runtime.rendezvous import Host  # noqa: PLC0415 (torch)
     from partita.runtime.restarts import RestartLimit, Survival, never  # noqa: PLC0415 (torch)
 
     host = Host(

@@ -34,6 +34,7 @@ from partita.runtime.power import Power
 from partita.runtime.process_transport import used_devices
 from partita.runtime.rank import RankOptions, RankReport, StepNews
 from partita.runtime.rank_capture import Capture
+from partita.runtime.rendezvous import START_LIMIT_S
 from partita.runtime.restarts import PassedData
 from partita.runtime.training.evaluation import Evaluation
 from partita.runtime.training.recipe import Recipe
@@ -87,7 +88,7 @@ class Job:
     keep_results: bool = True
     capture: Capture = Capture.NONE
     stall_limit_s: float = 300.0
-    start_limit_s: float = 300.0
+    start_limit_s: float = START_LIMIT_S
     device: DeviceKind = DeviceKind.CPU
     emulate: Emulation | None = None
     power: Power | None = None

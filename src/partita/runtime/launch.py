@@ -10,14 +10,12 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +35,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from partita.core.solution import Solution
-from partita.errors import InvalidInputError, PartitaError, UnsupportedError, WorkerError, reason_of
+from partita.errors import InvalidInputError, PartitaError, WorkerError
 from partita.processes import ended_by_signals, is_noticed
 from partita.ranks.failures import (
     BadDataError,
@@ -45,7 +43,6 @@ from partita.ranks.failures import (
     NotFiniteError,
     error_of,
     first_cause,
-    first_line,
     read_error,
     write_error,
 )
@@ -54,6 +51,7 @@ from partita.runtime.emulation.rehearsal import NoCode, emulated_workload, put_e
 from partita.runtime.executor import Run, check_runnable, put_together
 from partita.runtime.job import Job, JobDirectory, place_ranks
 from partita.runtime.rank import StepNews
+from partita.runtime.rendezvous import GRACE_S, LOOK_S, Host, await_host, open_store
 from partita.runtime.restarts import (
     Attempts,
     Incident,
@@ -65,76 +63,11 @@ from partita.runtime.restarts import (
 )
 from partita.runtime.task import Task
 
-DEFAULT_PORT = 29500
-_LOOK_S = 0.1
-_GRACE_S = 3.0
 _GIVEN_UP = "given up"
 _AGENT_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 """Variable that tells torch's agent by which signals it ends the ranks."""
 
 OnStep = Callable[[int, StepNews], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """This host among those of a run.
-
-    Attributes:
-        index: Its number, NODE_RANK: the k-th host that the plan uses.
-        num_hosts: How many there are, NNODES.
-        address: Where the first host is reached, MASTER_ADDR.
-        port: The port of its store, MASTER_PORT; 0 = any that is free, for a single host.
-        names: Names of all hosts, where they are known.
-    """
-
-    index: int = 0
-    num_hosts: int = 1
-    address: str = "127.0.0.1"
-    port: int = 0
-    names: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.num_hosts < 1:
-            raise InvalidInputError(f"NNODES is {self.num_hosts}; expected 1 or more")
-        if not 0 <= self.index < self.num_hosts:
-            raise InvalidInputError(
-                f"NODE_RANK is {self.index}; expected 0 to {self.num_hosts - 1}, below NNODES"
-            )
-        if not 0 <= self.port < 65_536:
-            raise InvalidInputError(f"MASTER_PORT is {self.port}; expected 0 to 65535")
-        if self.num_hosts > 1 and not self.port:
-            raise InvalidInputError("several hosts need the same MASTER_PORT, which is not set")
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "Host":
-        """Return what NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT say.
-
-        Raises:
-            InvalidInputError: One is wrong, or several hosts do not say where the first one is.
-        """
-        try:
-            num_hosts = int(environment.get("NNODES", "1"))
-            index = int(environment.get("NODE_RANK", "0"))
-            port = int(environment.get("MASTER_PORT", DEFAULT_PORT if num_hosts > 1 else 0))
-        except ValueError as exc:
-            raise InvalidInputError(
-                f"NNODES, NODE_RANK and MASTER_PORT are numbers: {exc}"
-            ) from exc
-        if num_hosts == 1:
-            return cls(index=index, port=port)
-        if "MASTER_ADDR" not in environment:
-            raise InvalidInputError(
-                f"NNODES is {num_hosts}, but MASTER_ADDR does not say where the first host is"
-            )
-        address = environment["MASTER_ADDR"]
-        return cls(index=index, num_hosts=num_hosts, address=address, port=port)
-
-    def called(self, index: int) -> str:
-        """Return how a host of the run is called in messages."""
-        return f"host {index} ({self.names[index]})" if self.names else f"host {index}"
-
-    def __str__(self) -> str:
-        return self.called(self.index)
 
 
 def run_launched(
@@ -359,7 +292,7 @@ class _Hosts:
         """
         host, deadline = self.host, time.monotonic() + self._limit_s
         if not self._opened or host.index:  # what the others had may be lost with the network
-            self.store = _open_store(host, deadline, self._limit_s)
+            self.store = open_store(host, deadline, self._limit_s)
             self._opened = True
         try:
             while True:
@@ -374,13 +307,11 @@ class _Hosts:
                         f"two hosts have NODE_RANK {host.index}; each needs its own"
                     )
                 attempt += 1  # another process was this host: it has died, and this one follows it
-            self.store.set(f"{attempt}/host/{host.index}", json.dumps(self._facts))
+            came = [f"{attempt}/host/{other}" for other in range(host.num_hosts)]
+            self.store.set(came[host.index], json.dumps(self._facts))
             for other in range(host.num_hosts):
-                while not self.store.check([f"{attempt}/host/{other}"]):
-                    if time.monotonic() > deadline:
-                        raise WorkerError(self._missing(attempt))
-                    time.sleep(_LOOK_S / 2)
-                theirs = json.loads(self.store.get(f"{attempt}/host/{other}"))
+                await_host(host, self.store, came, other, deadline, self._limit_s)
+                theirs = json.loads(self.store.get(came[other]))
                 _check_same(self._facts, theirs, host, other)
         except RuntimeError as exc:
             raise WorkerError(f"{host}: host 0 at {host.address}:{host.port} went away") from exc
@@ -397,7 +328,7 @@ class _Hosts:
                     f"{self.host}: host 0 did not start attempt {least + 1} within "
                     f"{self._limit_s:g} s"
                 )
-            time.sleep(_LOOK_S / 2)
+            time.sleep(LOOK_S / 2)
         return at
 
     def next_attempt(self, error: WorkerError) -> int:
@@ -409,7 +340,7 @@ class _Hosts:
         deadline = time.monotonic() + self._limit_s
         while True:
             try:
-                self.store = _open_store(self.host, deadline, self._limit_s)
+                self.store = open_store(self.host, deadline, self._limit_s)
                 return self._await_attempt(self.attempt + 1, deadline)
             except WorkerError as exc:
                 raise error from exc
@@ -426,7 +357,7 @@ class _Hosts:
                     return True
                 if int(self.store.get("attempt")) > self.attempt:
                     return False
-                time.sleep(_LOOK_S)
+                time.sleep(LOOK_S)
         return True
 
     def give_up(self, error: WorkerError) -> None:
@@ -435,13 +366,13 @@ class _Hosts:
             # By a connection of its own: the other one may be waiting for a host that is gone.
             with suppress(RuntimeError):
                 self.store.clone().set(_GIVEN_UP, write_error(error))  # type: ignore[attr-defined]  # not in its stubs
-            time.sleep(_GRACE_S / 3)  # they look a few times a second
+            time.sleep(GRACE_S / 3)  # they look a few times a second
 
     def end(self, *, restarts: int) -> None:
         """Tell the hosts that follow that all is done."""
         if restarts and self.host.num_hosts > 1 and self.host.index == 0:
             self.store.set(f"{self.attempt}/done", "1")
-            time.sleep(_GRACE_S / 3)
+            time.sleep(GRACE_S / 3)
 
     def stopper(self, board: StatusBoard, ranks: Sequence[int], stop: Callable[[], str]) -> Stopper:
         """Return what lets the ranks of all hosts stop at one step."""
@@ -449,20 +380,6 @@ class _Hosts:
             return Stopper(board, ranks, stop)
         shared = PrefixStore(f"{self.attempt}/stop", self.store.clone())  # type: ignore[attr-defined]  # not in its stubs
         return _HostStopper(board, ranks, stop, shared, self.host)
-
-    def _missing(self, attempt: int) -> str:
-        host = self.host
-        missing = [
-            other
-            for other in range(host.num_hosts)
-            if not self.store.check([f"{attempt}/host/{other}"])
-        ]
-        names = ", ".join(map(host.called, missing))
-        return (
-            f"{host}: {names} did not come within {self._limit_s:g} s; "
-            f"start it with NNODES={host.num_hosts} NODE_RANK={missing[0]} "
-            f"MASTER_ADDR={host.address} MASTER_PORT={host.port}"
-        )
 
 
 class _HostStopper(Stopper):
@@ -501,7 +418,7 @@ class _HostStopper(Stopper):
 
     def _keep_looking(self) -> None:
         with suppress(RuntimeError):  # the network is gone: the ranks will fail
-            while self.step < 0 and not self._is_over.wait(_LOOK_S):
+            while self.step < 0 and not self._is_over.wait(LOOK_S):
                 self._take_part()
 
     def _take_part(self) -> None:
@@ -537,72 +454,6 @@ class _HostStopper(Stopper):
             self._shared.set("certain", str(self._proposed))
         else:
             self._shared.set("proposal", json.dumps([self._round + 1, begun + 1]))
-
-
-def _open_store(host: Host, deadline: float, limit_s: float) -> TCPStore:
-    if host.index:
-        _await_port(host, deadline, limit_s)
-        return _open_store_of_first(host, deadline, limit_s)
-    # One host keeps to itself; several may know the first one by any of its addresses.
-    bound = ("127.0.0.1" if host.num_hosts == 1 else "", host.port)
-    try:
-        listener = socket.create_server(bound)
-    except OSError as exc:
-        reason = reason_of(exc)
-        raise UnsupportedError(
-            f"port {host.port} of this host cannot be opened: {reason}; "
-            "end what holds it, or set another MASTER_PORT on all hosts"
-        ) from exc
-    port = listener.getsockname()[1]
-    return TCPStore(
-        "127.0.0.1",
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=limit_s),
-        master_listen_fd=listener.detach(),
-    )
-
-
-def _open_store_of_first(host: Host, deadline: float, limit_s: float) -> TCPStore:
-    """Open the store of the first host, in a thread, as torch waits for ever for what is silent."""
-    found: list[TCPStore | RuntimeError] = []
-
-    def open_store() -> None:
-        limit = timedelta(seconds=limit_s)
-        try:
-            store = TCPStore(
-                host.address, host.port, is_master=False, wait_for_workers=False, timeout=limit
-            )
-            found.append(store)
-        except RuntimeError as exc:
-            found.append(exc)
-
-    thread = threading.Thread(target=open_store, daemon=True, name="store")
-    thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()) + _GRACE_S)
-    store = found[0] if found else RuntimeError(f"no answer within {limit_s:g} s")
-    if isinstance(store, RuntimeError):
-        raise WorkerError(
-            f"{host}: what listens at {host.address}:{host.port} is not the store of host 0: "
-            f"{first_line(store)}; set another MASTER_PORT on all hosts"
-        ) from store
-    return store
-
-
-def _await_port(host: Host, deadline: float, limit_s: float) -> None:
-    """Wait until the first host listens."""
-    while True:
-        try:
-            with socket.create_connection((host.address, host.port), timeout=2.0):
-                return
-        except OSError as exc:
-            if time.monotonic() > deadline:
-                raise WorkerError(
-                    f"{host}: host 0 was not found at {host.address}:{host.port} within "
-                    f"{limit_s:g} s: {exc}"
-                ) from exc
-            time.sleep(_LOOK_S)
 
 
 def _check_same(
@@ -706,7 +557,7 @@ class _Watcher:
         self._pass_news_on()
 
     def _watch(self) -> None:
-        while not self._stop.wait(_LOOK_S):
+        while not self._stop.wait(LOOK_S):
             self._pass_news_on()
             if self.stopper is not None:
                 self.stopper.look()
@@ -747,9 +598,9 @@ def _run_agent(
         entrypoint=sys.executable,
         args=("-m", "partita.runtime", str(files.path), str(os.getpid()), str(files.attempt)),
         max_restarts=0,
-        monitor_interval=_LOOK_S,
+        monitor_interval=LOOK_S,
     )
-    agent = LocalElasticAgent(spec, _RankLogs(files, ranks), shutdown_timeout=int(_GRACE_S))
+    agent = LocalElasticAgent(spec, _RankLogs(files, ranks), shutdown_timeout=int(GRACE_S))
     try:
         with watcher, _quiet_agent():
             result: RunResult = agent.run()
@@ -821,7 +672,7 @@ def _shared(hosts: _Hosts, error: PartitaError, *, is_own: bool) -> PartitaError
     thread = threading.Thread(target=_exchange, args=(store, host, error, is_own, found))
     thread.daemon = True
     thread.start()
-    thread.join(_GRACE_S)
+    thread.join(GRACE_S)
     blamed = [
         type(theirs)(f"{host.called(other)}: {theirs}")
         for other, (own, theirs) in sorted(found.items())
@@ -839,7 +690,7 @@ def _exchange(
     is_own: bool,
     found: dict[int, tuple[bool, PartitaError]],
 ) -> None:
-    deadline = time.monotonic() + 0.8 * _GRACE_S
+    deadline = time.monotonic() + 0.8 * GRACE_S
     with suppress(RuntimeError):  # the store is gone, and with it what the others say
         store.set(f"failed/{host.index}", json.dumps([is_own, write_error(error)]))
         waiting = set(range(host.num_hosts)) - {host.index}
@@ -849,4 +700,4 @@ def _exchange(
                     own, text = json.loads(store.get(f"failed/{other}"))
                     found[other] = (own, read_error(text))
                     waiting.discard(other)
-            time.sleep(_LOOK_S / 2)
+            time.sleep(LOOK_S / 2)

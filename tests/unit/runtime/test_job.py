@@ -20,9 +20,9 @@ from partita.program.order import ListOrder
 from partita.runtime.device_parts import DeviceStatistics
 from partita.runtime.emulation.rehearsal import Emulation
 from partita.runtime.job import Job, JobDirectory, Placement, place_ranks, read_job, write_job
-from partita.runtime.launch import Host as LaunchHost
 from partita.runtime.power import Power
 from partita.runtime.rank import RankReport, StepNews
+from partita.runtime.rendezvous import Host as LaunchHost
 from partita.runtime.training.recipe import GroupRule, Recipe, Schedule
 from partita.testing.builders import chain, paired_cluster, pipeline
 

@@ -40,7 +40,12 @@ from partita.fleet.engines.protocol import (
     Traits,
     name_of,
 )
-from partita.fleet.lease import ATTEMPT_VARIABLE, GPUS_VARIABLE, SERVERS_VARIABLE
+from partita.fleet.lease import (
+    ATTEMPT_VARIABLE,
+    GPUS_VARIABLE,
+    SERVER_GPUS_VARIABLE,
+    SERVERS_VARIABLE,
+)
 from partita.fleet.live.files import PROGRESS, figure, read_json, write_json
 from partita.fleet.live.news import DIRECTORY_VARIABLE
 from partita.fleet.policies.resources import Servers
@@ -191,6 +196,7 @@ class LocalEngine:
             "PARTITA_CPUS": f"{sum(place.cpus for place in places):g}",
             "PARTITA_MEMORY_GB": f"{sum(place.memory_gb for place in places):g}",
             SERVERS_VARIABLE: ",".join(place.server for place in places),
+            SERVER_GPUS_VARIABLE: ",".join(str(len(place.gpus)) for place in places),
         }
 
     def _limits(self, fleet: str, attempt: Attempt, places: tuple[Place, ...]) -> dict[str, Any]:

@@ -39,7 +39,12 @@ from partita.fleet.engines.protocol import (
     attempt_of,
 )
 from partita.fleet.engines.ray_driver import ENDED, GIVEN, ORDER_VARIABLE
-from partita.fleet.lease import ATTEMPT_VARIABLE, GPUS_VARIABLE, SERVERS_VARIABLE
+from partita.fleet.lease import (
+    ATTEMPT_VARIABLE,
+    GPUS_VARIABLE,
+    SERVER_GPUS_VARIABLE,
+    SERVERS_VARIABLE,
+)
 from partita.fleet.live.news import DIRECTORY_VARIABLE
 from partita.fleet.policies.resources import GB, Servers
 from partita.http import ServerError, ServerLink, is_loopback, pause_s
@@ -374,6 +379,7 @@ class RayEngine:
             "PARTITA_CPUS": f"{sum(place.cpus for place in places):g}",
             "PARTITA_MEMORY_GB": f"{sum(place.memory_gb for place in places):g}",
             SERVERS_VARIABLE: ",".join(place.server for place in places),
+            SERVER_GPUS_VARIABLE: ",".join(str(len(place.gpus)) for place in places),
         }
         shared = {DIRECTORY_VARIABLE: str(order.directory)} if self.options.shared else {}
         return {**variables, **shared}

@@ -36,7 +36,12 @@ from partita.fleet.engines.protocol import (
     Traits,
     attempt_of,
 )
-from partita.fleet.lease import ATTEMPT_VARIABLE, GPUS_VARIABLE, SERVERS_VARIABLE
+from partita.fleet.lease import (
+    ATTEMPT_VARIABLE,
+    GPUS_VARIABLE,
+    SERVER_GPUS_VARIABLE,
+    SERVERS_VARIABLE,
+)
 from partita.fleet.live.files import read_json
 from partita.fleet.live.news import DIRECTORY_VARIABLE
 from partita.fleet.policies.resources import GB, Servers
@@ -590,6 +595,7 @@ def _variables(order: Order, *, shared: bool) -> dict[str, str]:
         "PARTITA_CPUS": f"{sum(place.cpus for place in places):g}",
         "PARTITA_MEMORY_GB": f"{sum(place.memory_gb for place in places):g}",
         SERVERS_VARIABLE: ",".join(place.server for place in places),
+        SERVER_GPUS_VARIABLE: ",".join(str(len(place.gpus)) for place in places),
     }
     return {**variables, **({DIRECTORY_VARIABLE: str(order.directory)} if shared else {})}
 

@@ -46,9 +46,10 @@ from partita.runtime.emulation.rehearsal import (
 )
 from partita.runtime.executor import Run, check_runnable, make_task, run_forked
 from partita.runtime.job import Job, JobDirectory
-from partita.runtime.launch import Host, collect, launch
+from partita.runtime.launch import collect, launch
 from partita.runtime.metric_rows import METRICS
 from partita.runtime.numerics import ready_numerics
+from partita.runtime.rendezvous import Host
 from partita.runtime.report import RunReport, recalibrated, report_run, settled
 from partita.runtime.restarts import Survival
 from partita.runtime.tensor_parallel import tensor_parallel_remarks

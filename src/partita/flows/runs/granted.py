@@ -1,8 +1,9 @@
 """Runs that a fleet has started: as many devices as were granted, its checkpoints, its lease.
 
 A fleet starts a job anew with every grant of other devices. ``partita train`` plans for those that
-it was granted and ``partita run`` plans again where they are fewer than its plan uses; both go on
-from the newest checkpoint, report their steps, and save and end well when the lease ends.
+it was granted, on one host or on several, and ``partita run`` plans again where they are fewer than
+its plan uses; both go on from the newest checkpoint, report their steps, and save and end well when
+the lease ends.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from partita.errors import InvalidInputError
 from partita.fleet.lease import (
     CHECKPOINT_VARIABLE,
     GPUS_VARIABLE,
+    SERVER_GPUS_VARIABLE,
     SERVERS_VARIABLE,
     STEPS_VARIABLE,
     RunLease,
@@ -22,6 +24,7 @@ from partita.fleet.live.news import DIRECTORY_VARIABLE, URL_VARIABLE
 from partita.flows.runs.requests import RunRequest, TrainRequest
 from partita.runtime.baselines.names import TORCH_WAYS
 from partita.runtime.checkpoint.files import newest_in, newest_step
+from partita.runtime.rendezvous import Host
 from partita.runtime.training.saving import AUTO
 
 _R = TypeVar("_R", TrainRequest, RunRequest)
@@ -38,12 +41,14 @@ class Grant:
         steps: Steps of the whole job.
         checkpoints: Folder of its checkpoints; empty = it has none.
         servers: Hosts of the devices.
+        gpus: Number of devices of each of them.
     """
 
     devices: int
     steps: int
     checkpoints: str = ""
     servers: tuple[str, ...] = ()
+    gpus: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Grant | None":
@@ -56,21 +61,47 @@ class Grant:
             devices=int(devices),
             steps=int(steps),
             checkpoints=environment.get(CHECKPOINT_VARIABLE, ""),
-            servers=tuple(filter(None, environment.get(SERVERS_VARIABLE, "").split(","))),
+            servers=_words(environment, SERVERS_VARIABLE),
+            gpus=tuple(
+                int(word) for word in _words(environment, SERVER_GPUS_VARIABLE) if word.isdecimal()
+            ),
         )
 
+    def on(self, host: Host) -> int:
+        """Return how many devices a host of the run has; a single host has all.
 
-def by_grant(request: _R, grant: Grant | None) -> _R:
+        Raises:
+            InvalidInputError: They are of another number of hosts.
+        """
+        if host.num_hosts == 1:
+            return self.devices
+        if len(self.gpus) != host.num_hosts:
+            raise InvalidInputError(
+                f"NNODES is {host.num_hosts}, but {SERVER_GPUS_VARIABLE} has the devices of "
+                f"{len(self.gpus)} hosts"
+            )
+        return self.gpus[host.index]
+
+
+def _words(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(filter(None, environment.get(name, "").split(",")))
+
+
+def by_grant(request: _R, grant: Grant | None, host: Host) -> _R:
     """Return a request whose devices, steps and checkpoints are those of a grant where it is open.
 
+    Args:
+        request: What was asked.
+        grant: What the fleet gave; None = no fleet has started this process.
+        host: This host among those of the run; its devices are those of the request.
+
     Raises:
-        InvalidInputError: It asks for other devices than were granted, or they are those of
-            several hosts.
+        InvalidInputError: It asks for other devices than were granted.
     """
     if grant is None or request.emulate:
         return request
     if isinstance(request, TrainRequest) and request.on is None:
-        request = replace(request, devices=_devices(request, grant))
+        request = replace(request, devices=_devices(request, grant.on(host)))
     given, script = request.given(), isinstance(request, RunRequest) and request.script
     if not script and not {"steps", "epochs", "tokens"} & set(given):
         request = replace(request, steps=grant.steps)
@@ -87,23 +118,17 @@ def by_grant(request: _R, grant: Grant | None) -> _R:
     )
 
 
-def _devices(request: TrainRequest, grant: Grant) -> int:
-    if len(grant.servers) > 1:
+def _devices(request: TrainRequest, granted: int) -> int:
+    if request.devices not in (None, granted):
         raise InvalidInputError(
-            f"{len(grant.servers)} hosts were granted ({', '.join(grant.servers)}); "
-            "'partita train' plans for one: let the job ask for fewer GPUs, or 'partita run' a "
-            "plan for these hosts"
+            f"--devices {request.devices}: the fleet granted {granted}; leave it out, and each "
+            "start is planned for what was granted"
         )
-    if request.devices not in (None, grant.devices):
-        raise InvalidInputError(
-            f"--devices {request.devices}: the fleet granted {grant.devices}; leave it out, and "
-            "each start is planned for what was granted"
-        )
-    return grant.devices
+    return granted
 
 
 def lease_of(
-    request: TrainRequest | RunRequest, grant: Grant | None, steps: int
+    request: TrainRequest | RunRequest, grant: Grant | None, steps: int, host: Host
 ) -> RunLease | None:
     """Return the lease of a run; None = no fleet has started it.
 
@@ -111,6 +136,7 @@ def lease_of(
         request: What was asked, as the grant has completed it.
         grant: What the fleet gave.
         steps: Steps of the run; those of a script are the job's.
+        host: This host among those of the run, of which the first one reports.
     """
     if grant is None:
         return None
@@ -119,4 +145,5 @@ def lease_of(
     return RunLease(
         steps=grant.steps if is_script else steps,
         saved=lambda: 0 if folder is None else newest_step(folder),
+        speaks=host.index == 0,
     )

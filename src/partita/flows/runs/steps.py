@@ -1,12 +1,14 @@
 """The steps of ``partita.train`` and ``partita.run``: profile, plan, carry out, write down."""
 
+import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from partita.capture.sources import ModelSource, SourceOptions, directory_of
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.shorthand import cpu_hosts, local_cluster, read_shorthand
 from partita.core.cluster import Cluster
+from partita.core.codec import read_json, write_json
 from partita.core.graph import DeviceKind, Graph
 from partita.core.plan import Plan, Shard
 from partita.core.precision import DEFAULT_OPTIMIZER, parse_precision
@@ -72,12 +75,12 @@ from partita.runtime.data import DataSpec, check_named_data, open_data, tokens_o
 from partita.runtime.directory import make_run_directory
 from partita.runtime.emulation.rehearsal import Emulation
 from partita.runtime.job import Job
-from partita.runtime.launch import Host
 from partita.runtime.metric_rows import StepRow
 from partita.runtime.metrics import OnRow, RunFacts, Tracker, check_sinks, open_sinks
 from partita.runtime.power import Power
 from partita.runtime.rank import StepNews
 from partita.runtime.rank_capture import Capture
+from partita.runtime.rendezvous import Host, decided_by_first
 from partita.runtime.restarts import never
 from partita.runtime.run_state import HERE, RunEvents, driving
 from partita.runtime.training.evaluation import Evaluation
@@ -88,6 +91,8 @@ from partita.units import parse_tokens
 
 USUAL_DEVICES = 2
 _DRAWN = "none"
+_CPU = "cpu"
+"""Type of the devices of machines without GPUs."""
 _STAGED = ("uniform", "uniform_floor", "uniform_transformer", "parameters", "autopipe")
 """Planners that take a number of stages."""
 _DIVIDING = ("uniform", "custom")
@@ -106,6 +111,7 @@ class PreparedRun:
         steps: Number of steps.
         profiled: The measured model; None where costs were estimated, or the plan was read.
         grant: What the fleet gave that has started it; None = none has.
+        is_left_out: Whether the plan uses other hosts only.
         remarks: What was done other than asked, a sentence each.
     """
 
@@ -116,6 +122,7 @@ class PreparedRun:
     steps: int
     profiled: ProfiledModel | None = None
     grant: Grant | None = None
+    is_left_out: bool = False
     remarks: tuple[str, ...] = ()
 
     @property
@@ -127,14 +134,16 @@ class PreparedRun:
 def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) -> PreparedRun:
     """Profile a model and plan it over this machine's devices.
 
+    Where several hosts are told of one another, the first one does so for the devices of all.
+
     Raises:
         InfeasibleError: It does not fit.
         InvalidInputError: There is no such model, or a value that does not go with the devices.
         UnsupportedError: More GPUs are wanted than there are.
     """
     assert request.model is not None  # checked before
-    grant = Grant.of(os.environ)
-    request = by_grant(request, grant)
+    grant, host = Grant.of(os.environ), _this_host(request)
+    request = by_grant(request, grant, host)
     assert request.model is not None
     find_modules_here()
     check_sinks(request.metrics)
@@ -143,8 +152,39 @@ def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) ->
     request = replace(request, model=check_model(request.model))
     assert request.model is not None
     _check_weights_there(request)
-    host, gpus = _this_host(request), use_device_ids(request.device_ids, visible_gpus())
-    cluster = _cluster(request, gpus)
+    gpus = use_device_ids(request.device_ids, visible_gpus())
+    profiled: ProfiledModel | None = None
+    is_left_out = False
+    if host.num_hosts > 1 and request.cluster is None:
+        if grant is not None and len(grant.servers) == host.num_hosts:
+            host = replace(host, names=grant.servers)
+        solution, profiled, found = _plan_for_hosts(request, host, gpus, on_progress)
+        is_left_out, host = found is None, found or host
+    else:
+        solution, profiled = _plan_for(request, _cluster(request, gpus), gpus, on_progress)
+    graph = solution.problem.graph
+    steps = request.steps
+    if profiled is not None:
+        steps = steps_of(request, solution.plan, lambda: profiled.captures.source)
+    elif not request.emulate:
+        steps = steps_of(request, solution.plan, lambda: load_origin(named_origin(graph, None)))
+    return PreparedRun(
+        steps=steps,
+        request=request,
+        summary=summarise(solution),
+        host=host,
+        gpus=gpus,
+        profiled=profiled,
+        grant=grant,
+        is_left_out=is_left_out,
+        remarks=(*objective_remarks(request), *specialised_remarks(graph)),
+    )
+
+
+def _plan_for(
+    request: TrainRequest, cluster: Cluster, gpus: int, on_progress: OnProgress
+) -> tuple[Solution, ProfiledModel | None]:
+    """Return the plan for a cluster, and the model as it was measured; None = it was not."""
     stages, replicas = degrees(len(cluster.devices), request.pp, request.dp, request.tp)
     on_progress(f"profiling {request.model}")
     profiled = _profiled(request, cluster) if _is_measured(request, cluster, gpus) else None
@@ -159,20 +199,51 @@ def prepare_training(request: TrainRequest, on_progress: OnProgress = silent) ->
     on_progress("planning")
     noisy = replace(problem, graph=perturbed(graph, request.perturb, request.seed))
     found = _plan(noisy, request, stages, replicas)
-    steps = request.steps
-    if profiled is not None:
-        steps = steps_of(request, found.plan, lambda: profiled.captures.source)
-    elif not request.emulate:
-        steps = steps_of(request, found.plan, lambda: load_origin(named_origin(graph, None)))
-    return PreparedRun(
-        steps=steps,
-        request=request,
-        summary=summarise(evaluated(problem, found.plan, found)),
-        host=host,
-        gpus=gpus,
-        profiled=profiled,
-        grant=grant,
-        remarks=(*objective_remarks(request), *specialised_remarks(graph)),
+    return evaluated(problem, found.plan, found), profiled
+
+
+def _plan_for_hosts(
+    request: TrainRequest, host: Host, gpus: int, on_progress: OnProgress
+) -> tuple[Solution, ProfiledModel | None, Host | None]:
+    """Plan for the devices of several hosts, which the first one does for all.
+
+    Returns:
+        The plan, the model as it was measured here, and this host among those that the plan uses;
+        None = it uses others.
+
+    Raises:
+        InvalidInputError: Their devices differ: costs are measured on one of them.
+    """
+    measured: list[ProfiledModel | None] = [None]
+
+    def plan(hosts: Sequence[Mapping[str, Any]]) -> str:
+        found, measured[0] = _plan_for(request, _cluster_of(host, hosts), gpus, on_progress)
+        return json.dumps([write_json(found), [each["address"] for each in hosts]])
+
+    if host.index:
+        on_progress(f"waiting for the plan of {host.called(0)}")
+    type_, count = _devices_here(request, gpus)
+    mine = {"type": type_, "count": count, "address": host.own_address()}
+    plan_text, addresses = json.loads(decided_by_first(host, mine, plan))
+    solution: Solution = read_json(plan_text)
+    cluster = solution.problem.cluster
+    used = {cluster.devices[cluster.index_of[name]].host for name in used_names(solution.plan)}
+    return solution, measured[0], host.among(sorted(used), addresses)
+
+
+def _cluster_of(host: Host, hosts: Sequence[Mapping[str, Any]]) -> Cluster:
+    """Return the devices of several hosts, each with their type and number."""
+    types = {str(each["type"]) for each in hosts}
+    if len(types) > 1:
+        found = ", ".join(f"{host.called(k)} {each['type']}" for k, each in enumerate(hosts))
+        raise InvalidInputError(
+            f"the hosts have different devices: {found}; 'partita run' takes a plan for them"
+        )
+    (type_,) = types
+    if type_ == _CPU:
+        return cpu_hosts({f"host{k}": each["count"] for k, each in enumerate(hosts)})
+    return read_shorthand(
+        "+".join(f"1x{each['count']}x{type_}" for each in hosts), load_catalogue()
     )
 
 
@@ -185,7 +256,7 @@ def _is_measured(request: TrainRequest, cluster: Cluster, gpus: int) -> bool:
     """Return whether costs are measured here: the devices are this machine's, or like them."""
     if request.cluster is None or request.emulate:
         return request.cluster is None
-    return {device.type for device in cluster.devices} == {this_gpu_type() if gpus else "cpu"}
+    return {device.type for device in cluster.devices} == {this_gpu_type() if gpus else _CPU}
 
 
 def prepare_run(request: RunRequest) -> PreparedRun:
@@ -194,15 +265,15 @@ def prepare_run(request: RunRequest) -> PreparedRun:
     Raises:
         InvalidInputError: The file holds no plan, or a bare one without its graph.
     """
-    grant = Grant.of(os.environ)
-    request = by_grant(request, grant)
+    grant, host = Grant.of(os.environ), _this_host(request)
+    request = by_grant(request, grant, host)
     find_modules_here()
     _check_weights_there(request)
     solution = read_solution(request)
     remarks: tuple[str, ...] = ()
     if grant is not None and not request.emulate and request.on is None:
         solution, remarks = _planned_for_grant(request, solution, grant)
-    host, gpus = _this_host(request), use_device_ids(request.device_ids, visible_gpus())
+    gpus = use_device_ids(request.device_ids, visible_gpus())
     limit_threads(len(used_names(solution.plan)))
     graph = solution.problem.graph
     return PreparedRun(
@@ -258,8 +329,11 @@ def carry_out(
         UnsupportedError: The devices of the plan are not here.
         WorkerError: A rank failed, died or stood still; names it.
     """
+    if prepared.is_left_out:
+        on_progress("the plan uses other hosts only")
+        return None
     watch = _Watch(on_progress=on_progress, on_step=on_step, on_row=on_row, on_line=on_line)
-    lease = lease_of(prepared.request, prepared.grant, prepared.steps)
+    lease = lease_of(prepared.request, prepared.grant, prepared.steps, prepared.host)
     if lease is None:
         return _carry_out(prepared, watch, directory)
     if lease.is_done:
@@ -271,7 +345,17 @@ def carry_out(
         lease.note(row.step)
         on_row(row)
 
-    made = _carry_out(prepared, replace(watch, on_row=on_done, stop=lease.why), directory)
+    done_by: dict[int, int] = {}
+
+    def on_news(rank: int, news: StepNews) -> None:
+        done_by[rank] = news.step + 1
+        lease.note(min(done_by.values()))
+        on_step(rank, news)
+
+    watch = replace(watch, on_row=on_done, stop=lease.why)
+    if prepared.host.num_hosts > 1:  # ranks of other hosts say nothing here, so there are no rows
+        watch = replace(watch, on_step=on_news)
+    made = _carry_out(prepared, watch, directory)
     if made is not None:
         lease.end(stopped=bool(made.run.stopped))
     return made
@@ -660,6 +744,18 @@ def _cluster(request: TrainRequest, gpus: int) -> Cluster:
         return read_shorthand(request.cluster, load_catalogue())
     if request.on is not None:
         return _cluster_on(request.on)
+    type_, count = _devices_here(request, gpus)
+    if type_ == _CPU:
+        return local_cluster(count)
+    return read_shorthand(f"1x{count}x{type_}", load_catalogue())
+
+
+def _devices_here(request: TrainRequest, gpus: int) -> tuple[str, int]:
+    """Return type and number of the devices of this machine that a training is for.
+
+    Raises:
+        UnsupportedError: More GPUs are wanted than there are.
+    """
     wanted = max(gpus_wanted(), (request.devices or 0) if gpus else 0)
     if wanted > gpus:
         raise UnsupportedError(
@@ -667,8 +763,8 @@ def _cluster(request: TrainRequest, gpus: int) -> Cluster:
             "plan for machines that are not here"
         )
     if gpus:
-        return read_shorthand(f"1x{wanted or gpus}x{this_gpu_type()}", load_catalogue())
-    return local_cluster(request.devices or USUAL_DEVICES)
+        return this_gpu_type(), wanted or gpus
+    return _CPU, request.devices or USUAL_DEVICES
 
 
 def _cluster_on(place: str) -> Cluster:
@@ -750,7 +846,8 @@ def _profiled(request: TrainRequest, cluster: Cluster) -> ProfiledModel:
     """Return the model with its measured costs."""
     assert request.model is not None
     on_gpu = cluster.devices[0].kind is DeviceKind.GPU
-    ranks = 1 if request.baseline == "single" else len(cluster.devices)
+    here = len(cluster.devices) if request.on else sum(d.host == 0 for d in cluster.devices)
+    ranks = 1 if request.baseline == "single" else here
     if request.baseline in TORCH_WAYS:
         ranks = machine_cores()  # a thread each: these ranks are forked
     threads = limit_threads(ranks)

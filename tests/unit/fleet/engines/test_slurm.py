@@ -86,6 +86,8 @@ def test_hosts_that_get_the_same_are_one_job_others_a_heterogeneous_one(tmp_path
     assert commands.script.count("#SBATCH hetjob") == 1
     assert commands.script.index("--nodelist=gpu10") < commands.script.index("--nodelist=gpu2")
     assert "srun --het-group=0,1" in commands.script
+    assert "PARTITA_SERVERS=gpu10,gpu2" in commands.script
+    assert "PARTITA_SERVER_GPUS=3,1" in commands.script
 
 
 def test_memory_without_a_limit_is_the_share_of_the_gpus(tmp_path) -> None:
