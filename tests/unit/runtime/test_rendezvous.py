@@ -69,9 +69,7 @@ def test_why_the_first_host_cannot_decide_is_said_on_all(hosts: list[Host]) -> N
 
 
 def test_hosts_that_do_not_come_or_decide_are_named(hosts: list[Host]) -> None:
-    with pytest.raises(
-        WorkerError, match=r"host 1 \(n2\).* 0\.1 s"
-    ):
+    with pytest.raises(WorkerError, match=r"host 1 \(n2\).* 0\.1 s"):
         decided_by_first(hosts[0], {}, lambda _: "", start_limit_s=0.1)
     store = open_store(hosts[0], 0.0, 5.0)
     with pytest.raises(WorkerError, match=r"host 0 .* 0\.1 s"):
@@ -83,7 +81,7 @@ def test_a_first_host_that_goes_away_is_named(hosts: list[Host]) -> None:
     stores = [open_store(hosts[0], 0.0, 5.0)]
     timer = threading.Timer(0.2, stores.clear)
     timer.start()
-    with pytest.raises(WorkerError, match="host 0 .*went away"):
+    with pytest.raises(WorkerError, match=r"host 0 .*went away"):
         decided_by_first(hosts[1], {}, lambda _: "", start_limit_s=5.0)
     timer.join()
 

@@ -70,7 +70,7 @@ def test_each_host_has_its_share_of_a_grant() -> None:
     hosts = [Host(index=index, num_hosts=2, port=1) for index in range(2)]
     assert [by_grant(asked, WIDE, host).devices for host in hosts] == [2, 1]
     assert by_grant(asked, WIDE, Host()).devices == 3  # declared servers are one machine
-    with pytest.raises(InvalidInputError, match="PARTITA_SERVER_GPUS has .* 1 hosts"):
+    with pytest.raises(InvalidInputError, match=r"PARTITA_SERVER_GPUS has .* 1 hosts"):
         by_grant(asked, GRANT, hosts[0])
 
 
