@@ -130,7 +130,8 @@ class Tormentor:
     """Sends signals to ranks at random instants, from the process that started them.
 
     A fault is due after a step of its own; the instant is drawn from then on. One that is for a
-    save waits until a checkpoint is being written.
+    save waits until a checkpoint is being written, and any but the first until other ranks are
+    there: those of one attempt would be struck twice for one restart.
     """
 
     due: dict[int, tuple[int, bool]]
@@ -138,6 +139,7 @@ class Tormentor:
     rng: random.Random
     done: list[tuple[str, bool]] = field(default_factory=list)
     _next: tuple[int, bool] | None = None
+    _ending: tuple[int, ...] = ()
 
     def on_step(self, _: int, news: Any) -> None:
         """Prepare the fault that is due after a step."""
@@ -151,13 +153,19 @@ class Tormentor:
         """Send a signal to a rank that is there."""
         assert self._next is not None
         number, while_saving = self._next
-        alive = [pid for pid in PIDS[-RANKS:] if Path(f"/proc/{pid}").exists()]
-        if not alive or (while_saving and not list(self.folder.glob("*.tmp"))):
+        ranks = tuple(PIDS[-RANKS:])
+        alive = [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+        if (
+            ranks == self._ending
+            or not alive
+            or (while_saving and not list(self.folder.glob("*.tmp")))
+        ):
             signal.setitimer(signal.ITIMER_REAL, 0.002)
             return
         with suppress(ProcessLookupError):
             os.kill(self.rng.choice(alive), number)
             self.done.append((signal.Signals(number).name, while_saving))
+            self._ending = ranks
         self._next = None
 
 

@@ -37,7 +37,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory, commands: Any) -> Any:
 
 def test_losses_after_three_kills_are_those_of_a_quiet_run(figures: Any) -> None:
     assert figures["kills"] == 3
-    assert figures["restarts"] >= 2  # a rank that is killed after its last step needs no other
+    assert figures["restarts"] >= 3
     assert figures["faults_steps"] == 16
     assert figures["faults_equal"]
     assert figures["left"] == []
