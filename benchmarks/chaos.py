@@ -143,10 +143,10 @@ class Tormentor:
 
     def on_step(self, _: int, news: Any) -> None:
         """Prepare the fault that is due after a step."""
-        fault = self.due.get(news.step)
-        if self._next is None and fault is not None:
-            del self.due[news.step]
-            self._next = fault
+        # Another may have waited while its step went by.
+        step = min(self.due, default=news.step + 1)
+        if self._next is None and step <= news.step:
+            self._next = self.due.pop(step)
             signal.setitimer(signal.ITIMER_REAL, self.rng.uniform(0.001, 0.3))
 
     def strike(self, *_: object) -> None:
