@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from _fleet_live import CPUS, GPUS, MEMORY_GB
+from _fleet_live import CPUS, GPUS, MEMORY_BYTES
 
 from partita.http import ServerLink
 from partita.slurm.jobs import Phase, read_jobs
@@ -49,7 +49,7 @@ class Cluster:
 @contextmanager
 def slurm_cluster(folder: Path) -> Iterator[Cluster]:
     """Yield a real slurmctld with four slurmd."""
-    memory = int(MEMORY_GB * 1e9 / 2**20) + 1
+    memory = MEMORY_BYTES // 2**20 + 1
     nodes = [FakeNode(name=f"n{n}", gpus=GPUS, cpus=CPUS, memory_mb=memory) for n in range(1, 5)]
     with private_slurm(folder, nodes) as slurm:
         yield Cluster(
@@ -124,7 +124,7 @@ def _cancel(slurm: PrivateSlurm, name: str) -> None:
 def ray_cluster(folder: Path) -> Iterator[Cluster]:
     """Yield a real Ray with two raylets."""
     del folder  # Ray wants a short path of its own
-    memory = int(MEMORY_GB * 1e9)
+    memory = MEMORY_BYTES
     nodes = [
         FakeRayNode(name=f"r{n}", gpus=GPUS, cpus=CPUS, memory_bytes=memory, resources={"v100": 4})
         for n in (1, 2)

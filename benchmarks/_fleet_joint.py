@@ -266,8 +266,8 @@ def alike(gpus: int) -> Servers:
         gpu_type=np.zeros(count, dtype=np.int32),
         gpus=np.full(count, 8),
         cpus=np.full(count, 24.0),
-        memory_gb=np.full(count, 500.0),
-        storage_mb_per_s=np.full(count, 500.0),
+        memory_bytes=np.full(count, 500e9),
+        storage_bytes_per_s=np.full(count, 500e6),
     )
 
 

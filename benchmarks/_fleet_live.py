@@ -39,7 +39,7 @@ CURVES = {
     "mixed": ((1.0, 0.6), (3.0, 1.0), (4.0, 1.15)),
     "gpu-bound": ((1.0, 1.0), (3.0, 1.0)),
 }
-SERVERS, GPUS, CPUS, MEMORY_GB = 2, 4, 12, 200
+SERVERS, GPUS, CPUS, MEMORY_BYTES = 2, 4, 12, 200 * 10**9
 ITERATION_S = 0.02
 SMALL = 1000
 AWAY_S = 180.0
@@ -84,8 +84,8 @@ def declared(names: tuple[str, ...]) -> Servers:
         gpu_type=np.zeros(len(names), dtype=np.int32),
         gpus=np.full(len(names), GPUS, dtype=np.int32),
         cpus=np.full(len(names), float(CPUS)),
-        memory_gb=np.full(len(names), float(MEMORY_GB)),
-        storage_mb_per_s=np.zeros(len(names)),
+        memory_bytes=np.full(len(names), float(MEMORY_BYTES)),
+        storage_bytes_per_s=np.zeros(len(names)),
     )
 
 

@@ -23,10 +23,12 @@ class Concept(NamedTuple):
     Attributes:
         token: A regular expression that code for the idea matches.
         homes: The modules (or folders, ending in a slash) below the package that may match.
+        rooms: The folders in which no other may; all, unless given.
     """
 
     token: str
     homes: tuple[str, ...]
+    rooms: tuple[str, ...] = ("",)
 
 
 CONCEPTS: Mapping[str, Concept] = {
@@ -195,6 +197,18 @@ CONCEPTS: Mapping[str, Concept] = {
     "the energy profile of a folder of logs": Concept(
         r"def read_logs\b|instructions-\(", ("flows/energy/logs.py",)
     ),
+    "memory of fleets in other units than bytes": Concept(
+        r"memory_g|\w_mb_per_s|\b_?[GM]B = |import .*\b_?[GM]B\b"
+        r"|[*/] ?(1e[69]|10\*\*[69]|2(\.0)?\*\*30)\b",
+        (
+            "fleet/gigabytes.py",
+            # Jobs, and clients of version 0.1, are told of memory in GB, too.
+            "fleet/lease.py",
+            "fleet/live/scheduler.py",
+            "service/fleet/router.py",
+        ),
+        rooms=("fleet/", "flows/fleet/", "service/fleet/", "cli/fleet/"),
+    ),
     "proving a Program": Concept(r"def prove\b", ("program/check/",)),
 }
 
@@ -217,7 +231,7 @@ def offenders(concept: Concept, sources: Mapping[str, str]) -> list[str]:
     return [
         f"{name}:{number}"
         for name, text in sources.items()
-        if not any(_holds(home, name) for home in concept.homes)
+        if name.startswith(concept.rooms) and not any(_holds(home, name) for home in concept.homes)
         for number in lines_with(concept.token, text)
     ]
 
@@ -253,8 +267,30 @@ def test_a_second_home_would_be_found(idea: str) -> None:
         for line in text.splitlines()
         if re.search(concept.token, line)
     )
-    added = {**sources, "planners/second_home.py": f"{line}\n"}
-    assert offenders(concept, added) == ["planners/second_home.py:1"]
+    second = f"{concept.rooms[0] or 'planners/'}second_home.py"
+    added = {**sources, second: f"{line}\n"}
+    assert offenders(concept, added) == [f"{second}:1"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GB = 1e9",
+        "_GB = 10**9",
+        "from partita.fleet.gigabytes import _GB, in_gb",
+        "    memory_gb: float",
+        "storage_mb_per_s = 62.5",
+        "size = place.memory_bytes / 1e9",
+        "memory_bytes=np.array([400.0]) * 1e9,",
+        "rate = servers.storage_bytes_per_s / 10**6",
+        "words = f'{place.memory_bytes / 2**30:.1f} GiB'",
+    ],
+)
+def test_a_second_unit_of_memory_in_the_rooms_of_fleets_would_be_found(line: str) -> None:
+    concept = CONCEPTS["memory of fleets in other units than bytes"]
+    for room in concept.rooms:
+        added = {**package_sources(), f"{room}second_home.py": f"{line}\n"}
+        assert offenders(concept, added) == [f"{room}second_home.py:1"]
 
 
 MOST_WORDS = 3

@@ -229,6 +229,7 @@ def test_the_jobs_of_a_fleet_are_read(tmp_path: Path) -> None:
         then = {**json.loads(job.spec)["sensitivity"], "version": now["version"]}
         assert list(lost(then, now)) == []
     assert [attempt.gpus for attempt in attempts] == [1, 4, 4, 2]
+    assert [attempt.places[0].memory_bytes for attempt in attempts] == [1e9, 4e9, 4e9, 2e9]
     assert [attempt.ended_s is None for attempt in attempts] == [False, True, True, False]
     assert events[-1][1] == "ended with exit code 0"
 

@@ -44,14 +44,14 @@ pytestmark = pytest.mark.slow
 CPUS = sorted(os.sched_getaffinity(0))
 
 
-def one_server(gpus: int = 2, cpus: float = 1.0, memory_gb: float = 1.0) -> Servers:
+def one_server(gpus: int = 2, cpus: float = 1.0, memory_bytes: float = 1e9) -> Servers:
     return Servers(
         names=("local",),
         gpu_type=np.zeros(1, dtype=np.int32),
         gpus=np.array([gpus], dtype=np.int32),
         cpus=np.array([cpus]),
-        memory_gb=np.array([memory_gb]),
-        storage_mb_per_s=np.zeros(1),
+        memory_bytes=np.array([memory_bytes]),
+        storage_bytes_per_s=np.zeros(1),
     )
 
 
@@ -76,7 +76,7 @@ def start(tmp_path: Path, engine: LocalEngine) -> Iterator[Callable[..., dict]]:
         home = tmp_path / "job-1"
         home.mkdir(exist_ok=True)
         write_json(home / "lease.json", {"attempt": lease})
-        place = Place(server="local", gpus=(1,), cpu_ids=(0,), cpus=1.0, memory_gb=0.5)
+        place = Place(server="local", gpus=(1,), cpu_ids=(0,), cpus=1.0, memory_bytes=0.5e9)
         order = Order(
             fleet=fleet,
             attempt=Attempt(1, number),
@@ -193,12 +193,12 @@ def test_a_program_that_is_not_there_is_said(tmp_path: Path, engine: LocalEngine
         fleet.close()
 
 
-def flat(cpus: float = 1.0, memory_gb: float = 0.2) -> Sensitivity:
+def flat(cpus: float = 1.0, memory_bytes: float = 0.2e9) -> Sensitivity:
     return Sensitivity(
         name="flat",
         iteration_s=1.0,
         cpus=np.array([cpus]),
-        memory_bytes=np.array([memory_gb * 1e9]),
+        memory_bytes=np.array([memory_bytes]),
         speed=np.array([1.0]),
     )
 
@@ -229,7 +229,7 @@ def test_grants_are_enforced_and_read_back(tmp_path: Path) -> None:
         read = [fleet.status(job)["read_back"] for job in jobs]
         assert {words.split(" by ")[0] for words in read} == {f"CPUs {cpu}" for cpu in CPUS[:2]}
         if isolation.way is Way.CGROUP:
-            assert all("memory 0.2 GB by control group" in words for words in read)
+            assert all("memory 200 MB by control group" in words for words in read)
         for job in jobs:
             fleet.cancel(job)
         until(lambda: not fleet.jobs(), "the end of both")

@@ -25,7 +25,7 @@ def engine(ray: PrivateRay) -> RayEngine:
 
 
 def place(server: str, gpus: int = 1) -> Place:
-    return Place(server=server, gpus=tuple(range(gpus)), cpu_ids=(), cpus=1.5, memory_gb=1.0)
+    return Place(server=server, gpus=tuple(range(gpus)), cpu_ids=(), cpus=1.5, memory_bytes=1e9)
 
 
 @pytest.fixture

@@ -47,13 +47,15 @@ def nodes() -> Servers:
         gpu_type=np.zeros(4, dtype=np.int32),
         gpus=np.full(4, 4, dtype=np.int32),
         cpus=np.full(4, 24.0),
-        memory_gb=np.full(4, 500_000 * 2**20 / 1e9),
-        storage_mb_per_s=np.zeros(4),
+        memory_bytes=np.full(4, 500_000.0 * 2**20),
+        storage_bytes_per_s=np.zeros(4),
     )
 
 
-def place(server: str, gpus: int = 1, cpus: float = 1.0, memory_gb: float = 1.0) -> Place:
-    return Place(server=server, gpus=tuple(range(gpus)), cpu_ids=(), cpus=cpus, memory_gb=memory_gb)
+def place(server: str, gpus: int = 1, cpus: float = 1.0, memory_bytes: float = 1e9) -> Place:
+    return Place(
+        server=server, gpus=tuple(range(gpus)), cpu_ids=(), cpus=cpus, memory_bytes=memory_bytes
+    )
 
 
 @pytest.fixture
@@ -126,12 +128,12 @@ def printed(folder: Path, job: int, words: str) -> list[str]:
 def test_a_job_gets_the_planned_node_and_its_end_is_seen(
     engine: SlurmEngine, start: Start, tmp_path: Path
 ) -> None:
-    asked = place("n3", gpus=2, cpus=3.0, memory_gb=2.0)
+    asked = place("n3", gpus=2, cpus=3.0, memory_bytes=2e9)
     started = start('echo "$CUDA_VISIBLE_DEVICES $MINE $PARTITA_GPUS"; sleep 1; exit 3', [asked])
     status = until(engine, started, runs)
     (given,) = status.given or ()
     assert (given.server, len(given.gpus), given.cpus) == ("n3", 2, 3.0)
-    assert given.memory_gb == pytest.approx(2.0, rel=0.01)
+    assert given.memory_bytes == pytest.approx(2e9, rel=0.01)
     assert status.grant.startswith("Slurm job ")
     status = until(engine, started, ended)
     assert (status.exit_code, status.cause, status.why) == (3, Cause.ITSELF, "")

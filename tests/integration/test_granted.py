@@ -46,8 +46,8 @@ def engine() -> LocalEngine:
         gpu_type=np.zeros(1, dtype=np.int32),
         gpus=np.array([2], dtype=np.int32),
         cpus=np.array([64.0]),
-        memory_gb=np.array([999.0]),
-        storage_mb_per_s=np.zeros(1),
+        memory_bytes=np.array([999e9]),
+        storage_bytes_per_s=np.zeros(1),
     )
     return LocalEngine(machine_for(servers))
 
@@ -64,7 +64,7 @@ class Job:
         self.home.mkdir(exist_ok=True)
         self.lease(number)
         place = Place(
-            server="local", gpus=tuple(range(gpus)), cpu_ids=(0,), cpus=1.0, memory_gb=9.0
+            server="local", gpus=tuple(range(gpus)), cpu_ids=(0,), cpus=1.0, memory_bytes=9e9
         )
         environment = {"PARTITA_STEPS": str(STEPS), "PARTITA_CHECKPOINT": str(self.folder / "kept")}
         order = Order(

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from partita.errors import InvalidInputError
+from partita.fleet.gigabytes import in_bytes, in_gb
 from partita.fleet.live.news import News
 
 STEPS_VARIABLE = "PARTITA_STEPS"
@@ -104,7 +105,10 @@ class Lease:
 
     @property
     def grant(self) -> dict[str, Any]:
-        """What the job holds: ``gpus``, ``cpus``, ``memory_gb``; empty without a scheduler."""
+        """What the job holds; empty without a scheduler.
+
+        ``gpus``, ``cpus``, ``memory_bytes``, and the same as ``memory_gb``.
+        """
         return self._scheduler.grant()
 
     @property
@@ -314,7 +318,10 @@ class _Scheduler:
 
     def grant(self) -> dict[str, Any]:
         """Return what was granted."""
-        return dict(self._lease.get("grant", {}))
+        grant: dict[str, Any] = in_bytes(self._lease.get("grant", {}))
+        if "memory_bytes" in grant:
+            grant["memory_gb"] = in_gb(grant["memory_bytes"])
+        return grant
 
     def term(self) -> tuple[float, float]:
         """Return when the round of the lease begins and ends."""

@@ -9,7 +9,7 @@ from partita.core.columns import Floats, Longs
 from partita.core.fleet import FleetHistory, Trace, Usage
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.fleet.policies.kernels import JOB_ROUNDS
-from partita.fleet.policies.resources import GB, Servers
+from partita.fleet.policies.resources import Servers
 from partita.fleet.policies.table import Policy
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.recorder import known_before
@@ -28,7 +28,9 @@ ORDERINGS = {
     "tetris": packing.TETRIS,
 }
 ALLOCATORS = {"fair": packing.FAIR, "greedy": packing.GREEDY, "tune": packing.TUNE}
-STORAGE_MB_PER_S = 62.5
+_GB, _MB = 1e9, 1e6
+"""Units of the released code, which compares sums without a tolerance: their rounding counts."""
+STORAGE_BYTES_PER_S = 62.5e6
 """What the released code asks of storage for each GPU, whatever the profile says."""
 ROUND_S = 300.0
 DIFFERENCES = (
@@ -117,12 +119,19 @@ def _start(trace: Trace) -> float:
     return math.ceil(float(trace.arrival_s[0]) / ROUND_S) * ROUND_S
 
 
+def _capacity(servers: Servers) -> Floats:
+    """Return CPUs, GB of memory and MB/s of storage of a server."""
+    return np.array(
+        [servers.cpus[0], servers.memory_bytes[0] / _GB, servers.storage_bytes_per_s[0] / _MB]
+    )
+
+
 def _demands(trace: Trace, servers: Servers, *, fair: bool) -> tuple[packing.Demands, Longs]:
     """Return the distinct demands, capped at a server, and that of each job."""
     keys = np.stack([trace.sensitivity, trace.gpus], axis=1)
     distinct, of = np.unique(keys, axis=0, return_inverse=True)
     gpus = float(servers.gpus[0])
-    capacity = np.array([servers.cpus[0], servers.memory_gb[0], servers.storage_mb_per_s[0]])
+    capacity = _capacity(servers)
     total = np.array([gpus, capacity[0], capacity[1]]) * len(servers)
     vectors, speeds, shares = [], [], []
     for part, n in distinct.tolist():
@@ -158,10 +167,10 @@ def _demand(trace: Trace, part: int, n: int, capacity: Floats, gpus: float) -> t
     known = trace.sensitivities[part]
     best = int(np.argmax(known.speed))
     cpus = _given(known.demand_cpus, float(known.cpus[best]))
-    memory = _given(known.demand_memory_bytes, float(known.memory_bytes[best])) / GB
+    memory = _given(known.demand_memory_bytes, float(known.memory_bytes[best])) / _GB
     speed = _given(known.demand_speed, float(known.speed[best]))
     fair = capacity / gpus * n
-    ideal = n * np.array([cpus, memory, STORAGE_MB_PER_S])
+    ideal = n * np.array([cpus, memory, STORAGE_BYTES_PER_S / _MB])
     cut = ideal > capacity
     if n > gpus:
         return np.where(cut, fair, ideal), 1.0 if cut.any() else speed
@@ -230,7 +239,7 @@ def _room(servers: Servers) -> packing.Room:
     whole = {name: np.zeros(count, dtype=np.int64) for name in ("gpus", "first", "last")}
     columns = ("piece_job", "piece_server", "piece_gpus", "piece_next")
     gpus = float(servers.gpus[0])
-    capacity = np.array([servers.cpus[0], servers.memory_gb[0], servers.storage_mb_per_s[0]])
+    capacity = _capacity(servers)
     return packing.Room(
         **whole,
         **{name: np.zeros(count) for name in ("cpus", "memory", "storage")},
@@ -276,7 +285,7 @@ def _history(
             waiting=rows.waiting,
             gpus=rows.gpus,
             cpus=rows.cpus,
-            memory_bytes=rows.memory * GB,
+            memory_bytes=rows.memory * _GB,
         ),
     )
 
@@ -286,9 +295,9 @@ def with_storage(servers: Servers) -> Servers:
 
     The released code asks for a fixed bandwidth per GPU; storage that is not known does not bind.
     """
-    needed = STORAGE_MB_PER_S * servers.gpus
-    found = np.where(servers.storage_mb_per_s > 0, servers.storage_mb_per_s, needed)
-    return replace(servers, storage_mb_per_s=found)
+    needed = STORAGE_BYTES_PER_S * servers.gpus
+    found = np.where(servers.storage_bytes_per_s > 0, servers.storage_bytes_per_s, needed)
+    return replace(servers, storage_bytes_per_s=found)
 
 
 def _knows(policy: str) -> bool:

@@ -22,7 +22,7 @@ SHOWN = "\\x1b[2J\\x1b[1;1H\\x9b3J\\x07\\x08"
 
 
 def job() -> dict[str, Any]:
-    place = {"server": EVIL, "gpus": [0], "cpus": 1.0, "memory_gb": 1.0}
+    place = {"server": EVIL, "gpus": [0], "cpus": 1.0, "memory_bytes": 1e9}
     return {
         "id": 1,
         "name": EVIL,
@@ -57,8 +57,8 @@ def job() -> dict[str, Any]:
 
 
 def info() -> dict[str, Any]:
-    server = {"name": EVIL, "gpu_type": EVIL, "gpus": 4, "cpus": 8.0, "memory_gb": 9.0}
-    used = {"away": EVIL, "gpus_in_use": 1, "cpus_granted": 1.0, "memory_gb_granted": 1.0}
+    server = {"name": EVIL, "gpu_type": EVIL, "gpus": 4, "cpus": 8.0, "memory_bytes": 9e9}
+    used = {"away": EVIL, "gpus_in_use": 1, "cpus_granted": 1.0, "memory_bytes_granted": 1e9}
     return {
         "policy": EVIL,
         "engine": EVIL,

@@ -98,7 +98,7 @@ def test_servers_of_all_racks_have_their_own_names():
     servers = servers_of(read_cluster(INI))
     assert len(set(servers.names)) == 6
     assert servers.num_gpus == 24
-    assert servers.memory_gb.tolist() == [250.0] * 6
+    assert servers.memory_bytes.tolist() == [250e9] * 6
 
 
 @pytest.mark.parametrize("text", ["nothing", "[OTHER]\n", "[CLUSTER]\nracks = x\n"])

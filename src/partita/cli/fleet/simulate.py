@@ -39,7 +39,7 @@ from partita.flows.fleet.simulate import SimulateFleetRequest, simulate_fleet_re
 from partita.formats.synergy import write_results
 from partita.report.charts import ENDINGS, panels_chart, render
 from partita.requests import arguments_of
-from partita.units import format_joules
+from partita.units import format_bytes, format_joules
 
 _UNITS = ((2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
@@ -220,7 +220,8 @@ def _servers_line(servers: Servers) -> str:
     each = ""
     if servers.alike:
         each = (
-            f", each {servers.gpus[0]} GPUs, {servers.cpus[0]:g} CPUs, {servers.memory_gb[0]:g} GB"
+            f", each {servers.gpus[0]} GPUs, {servers.cpus[0]:g} CPUs, "
+            f"{format_bytes(servers.memory_bytes[0])}"
         )
     return f"{servers.num_gpus:,} GPUs{types} in {count:,} server{'s' * (count > 1)}{each}"
 

@@ -15,6 +15,7 @@ from partita.errors import PartitaError
 from partita.flows.fleet.live import FleetJobs, ListJobsRequest, list_jobs_request, server_line
 from partita.names import escaped
 from partita.requests import declare, part
+from partita.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,9 @@ def _view(found: FleetJobs) -> Any:
             server["gpu_type"] or "-",
             f"{server['gpus_in_use']}/{server['gpus']}",
             f"{server['cpus_granted']:g}/{server['cpus']:g}",
-            f"{server['memory_gb_granted']:.0f}/{server['memory_gb']:.0f} GB",
+            " of ".join(
+                format_bytes(server[key]) for key in ("memory_bytes_granted", "memory_bytes")
+            ),
             server["away"] or "-",
         ]
         for server in found.info["servers"]

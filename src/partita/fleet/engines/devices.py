@@ -22,13 +22,13 @@ class Piece:
         server: Row of the server.
         gpus: Number of GPUs.
         cpus: CPUs.
-        memory_gb: Memory.
+        memory_bytes: Memory.
     """
 
     server: int
     gpus: int
     cpus: float
-    memory_gb: float
+    memory_bytes: float
 
 
 def pieces_of(places: Sequence[Place], names: Sequence[str]) -> tuple[Piece, ...]:
@@ -38,7 +38,7 @@ def pieces_of(places: Sequence[Place], names: Sequence[str]) -> tuple[Piece, ...
             server=names.index(place.server),
             gpus=len(place.gpus),
             cpus=place.cpus,
-            memory_gb=place.memory_gb,
+            memory_bytes=place.memory_bytes,
         )
         for place in places
         if place.server in names
@@ -94,7 +94,7 @@ def choose_devices(
                     gpus=chosen,
                     cpu_ids=_take_cpus(loads[name], piece.cpus, before),
                     cpus=piece.cpus,
-                    memory_gb=piece.memory_gb,
+                    memory_bytes=piece.memory_bytes,
                 )
             )
         result[job] = tuple(places)
@@ -151,7 +151,7 @@ def keep_sizes(
     for row, name in enumerate(servers.names):
         for capacity, amount in (
             (float(servers.cpus[row]), _cpus_on),
-            (float(servers.memory_gb[row]), _memory_on),
+            (float(servers.memory_bytes[row]), _memory_on),
         ):
             total = sum(amount(stays.get(job, share.places), name) for job, share in shares.items())
             surplus = {
@@ -159,7 +159,7 @@ def keep_sizes(
                 for job, places in stays.items()
             }
             for job in sorted(stays, key=lambda job: (-surplus[job], job)):
-                if total <= capacity + _CLOSE or surplus[job] <= _CLOSE:
+                if total <= capacity * (1 + _CLOSE) or surplus[job] <= capacity * _CLOSE:
                     break
                 total -= surplus[job]
                 del stays[job]
@@ -177,7 +177,7 @@ def _cpus_on(places: Sequence[Place], server: str) -> float:
 
 
 def _memory_on(places: Sequence[Place], server: str) -> float:
-    return sum(place.memory_gb for place in places if place.server == server)
+    return sum(place.memory_bytes for place in places if place.server == server)
 
 
 def whole_cpus(

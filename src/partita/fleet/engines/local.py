@@ -19,6 +19,7 @@ from typing import Any
 
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.fleet.engines import shim
+from partita.fleet.engines.environment import grant_variables, identity_variables
 from partita.fleet.engines.proc import (
     Process,
     allowed_cpus,
@@ -29,8 +30,6 @@ from partita.fleet.engines.proc import (
     set_affinity,
 )
 from partita.fleet.engines.protocol import (
-    FLEET_VARIABLE,
-    JOB_VARIABLE,
     Attempt,
     Handle,
     Look,
@@ -40,20 +39,13 @@ from partita.fleet.engines.protocol import (
     Traits,
     name_of,
 )
-from partita.fleet.lease import (
-    ATTEMPT_VARIABLE,
-    GPUS_VARIABLE,
-    SERVER_GPUS_VARIABLE,
-    SERVERS_VARIABLE,
-)
 from partita.fleet.live.files import PROGRESS, figure, read_json, write_json
-from partita.fleet.live.news import DIRECTORY_VARIABLE
 from partita.fleet.policies.resources import Servers
 from partita.fleet.profiler.cgroups import Hierarchy, limit_lines
 from partita.fleet.profiler.isolation import IsolationRequest, Way, choose_isolation
 from partita.processes import job_environment
+from partita.units import format_bytes
 
-_GB = 10**9
 _SILENT = [
     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
@@ -111,7 +103,7 @@ def machine_for(servers: Servers, hierarchies: tuple[Hierarchy, ...] = ()) -> Ma
         cpu_ids=cpu_ids,
         first_gpu=dict(zip(servers.names, before, strict=False)),
         num_declared=servers.num_gpus,
-        has_memory=float(servers.memory_gb.sum()) * _GB <= there,
+        has_memory=float(servers.memory_bytes.sum()) <= there,
         gpus=len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()]),
         hierarchies=hierarchies,
     )
@@ -168,7 +160,7 @@ class LocalEngine:
             pid = os.posix_spawn(
                 self._python,
                 [self._python, "-m", "partita.fleet.engines.shim", str(directory)],
-                {**job_environment(), **_identity(order)},
+                {**job_environment(), **identity_variables(order)},
                 file_actions=_SILENT,
                 setsid=True,
             )
@@ -192,23 +184,19 @@ class LocalEngine:
         gpus = [first[place.server] + gpu for place in places for gpu in place.gpus]
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
-            GPUS_VARIABLE: str(len(gpus)),
-            "PARTITA_CPUS": f"{sum(place.cpus for place in places):g}",
-            "PARTITA_MEMORY_GB": f"{sum(place.memory_gb for place in places):g}",
-            SERVERS_VARIABLE: ",".join(place.server for place in places),
-            SERVER_GPUS_VARIABLE: ",".join(str(len(place.gpus)) for place in places),
+            **grant_variables(places),
         }
 
     def _limits(self, fleet: str, attempt: Attempt, places: tuple[Place, ...]) -> dict[str, Any]:
-        memory = sum(place.memory_gb for place in places) if self.machine.has_memory else 0.0
+        memory = sum(place.memory_bytes for place in places) if self.machine.has_memory else 0.0
         has_quota = bool(self.machine.cpu_ids) and self._controls("cpu")
         by_group = memory > 0 and self._controls("memory")
         kept = self.machine.hierarchies if has_quota or by_group else ()
         return {
             "cpus": self._real_cpus(places),
             "quota": sum(place.cpus for place in places) if has_quota else None,
-            "group_bytes": int(memory * _GB) if by_group else None,
-            "process_bytes": int(memory * _GB) if memory > 0 and not by_group else None,
+            "group_bytes": int(memory) if by_group else None,
+            "process_bytes": int(memory) if memory > 0 and not by_group else None,
             "group": name_of(fleet, attempt),
             "hierarchies": [(h.version, str(h.folder), h.controllers) for h in kept],
         }
@@ -302,8 +290,8 @@ class LocalEngine:
         for folder in map(Path, started["groups"]):
             for name in ("memory.limit_in_bytes", "memory.max"):
                 with suppress(OSError):
-                    limit = int((folder / name).read_text(encoding="ascii")) / _GB
-                    words.append(f"memory {limit:.3g} GB by control group")
+                    limit = int((folder / name).read_text(encoding="ascii"))
+                    words.append(f"memory {format_bytes(limit)} by control group")
             for name in ("cpu.cfs_quota_us", "cpu.max"):
                 with suppress(OSError, ValueError):
                     quota = int((folder / name).read_text(encoding="ascii").split()[0]) / 1e5
@@ -328,16 +316,6 @@ class LocalEngine:
             with suppress(OSError):
                 (hierarchy.folder / name).rmdir()
         return True
-
-
-def _identity(order: Order) -> dict[str, str]:
-    """Return the variables by which processes of an attempt are found."""
-    return {
-        FLEET_VARIABLE: order.fleet,
-        JOB_VARIABLE: str(order.attempt.job),
-        ATTEMPT_VARIABLE: str(order.attempt.number),
-        DIRECTORY_VARIABLE: str(order.directory),
-    }
 
 
 def _handle(fleet: str, attempt: Attempt, directory: Path, process: Process | None) -> Handle:

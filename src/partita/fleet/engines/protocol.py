@@ -35,14 +35,14 @@ class Place:
         gpus: Numbers of its GPUs.
         cpu_ids: Numbers of its CPUs; a part of one is shared with others.
         cpus: CPU time granted, in CPUs.
-        memory_gb: Memory granted; 0 = no limit.
+        memory_bytes: Memory granted; 0 = no limit.
     """
 
     server: str
     gpus: tuple[int, ...]
     cpu_ids: tuple[int, ...]
     cpus: float
-    memory_gb: float
+    memory_bytes: float
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "Place":
@@ -52,7 +52,7 @@ class Place:
             gpus=tuple(int(gpu) for gpu in values["gpus"]),
             cpu_ids=tuple(int(cpu) for cpu in values["cpu_ids"]),
             cpus=float(values["cpus"]),
-            memory_gb=float(values["memory_gb"]),
+            memory_bytes=float(values["memory_bytes"]),
         )
 
     def to_json(self) -> dict[str, Any]:

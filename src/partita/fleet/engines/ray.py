@@ -24,9 +24,8 @@ import numpy as np
 
 from partita.errors import InvalidInputError, UnsupportedError
 from partita.fleet.engines import shim
+from partita.fleet.engines.environment import grant_variables, identity_variables
 from partita.fleet.engines.protocol import (
-    FLEET_VARIABLE,
-    JOB_VARIABLE,
     Attempt,
     Cause,
     EngineAwayError,
@@ -39,14 +38,7 @@ from partita.fleet.engines.protocol import (
     attempt_of,
 )
 from partita.fleet.engines.ray_driver import ENDED, GIVEN, ORDER_VARIABLE
-from partita.fleet.lease import (
-    ATTEMPT_VARIABLE,
-    GPUS_VARIABLE,
-    SERVER_GPUS_VARIABLE,
-    SERVERS_VARIABLE,
-)
-from partita.fleet.live.news import DIRECTORY_VARIABLE
-from partita.fleet.policies.resources import GB, Servers
+from partita.fleet.policies.resources import Servers
 from partita.http import ServerError, ServerLink, is_loopback, pause_s
 from partita.processes import job_environment
 
@@ -170,8 +162,8 @@ def ray_servers(options: Mapping[str, str]) -> Servers:
         gpu_type=np.array([types.index(node.gpu_type) for node in there], dtype=np.int32),
         gpus=np.array([node.gpus for node in there], dtype=np.int32),
         cpus=np.array([node.cpus for node in there]),
-        memory_gb=np.array([node.memory_bytes / GB for node in there]),
-        storage_mb_per_s=np.zeros(len(there)),
+        memory_bytes=np.array([node.memory_bytes for node in there], dtype=np.float64),
+        storage_bytes_per_s=np.zeros(len(there)),
     )
 
 
@@ -327,7 +319,8 @@ class RayEngine:
         }
         grace_s = order.grace_s + 10
         variables = {
-            **self._variables(order),
+            **identity_variables(order, shared=self.options.shared),
+            **grant_variables(order.places),
             ORDER_VARIABLE: json.dumps(self._order(order)),
             "RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s)),
         }
@@ -363,26 +356,11 @@ class RayEngine:
                     "node": ids[place.server],
                     "gpus": len(place.gpus),
                     "cpus": round(place.cpus, 4),
-                    "memory_bytes": int(place.memory_gb * GB),
+                    "memory_bytes": int(place.memory_bytes),
                 }
                 for place in order.places
             ],
         }
-
-    def _variables(self, order: Order) -> dict[str, str]:
-        places = order.places
-        variables = {
-            FLEET_VARIABLE: order.fleet,
-            JOB_VARIABLE: str(order.attempt.job),
-            ATTEMPT_VARIABLE: str(order.attempt.number),
-            GPUS_VARIABLE: str(sum(len(place.gpus) for place in places)),
-            "PARTITA_CPUS": f"{sum(place.cpus for place in places):g}",
-            "PARTITA_MEMORY_GB": f"{sum(place.memory_gb for place in places):g}",
-            SERVERS_VARIABLE: ",".join(place.server for place in places),
-            SERVER_GPUS_VARIABLE: ",".join(str(len(place.gpus)) for place in places),
-        }
-        shared = {DIRECTORY_VARIABLE: str(order.directory)} if self.options.shared else {}
-        return {**variables, **shared}
 
     def stop(self, handle: Handle, *, grace_s: float) -> None:
         """Ask the driver to end the commands; it kills those that outlast their grace itself."""
@@ -484,7 +462,7 @@ class RayEngine:
                     gpus=tuple(row["gpus"]),
                     cpu_ids=(),
                     cpus=planned[row["server"]].cpus,
-                    memory_gb=planned[row["server"]].memory_gb,
+                    memory_bytes=planned[row["server"]].memory_bytes,
                 )
                 for row in rows
             )
@@ -523,7 +501,7 @@ def _planned(order: str | None) -> list[dict[str, Any]]:
             gpus=tuple(range(place["gpus"])),
             cpu_ids=(),
             cpus=place["cpus"],
-            memory_gb=place["memory_bytes"] / GB,
+            memory_bytes=float(place["memory_bytes"]),
         ).to_json()
         for place in json.loads(order)["places"]
     ]

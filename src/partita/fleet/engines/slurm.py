@@ -22,9 +22,8 @@ import numpy as np
 
 from partita.errors import InvalidInputError, PartitaError, UnsupportedError
 from partita.fleet.engines import shim
+from partita.fleet.engines.environment import grant_variables, identity_variables
 from partita.fleet.engines.protocol import (
-    FLEET_VARIABLE,
-    JOB_VARIABLE,
     Attempt,
     Cause,
     EngineAwayError,
@@ -36,19 +35,14 @@ from partita.fleet.engines.protocol import (
     Traits,
     attempt_of,
 )
-from partita.fleet.lease import (
-    ATTEMPT_VARIABLE,
-    GPUS_VARIABLE,
-    SERVER_GPUS_VARIABLE,
-    SERVERS_VARIABLE,
-)
+from partita.fleet.lease import SERVERS_VARIABLE
 from partita.fleet.live.files import read_json
-from partita.fleet.live.news import DIRECTORY_VARIABLE
-from partita.fleet.policies.resources import GB, Servers
+from partita.fleet.policies.resources import Servers
 from partita.processes import job_environment
 from partita.slurm.commands import SlurmCommands, SlurmError
 from partita.slurm.jobs import SACCT_FORMAT, Phase, SlurmJob, read_jobs, read_sacct, read_squeue
 from partita.slurm.nodes import SlurmNode, gres_type, read_nodes
+from partita.units import format_bytes
 
 _MIB = 2**20
 _LONGEST_PAUSE_S = 60.0
@@ -131,8 +125,8 @@ def servers_of_nodes(nodes: Sequence[SlurmNode]) -> Servers:
         gpu_type=np.array([types.index(node.gpus[0][0]) for node in there], dtype=np.int32),
         gpus=np.array([node.gpus[0][1] for node in there], dtype=np.int32),
         cpus=np.array([float(node.cpus) for node in there]),
-        memory_gb=np.array([node.memory_bytes / GB for node in there]),
-        storage_mb_per_s=np.zeros(len(there)),
+        memory_bytes=np.array([node.memory_bytes for node in there], dtype=np.float64),
+        storage_bytes_per_s=np.zeros(len(there)),
     )
 
 
@@ -305,7 +299,8 @@ class SlurmEngine:
             lines += ["#SBATCH hetjob"] if row else []
             lines += [f"#SBATCH {option}" for option in [*self._common(order), *part]]
         lines += [f"cd {shlex.quote(str(order.folder))} || exit {shim.CANNOT_START}"]
-        variables = {**_variables(order, shared=self.options.shared), **order.environment}
+        own = identity_variables(order, shared=self.options.shared)
+        variables = {**own, **grant_variables(places), **order.environment}
         lines += [f"export {name}={shlex.quote(text)}" for name, text in variables.items()]
         command = " ".join(shlex.quote(word) for word in order.command)
         if len(places) > 1:
@@ -339,8 +334,8 @@ class SlurmEngine:
         gpus = f"gpu:{kind}:{len(place.gpus)}" if kind else f"gpu:{len(place.gpus)}"
         # Without a limit Slurm would give all memory of the host: the GPUs' share is taken.
         share = len(place.gpus) / int(self.servers.gpus[row])
-        memory_gb = place.memory_gb or float(self.servers.memory_gb[row]) * share
-        return gpus, max(1, int(place.cpus)), max(1, int(memory_gb * GB / _MIB))
+        memory = place.memory_bytes or float(self.servers.memory_bytes[row]) * share
+        return gpus, max(1, int(place.cpus)), max(1, int(memory / _MIB))
 
     def _resources(self, places: Sequence[Place]) -> list[str]:
         gpus, cpus, memory = self._ask(places[0])
@@ -511,7 +506,7 @@ def _given(components: Sequence[SlurmJob]) -> tuple[Place, ...]:
             gpus=held.gpus,
             cpu_ids=(),
             cpus=float(held.cpus),
-            memory_gb=held.memory_bytes / GB,
+            memory_bytes=float(held.memory_bytes),
         )
         for component in components
         for held in component.held
@@ -521,7 +516,7 @@ def _given(components: Sequence[SlurmJob]) -> tuple[Place, ...]:
 def _grant(leader: SlurmJob, given: Sequence[Place]) -> str:
     parts = [
         f"{place.server}: GPUs {','.join(map(str, place.gpus))}, {place.cpus:g} CPUs, "
-        f"{place.memory_gb:.3g} GB"
+        f"{format_bytes(place.memory_bytes)}"
         for place in given
     ]
     return f"Slurm job {leader.id} on {'; '.join(parts)}" if parts else ""
@@ -582,22 +577,6 @@ def _note(directory: str, attempt: int) -> Path:
 
 def _log(directory: Path, name: str, *, shared: bool) -> Path:
     return directory / shim.LOG if shared else Path("/tmp") / f"{name}.log"
-
-
-def _variables(order: Order, *, shared: bool) -> dict[str, str]:
-    """Return the variables that tell a job who it is and what it holds."""
-    places = order.places
-    variables = {
-        FLEET_VARIABLE: order.fleet,
-        JOB_VARIABLE: str(order.attempt.job),
-        ATTEMPT_VARIABLE: str(order.attempt.number),
-        GPUS_VARIABLE: str(sum(len(place.gpus) for place in places)),
-        "PARTITA_CPUS": f"{sum(place.cpus for place in places):g}",
-        "PARTITA_MEMORY_GB": f"{sum(place.memory_gb for place in places):g}",
-        SERVERS_VARIABLE: ",".join(place.server for place in places),
-        SERVER_GPUS_VARIABLE: ",".join(str(len(place.gpus)) for place in places),
-    }
-    return {**variables, **({DIRECTORY_VARIABLE: str(order.directory)} if shared else {})}
 
 
 def _ranked(order: Order) -> list[str]:

@@ -12,6 +12,7 @@ from partita.errors import (
     UnsupportedError,
     WorkerError,
 )
+from partita.fleet.gigabytes import in_bytes
 from partita.fleet.live.jobspec import JobSpec
 from partita.http import ServerError, ServerLink
 
@@ -65,15 +66,15 @@ class FleetClient:
 
     def info(self) -> Any:  # noqa: ANN401 (JSON)
         """Return how the fleet is set up."""
-        return self._get("/fleet")
+        return in_bytes(self._get("/fleet"))
 
     def jobs(self, *, all_jobs: bool = False) -> Any:  # noqa: ANN401 (JSON)
         """Return the jobs that are not done, or all."""
-        return self._get("/fleet/jobs", all=str(all_jobs).lower())
+        return in_bytes(self._get("/fleet/jobs", all=str(all_jobs).lower()))
 
     def status(self, job: int) -> Any:  # noqa: ANN401 (JSON)
         """Return everything about a job."""
-        return self._get(f"/fleet/jobs/{job}")
+        return in_bytes(self._get(f"/fleet/jobs/{job}"))
 
     def cancel(self, job: int) -> None:
         """Let a job end."""

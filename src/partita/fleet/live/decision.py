@@ -175,7 +175,7 @@ class Decider:
                         server=int(allocation.server[at]),
                         gpus=int(allocation.gpus[at]),
                         cpus=float(allocation.cpus[at]),
-                        memory_gb=float(allocation.memory_gb[at]),
+                        memory_bytes=float(allocation.memory_bytes[at]),
                     )
                     for at in pieces
                 ),
@@ -246,8 +246,8 @@ def _part_of(servers: Servers, rows: Sequence[int]) -> Servers:
         gpu_type=servers.gpu_type[keep],
         gpus=servers.gpus[keep],
         cpus=servers.cpus[keep],
-        memory_gb=servers.memory_gb[keep],
-        storage_mb_per_s=servers.storage_mb_per_s[keep],
+        memory_bytes=servers.memory_bytes[keep],
+        storage_bytes_per_s=servers.storage_bytes_per_s[keep],
     )
 
 

@@ -24,7 +24,7 @@ from partita.fleet.live.decision import Decider
 from partita.fleet.live.jobspec import JobSpec, core_job, read_spec
 from partita.fleet.live.scheduler import DRAINING, FleetSettings, Scheduler
 from partita.fleet.live.store import OPEN, AttemptRow, FleetStore, JobRow, JobState
-from partita.fleet.policies.resources import GB, Servers
+from partita.fleet.policies.resources import Servers
 from partita.fleet.policies.table import policy_of
 from partita.units import format_seconds
 
@@ -194,11 +194,11 @@ class Fleet:
             "gpu_type": self.servers.gpu_types[int(self.servers.gpu_type[row])],
             "gpus": int(self.servers.gpus[row]),
             "cpus": float(self.servers.cpus[row]),
-            "memory_gb": float(self.servers.memory_gb[row]),
+            "memory_bytes": float(self.servers.memory_bytes[row]),
             "away": self.scheduler.seen.away.get(name, ""),
             "gpus_in_use": sum(len(place.gpus) for place in here),
             "cpus_granted": sum(place.cpus for place in here),
-            "memory_gb_granted": sum(place.memory_gb for place in here),
+            "memory_bytes_granted": sum(place.memory_bytes for place in here),
         }
 
     def jobs(self, *, all_jobs: bool = False) -> list[dict[str, Any]]:
@@ -348,7 +348,7 @@ def history_of(
         servers=servers.names,
         num_gpus=servers.num_gpus,
         num_cpus=float(servers.cpus.sum()),
-        memory_bytes=float(servers.memory_gb.sum()) * GB,
+        memory_bytes=float(servers.memory_bytes.sum()),
         models=tuple(models),
         kinds=tuple(kinds[name] for name in models),
         job_id=np.array([row.id for row in rows]),
@@ -387,6 +387,6 @@ def _leases(
         end_s=_since(epoch_s, [each.ended_s or last_s for each, _ in held]),
         gpus=np.array([len(place.gpus) for _, place in held], dtype=np.int32),
         cpus=np.array([place.cpus for _, place in held], dtype=np.float64),
-        memory_bytes=np.array([place.memory_gb * GB for _, place in held], dtype=np.float64),
+        memory_bytes=np.array([place.memory_bytes for _, place in held], dtype=np.float64),
         speed=np.array([each.speed for each, _ in held], dtype=np.float64),
     )

@@ -42,6 +42,7 @@ from partita.fleet.engines.protocol import (
     Status,
 )
 from partita.fleet.engines.shim import LOG
+from partita.fleet.gigabytes import in_gb
 from partita.fleet.lease import CHECKPOINT_VARIABLE, STEPS_VARIABLE
 from partita.fleet.live.decision import (
     Decider,
@@ -57,6 +58,7 @@ from partita.fleet.live.news import NEWS_PATH, TOKEN_VARIABLE, URL_VARIABLE, new
 from partita.fleet.live.store import AttemptRow, FleetStore, JobRow, JobState
 from partita.fleet.live.verdict import End, Verdict, backoff_s, judge
 from partita.processes import how_it_ended, last_lines
+from partita.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,10 +392,12 @@ class Scheduler:
         directory = self.settings.directory(job)
         directory.mkdir(parents=True, exist_ok=True)
         number = self.rounds.number(now_s)
+        memory_bytes = sum(place.memory_bytes for place in places)
         grant = {
             "gpus": sum(len(place.gpus) for place in places),
             "cpus": sum(place.cpus for place in places),
-            "memory_gb": sum(place.memory_gb for place in places),
+            "memory_bytes": memory_bytes,
+            "memory_gb": in_gb(memory_bytes),  # for jobs that run with Partita 0.1
         }
         write_json(
             directory / LEASE,
@@ -605,7 +609,8 @@ def _counts(places: Sequence[Place]) -> list[tuple[str, int, float]]:
 
 def _words(place: Place) -> str:
     gpus = ",".join(map(str, place.gpus))
-    memory = f", {place.memory_gb:.3g} GB" if place.memory_gb else ""  # 0 = it was not asked for
+    # 0 = it was not asked for.
+    memory = f", {format_bytes(place.memory_bytes)}" if place.memory_bytes else ""
     return f"{place.server}: GPUs {gpus}, {place.cpus:g} CPUs{memory}"
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from partita.errors import InfeasibleError
 from partita.fleet.engines.protocol import Attempt, Place
+from partita.fleet.gigabytes import in_bytes
 from partita.names import escaped
 from partita.store import Schema, SqliteFile
 
@@ -56,11 +57,26 @@ def _escape_names(connection: sqlite3.Connection) -> None:
             )
 
 
+def _count_bytes(connection: sqlite3.Connection) -> None:
+    """Rewrite what attempts hold, and handles that say it, from GB to bytes."""
+    rows = connection.execute("SELECT job, number, places, handle FROM fleet_attempts").fetchall()
+    for job, number, *texts in rows:
+        places, handle = (
+            None if text is None else json.dumps(in_bytes(json.loads(text))) for text in texts
+        )
+        connection.execute(
+            "UPDATE fleet_attempts SET places = ?, handle = ? WHERE job = ? AND number = ?",
+            (places, handle, job, number),
+        )
+
+
 SCHEMA: Schema = (
     _FIRST_TABLES,
     ("ALTER TABLE fleet_jobs ADD COLUMN owner TEXT NOT NULL DEFAULT ''", _escape_names),
+    (_count_bytes,),
 )
-"""Versions of the tables: as they were released first; who submitted a job, and names checked."""
+"""Versions of the tables: as they were released first; who submitted a job, and names checked;
+memory in bytes."""
 
 
 class JobState(StrEnum):

@@ -93,7 +93,9 @@ def _shares(snapshot: Snapshot) -> Floats:
     runs = profiles.floor[lists] >= 0
     chosen = lists[np.arange(len(snapshot)), np.argmax(runs, axis=1)]
     best = profiles.first[chosen + 1] - 1
-    demand = np.stack([np.ones(len(best)), profiles.cpus[best], profiles.memory_gb[best]], axis=1)
-    have = np.array([servers.num_gpus, servers.cpus.sum(), servers.memory_gb.sum()])
+    demand = np.stack(
+        [np.ones(len(best)), profiles.cpus[best], profiles.memory_bytes[best]], axis=1
+    )
+    have = np.array([servers.num_gpus, servers.cpus.sum(), servers.memory_bytes.sum()])
     result: Floats = demand * snapshot.gpus[:, None] / have
     return result

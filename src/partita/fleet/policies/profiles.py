@@ -19,7 +19,8 @@ import numpy as np
 from partita.core.columns import Columns, Flags, Floats, Ints, Longs
 from partita.core.fleet import Sensitivity, Trace
 from partita.errors import InfeasibleError
-from partita.fleet.policies.resources import GB, Servers
+from partita.fleet.policies.resources import Servers
+from partita.units import format_bytes
 
 _CLOSE = 1e-9
 
@@ -34,7 +35,7 @@ class Profiles(Columns):
         server_class: Class of each server.
         first: Choices of list l are ``first[l]`` to ``first[l + 1]``; none = cannot run there.
         cpus: CPUs per GPU of a choice.
-        memory_gb: Memory per GPU of a choice.
+        memory_bytes: Memory per GPU of a choice.
         speed: Speed of a choice.
         floor: The floor choice of each list, -1 = cannot run there.
         fair_speed: Speed at the GPU-proportional share, by list.
@@ -45,18 +46,18 @@ class Profiles(Columns):
     server_class: Longs
     first: Longs
     cpus: Floats
-    memory_gb: Floats
+    memory_bytes: Floats
     speed: Floats
     floor: Longs
     fair_speed: Floats
 
 
-def speed_at(part: Sensitivity, kind: str, gpus: int, cpus: float, memory_gb: float) -> float:
+def speed_at(part: Sensitivity, kind: str, gpus: int, cpus: float, memory_bytes: float) -> float:
     """Return the speed of a job with some CPUs and memory per GPU; 0 = cannot run on that type."""
     points = _points(part, kind, gpus)
     if points is None:
         return 0.0
-    return _speed(points, cpus, memory_gb)
+    return _speed(points, cpus, memory_bytes)
 
 
 def fewest_gpus(part: Sensitivity, kind: str) -> float:
@@ -86,7 +87,7 @@ def _points(part: Sensitivity, kind: str, gpus: int) -> tuple[Floats, Floats, Fl
     exact = counts[np.isin(counts, (0, gpus))]
     if len(exact):
         rows = here & (part.gpus == exact[-1])
-        return part.cpus[rows], part.memory_bytes[rows] / GB, part.speed[rows]
+        return part.cpus[rows], part.memory_bytes[rows], part.speed[rows]
     return _between(part, here, counts, gpus)
 
 
@@ -97,20 +98,20 @@ def _between(
     at = int(np.searchsorted(counts, gpus))
     low, high = counts[at - 1], counts[min(at, len(counts) - 1)]
     rows = here & (part.gpus == low)
-    cpus, memory, speed = part.cpus[rows], part.memory_bytes[rows] / GB, part.speed[rows]
+    cpus, memory, speed = part.cpus[rows], part.memory_bytes[rows], part.speed[rows]
     if low == high:
         return cpus, memory, speed
     others = here & (part.gpus == high)
-    upper = (part.cpus[others], part.memory_bytes[others] / GB, part.speed[others])
+    upper = (part.cpus[others], part.memory_bytes[others], part.speed[others])
     above = np.array([_speed(upper, c, m) for c, m in zip(cpus, memory, strict=True)])
     return cpus, memory, speed + (above - speed) * (gpus - low) / (high - low)
 
 
-def _speed(points: tuple[Floats, Floats, Floats], cpus: float, memory_gb: float) -> float:
+def _speed(points: tuple[Floats, Floats, Floats], cpus: float, memory_bytes: float) -> float:
     all_cpus, all_memory, all_speed = points
     levels = np.unique(all_memory)
     best = 0.0
-    for level in levels[levels <= memory_gb * (1 + _CLOSE)]:
+    for level in levels[levels <= memory_bytes * (1 + _CLOSE)]:
         rows = np.flatnonzero(all_memory == level)
         rows = rows[np.argsort(all_cpus[rows], kind="stable")]
         axis, curve = all_cpus[rows], np.maximum.accumulate(all_speed[rows])
@@ -137,7 +138,7 @@ def build_profiles(trace: Trace, servers: Servers) -> Profiles:
                 names[int(servers.gpu_type[server])],
                 float(servers.gpus[server]),
                 float(servers.cpus[server]),
-                float(servers.memory_gb[server]),
+                float(servers.memory_bytes[server]),
             )
             lists.append(_choices(trace.sensitivities[part], gpus, room))
     for (part, gpus), row in rows.items():
@@ -150,7 +151,7 @@ def build_profiles(trace: Trace, servers: Servers) -> Profiles:
         server_class=of_server.astype(np.int64),
         first=first,
         cpus=np.concatenate([part[0] for part in lists]),
-        memory_gb=np.concatenate([part[1] for part in lists]),
+        memory_bytes=np.concatenate([part[1] for part in lists]),
         speed=np.concatenate([part[2] for part in lists]),
         floor=np.array(
             [first[i] + part[3] if part[3] >= 0 else -1 for i, part in enumerate(lists)],
@@ -170,12 +171,12 @@ def _why_nowhere(part: Sensitivity, gpus: int, servers: Servers) -> str:
         )
     if gpus < fewest:
         return f"jobs of {part.name!r} run on {fewest:g} GPUs or more; one asks for {gpus}"
-    share = float((servers.memory_gb / servers.gpus).max())
-    least = float(part.memory_bytes.min()) / GB
+    share = float((servers.memory_bytes / servers.gpus).max())
+    least = float(part.memory_bytes.min())
     return (
-        f"jobs of {part.name!r} need {least:.4g} GB of memory per GPU at "
-        f"least; a GPU's share of a server is {share:.4g} GB at most: ask for more GPUs, or for "
-        "servers with more memory"
+        f"jobs of {part.name!r} need {format_bytes(least)} of memory per GPU at least; a GPU's "
+        f"share of a server is {format_bytes(share)} at most: ask for more GPUs, or for servers "
+        "with more memory"
     )
 
 
@@ -219,7 +220,7 @@ def _choices(
         for m in sorted(sizes)
         if c <= top[0] * (1 + _CLOSE) and m <= top[1] * (1 + _CLOSE)
     ]
-    asked = (part.demand_cpus, part.demand_memory_bytes / GB, part.demand_speed)
+    asked = (part.demand_cpus, part.demand_memory_bytes, part.demand_speed)
     if not any(map(math.isnan, asked)) and asked[0] <= top[0] and asked[1] <= top[1]:
         found.append((*asked[:2], min(asked[2], _speed(points, asked[0], asked[1]))))
     enough = fair_speed * (1 - _CLOSE)

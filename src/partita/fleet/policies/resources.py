@@ -10,10 +10,6 @@ from partita.core.columns import Columns, Floats, Ints, column, frozen_array, na
 from partita.core.graph import DeviceKind
 from partita.errors import InvalidInputError
 
-GB = 1e9
-"""Bytes of the unit that grants and capacities of servers are counted in: kernels compare sums of
-them, and tolerances and the published rules are in that unit. Core types have bytes."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Servers(Columns):
@@ -25,8 +21,8 @@ class Servers(Columns):
         gpu_type: Index into ``gpu_types``.
         gpus: GPUs of the server.
         cpus: CPUs.
-        memory_gb: Main memory.
-        storage_mb_per_s: Storage bandwidth.
+        memory_bytes: Main memory.
+        storage_bytes_per_s: Storage bandwidth.
     """
 
     names: tuple[str, ...]
@@ -34,8 +30,8 @@ class Servers(Columns):
     gpu_type: Ints
     gpus: Ints
     cpus: Floats
-    memory_gb: Floats
-    storage_mb_per_s: Floats
+    memory_bytes: Floats
+    storage_bytes_per_s: Floats
 
     def __post_init__(self) -> None:
         rows = len(self.names)
@@ -47,9 +43,11 @@ class Servers(Columns):
             ),
             gpus=column(self.gpus, np.int32, rows, "gpus of a server", low=1),
             cpus=column(self.cpus, np.float64, rows, "cpus of a server", low=1),
-            memory_gb=column(self.memory_gb, np.float64, rows, "memory_gb of a server", low=1e-3),
-            storage_mb_per_s=column(
-                self.storage_mb_per_s, np.float64, rows, "storage of a server", low=0
+            memory_bytes=column(
+                self.memory_bytes, np.float64, rows, "memory_bytes of a server", low=1e6
+            ),
+            storage_bytes_per_s=column(
+                self.storage_bytes_per_s, np.float64, rows, "storage of a server", low=0
             ),
         )
 
@@ -71,7 +69,8 @@ class Servers(Columns):
     def classes(self) -> tuple[Ints, Ints]:
         """Servers that are alike: the class of each, and the first server of each class."""
         rows = np.stack(
-            [self.gpu_type, self.gpus, self.cpus, self.memory_gb, self.storage_mb_per_s], axis=1
+            [self.gpu_type, self.gpus, self.cpus, self.memory_bytes, self.storage_bytes_per_s],
+            axis=1,
         )
         _, first, of = np.unique(rows, axis=0, return_index=True, return_inverse=True)
         rank = np.argsort(np.argsort(first))
@@ -118,6 +117,8 @@ def servers_of(cluster: Cluster) -> Servers:
         gpu_type=np.array([held[row][0] for row in rows], dtype=np.int32),
         gpus=np.array([len(held[row]) for row in rows], dtype=np.int32),
         cpus=np.array([host.cpus for host in hosts], dtype=np.float64),
-        memory_gb=np.array([host.memory_bytes / 1e9 for host in hosts]),
-        storage_mb_per_s=np.array([host.storage_bytes_per_s / 1e6 for host in hosts]),
+        memory_bytes=np.array([host.memory_bytes for host in hosts], dtype=np.float64),
+        storage_bytes_per_s=np.array(
+            [host.storage_bytes_per_s for host in hosts], dtype=np.float64
+        ),
     )

@@ -87,7 +87,7 @@ class Allocation:
         server: Server of a piece.
         gpus: GPUs of a piece.
         cpus: CPUs of a piece.
-        memory_gb: Memory of a piece.
+        memory_bytes: Memory of a piece.
         bound: No grants to these jobs give a higher sum of speeds; NaN = was not computed.
         solver_gap: Gap that the solver left, relative; NaN = there was no solver.
     """
@@ -98,7 +98,7 @@ class Allocation:
     server: Longs
     gpus: Longs
     cpus: Floats
-    memory_gb: Floats
+    memory_bytes: Floats
     bound: float = math.nan
     solver_gap: float = math.nan
 

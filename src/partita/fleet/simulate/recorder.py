@@ -6,7 +6,7 @@ import numpy as np
 
 from partita.core.columns import Array, Floats
 from partita.core.fleet import FleetHistory, Leases, Trace, Usage
-from partita.fleet.policies.resources import GB, Servers
+from partita.fleet.policies.resources import Servers
 from partita.fleet.policies.snapshot import Allocation, piece_jobs
 from partita.fleet.simulate.options import Rules
 from partita.fleet.simulate.state import State
@@ -19,7 +19,7 @@ def known_before(trace: Trace, servers: Servers) -> dict[str, Any]:
         "servers": servers.names,
         "num_gpus": servers.num_gpus,
         "num_cpus": float(servers.cpus.sum()),
-        "memory_bytes": float(servers.memory_gb.sum()) * GB,
+        "memory_bytes": float(servers.memory_bytes.sum()),
         "models": tuple(part.name for part in trace.sensitivities),
         "kinds": tuple(part.kind for part in trace.sensitivities),
         "job_id": trace.job_id,
@@ -54,7 +54,7 @@ class Recorder:
                 len(running) - count,
                 float(granted.gpus.sum()),
                 float(granted.cpus.sum()),
-                float(granted.memory_gb.sum()),
+                float(granted.memory_bytes.sum()),
                 float(watts[running].sum()),
                 granted.gap,
             )
@@ -72,7 +72,7 @@ class Recorder:
                 np.full(len(rows), end),
                 granted.gpus,
                 granted.cpus,
-                granted.memory_gb,
+                granted.memory_bytes,
                 granted.speed[jobs],
             )
         )
@@ -104,7 +104,7 @@ class Recorder:
                 waiting=columns[3].astype(np.int32),
                 gpus=columns[4].astype(np.int32),
                 cpus=columns[5],
-                memory_bytes=columns[6] * GB,
+                memory_bytes=columns[6],
                 power_w=columns[7],
                 gap=columns[8],
             ),
@@ -131,6 +131,6 @@ class Recorder:
             end_s=np.fmin(end[last], finish_s[job[first]]),
             gpus=gpus[first],
             cpus=cpus[first],
-            memory_bytes=memory[first] * GB,
+            memory_bytes=memory[first],
             speed=speed[first],
         )

@@ -271,7 +271,7 @@ def check_promise(snapshot: Snapshot, granted: Allocation) -> None:
     limits = (
         ("gpus", granted.gpus, np.where(snapshot.up, servers.gpus, 0)),
         ("cpus", granted.cpus, servers.cpus),
-        ("memory", granted.memory_gb, servers.memory_gb),
+        ("memory", granted.memory_bytes, servers.memory_bytes),
     )
     for name, given, have in limits:
         used = np.bincount(granted.server, weights=given, minlength=len(servers))

@@ -162,7 +162,7 @@ def fleet_curve_request(request: CurveRequest, on_progress: OnProgress = silent)
         planner,
         name=request.name or name,
         kind=request.kind,
-        share=(request.cpus_per_gpu, parse_bytes(request.memory_per_gpu, "--memory-per-gpu") / 1e9),
+        share=(request.cpus_per_gpu, parse_bytes(request.memory_per_gpu, "--memory-per-gpu")),
         on_progress=on_progress,
     )
 
@@ -198,7 +198,7 @@ def planner_curve(
     *,
     name: str,
     kind: str = "",
-    share: tuple[float, float] = (1.0, 8.0),
+    share: tuple[float, float] = (1.0, 8e9),
     on_progress: OnProgress = silent,
 ) -> Curve:
     """Return the throughput of a job on each number and type of GPUs.
@@ -208,7 +208,7 @@ def planner_curve(
         planner: Plans one.
         name: Name of the job.
         kind: Its class.
-        share: CPUs and GB that the job needs per GPU.
+        share: CPUs and bytes of memory that the job needs per GPU.
         on_progress: Called with each point.
 
     Raises:
@@ -291,7 +291,7 @@ def _sensitivity(
         gpu_type=np.array([types.index(point.gpu_type) for point in points]),
         gpus=np.array([point.gpus for point in points]),
         cpus=np.full(rows, share[0]),
-        memory_bytes=np.full(rows, share[1] * 1e9),
+        memory_bytes=np.full(rows, share[1]),
         speed=np.array([points[0].step_s / point.step_s for point in points]),
         measured=np.zeros(rows, dtype=np.bool_),
     )

@@ -3,7 +3,6 @@
 Options that several requests share are declared here.
 """
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -425,12 +424,12 @@ def declared_servers(
             gpu_type=np.zeros(1, dtype=np.int32),
             gpus=np.array([gpus], dtype=np.int32),
             cpus=np.array([float(machine_cores())]),
-            memory_gb=np.array([math.floor(there / 1e8) / 10]),
-            storage_mb_per_s=np.zeros(1),
+            memory_bytes=np.array([float(there)]),
+            storage_bytes_per_s=np.zeros(1),
         )
     if cpus is not None:
         servers = replace(servers, cpus=np.full(len(servers), float(cpus)))
     if memory is not None:
-        size = parse_bytes(memory, "--memory") / 1e9
-        servers = replace(servers, memory_gb=np.full(len(servers), size))
+        size = parse_bytes(memory, "--memory")
+        servers = replace(servers, memory_bytes=np.full(len(servers), size))
     return servers

@@ -22,7 +22,7 @@ from partita.flows.results import Result
 from partita.names import escaped
 from partita.processes import SERVER_VARIABLE
 from partita.requests import OnProgress, Request, declare, make, silent
-from partita.units import format_seconds
+from partita.units import format_bytes, format_seconds
 
 PROFILES = "profiles"
 """Folder beside a job file in which its profile is kept."""
@@ -467,7 +467,7 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
     ]
     lines += [
         f"holds {place['server']}: GPUs {gpu_list(place)}, {place['cpus']:g} CPUs, "
-        f"{place['memory_gb']:.3g} GB"
+        f"{format_bytes(place['memory_bytes'])}"
         for place in status["places"]
     ]
     if status["places"]:

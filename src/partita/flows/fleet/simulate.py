@@ -114,7 +114,7 @@ class FleetResult(Result):
                 "servers": len(servers),
                 "gpus": servers.num_gpus,
                 "cpus": float(servers.cpus.sum()),
-                "memory_gb": float(servers.memory_gb.sum()),
+                "memory_bytes": float(servers.memory_bytes.sum()),
                 "gpu_types": list(servers.gpu_types),
             },
             "round_s": rules.round_s,

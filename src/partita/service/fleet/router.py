@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, computed_field
 
 from partita.core.codec import encode
 from partita.core.fleet import MAX_ITERATIONS, MAX_JOB_GPUS
 from partita.errors import InfeasibleError, InvalidInputError
+from partita.fleet.gigabytes import in_gb
 from partita.fleet.lease import LoopState
 from partita.fleet.live.fleet import Fleet, NoSuchJobError
 from partita.fleet.live.jobspec import (
@@ -89,7 +90,13 @@ class PlaceReply(BaseModel):
     gpus: list[int]
     cpu_ids: list[int]
     cpus: float
-    memory_gb: float
+    memory_bytes: float
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def memory_gb(self) -> float:
+        """Memory in GB (1e9 bytes), as clients of version 0.1 read it."""
+        return in_gb(self.memory_bytes)
 
 
 class JobReply(BaseModel):
@@ -155,11 +162,23 @@ class ServerReply(BaseModel):
     gpu_type: str
     gpus: int
     cpus: float
-    memory_gb: float
+    memory_bytes: float
     away: str
     gpus_in_use: int
     cpus_granted: float
-    memory_gb_granted: float
+    memory_bytes_granted: float
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def memory_gb(self) -> float:
+        """Memory in GB (1e9 bytes), as clients of version 0.1 read it."""
+        return in_gb(self.memory_bytes)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def memory_gb_granted(self) -> float:
+        """What jobs hold of it, likewise."""
+        return in_gb(self.memory_bytes_granted)
 
 
 class FleetReply(BaseModel):

@@ -49,8 +49,8 @@ def make(jobs: str = "", **options: object) -> tuple[SlurmEngine, ReplayedComman
         gpu_type=np.zeros(2, dtype=np.int32),
         gpus=np.full(2, 4, dtype=np.int32),
         cpus=np.full(2, 8.0),
-        memory_gb=np.full(2, 100.0),
-        storage_mb_per_s=np.zeros(2),
+        memory_bytes=np.full(2, 100e9),
+        storage_bytes_per_s=np.zeros(2),
     )
     commands = ReplayedCommands(jobs)
     return SlurmEngine(servers, SlurmOptions(**options), commands=commands), commands
@@ -68,8 +68,10 @@ def order(tmp_path, *places: Place) -> Order:
     )
 
 
-def place(server: str, gpus: int, memory_gb: float = 10.0) -> Place:
-    return Place(server=server, gpus=tuple(range(gpus)), cpu_ids=(), cpus=2.0, memory_gb=memory_gb)
+def place(server: str, gpus: int, memory_bytes: float = 10e9) -> Place:
+    return Place(
+        server=server, gpus=tuple(range(gpus)), cpu_ids=(), cpus=2.0, memory_bytes=memory_bytes
+    )
 
 
 def test_hosts_that_get_the_same_are_one_job_others_a_heterogeneous_one(tmp_path) -> None:
@@ -92,7 +94,7 @@ def test_hosts_that_get_the_same_are_one_job_others_a_heterogeneous_one(tmp_path
 
 def test_memory_without_a_limit_is_the_share_of_the_gpus(tmp_path) -> None:
     engine, commands = make()
-    engine.start(order(tmp_path, place("gpu10", 1, memory_gb=0.0)))
+    engine.start(order(tmp_path, place("gpu10", 1, memory_bytes=0.0)))
     assert f"#SBATCH --mem={int(25e9 / 2**20)}\n" in commands.script
 
 

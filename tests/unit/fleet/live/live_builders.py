@@ -19,15 +19,17 @@ from partita.fleet.policies.resources import Servers
 from partita.fleet.policies.table import policy_of
 
 
-def servers(count: int = 1, gpus: int = 4, cpus: float = 12.0, memory_gb: float = 64.0) -> Servers:
+def servers(
+    count: int = 1, gpus: int = 4, cpus: float = 12.0, memory_bytes: float = 64e9
+) -> Servers:
     return Servers(
         names=tuple(f"host{row}" for row in range(count)),
         gpu_types=("v100",),
         gpu_type=np.zeros(count, dtype=np.int32),
         gpus=np.full(count, gpus, dtype=np.int32),
         cpus=np.full(count, cpus),
-        memory_gb=np.full(count, memory_gb),
-        storage_mb_per_s=np.zeros(count),
+        memory_bytes=np.full(count, memory_bytes),
+        storage_bytes_per_s=np.zeros(count),
     )
 
 

@@ -93,3 +93,14 @@ def test_files_that_were_not_submitted_are_named_with_the_jobs_that_were(
     with pytest.raises(PartitaError, match=r"b\.yaml .*job 3"):
         submit_request(request)
     assert serve.clock[0] == pytest.approx(2.0)
+
+
+def test_replies_of_a_server_of_before_are_read_in_bytes(serve):
+    server = {"name": "host0", "memory_gb": 62.5, "memory_gb_granted": 0.5}
+    client, *_ = serve({"servers": [server]})
+    found = {"name": "host0", "memory_bytes": 62.5e9, "memory_bytes_granted": 0.5e9}
+    assert client.info() == {"servers": [found]}
+    client, *_ = serve([{"id": 1, "places": [{"server": "host0", "memory_gb": 2.0}]}])
+    assert client.jobs()[0]["places"] == [{"server": "host0", "memory_bytes": 2e9}]
+    client, *_ = serve({"places": [{"memory_bytes": 1e9, "memory_gb": 1.0}], "attempt_list": []})
+    assert client.status(1)["places"] == [{"memory_bytes": 1e9}]

@@ -58,7 +58,7 @@ def test_only_python_scripts_are_profiled_first(tmp_path: Path) -> None:
 
 
 def test_lines_for_people() -> None:
-    place = {"server": "host0", "gpus": [0, 2], "cpus": 6.0, "memory_gb": 20.0}
+    place = {"server": "host0", "gpus": [0, 2], "cpus": 6.0, "memory_bytes": 20e9}
     said = {
         "id": 3,
         "name": "bert",
@@ -83,7 +83,7 @@ def test_lines_for_people() -> None:
     lines = status_lines(said)
     assert lines[0] == "job 3 bert · running"
     assert "asks for 1 to 2 a100 or 4 GPUs" in lines[1]
-    assert lines[2] == "holds host0: GPUs 0,2, 6 CPUs, 20 GB"
+    assert lines[2] == "holds host0: GPUs 0,2, 6 CPUs, 20.0 GB"
     speed = "speed 1.20, 75% of its curve's 1.60"
     assert lines[3] == f"runs on slurm · its lease has ended · {speed}"
     assert lines[4] == "read back from its process: CPUs 0-5 by affinity"

@@ -62,7 +62,7 @@ def test_grants_are_those_of_the_simulators_first_round(ordering: str, allocator
 
 def test_who_runs_stays_where_it_is() -> None:
     decider = Decider(servers(2), policy_of("fifo:tune"), round_s=10.0, restart_s=1.0)
-    held = (Piece(server=1, gpus=1, cpus=3.0, memory_gb=1.0),)
+    held = (Piece(server=1, gpus=1, cpus=3.0, memory_bytes=1e9),)
     first, second = jobs(2)
     live = [
         LiveJob(job=first, remaining=5, speed=1.0, attained_s=10.0, held=held),

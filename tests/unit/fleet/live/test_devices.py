@@ -1,5 +1,7 @@
 """Numbers of devices: nobody shares a GPU, and who stays keeps what it has."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from live_builders import servers
@@ -16,11 +18,11 @@ from partita.fleet.engines.protocol import Place
 
 
 def piece(server: int, gpus: int, cpus: float = 1.0) -> Piece:
-    return Piece(server=server, gpus=gpus, cpus=cpus, memory_gb=1.0)
+    return Piece(server=server, gpus=gpus, cpus=cpus, memory_bytes=1e9)
 
 
 def place(server: int, gpus: tuple[int, ...], cpus: float) -> Place:
-    return Place(server=f"host{server}", gpus=gpus, cpu_ids=(), cpus=cpus, memory_gb=1.0)
+    return Place(server=f"host{server}", gpus=gpus, cpu_ids=(), cpus=cpus, memory_bytes=1e9)
 
 
 grants = st.lists(
@@ -64,7 +66,7 @@ def test_whole_cpus_are_not_shared_and_parts_are() -> None:
 
 
 def test_who_stays_keeps_its_cpus_where_it_can() -> None:
-    held = {2: [Place(server="host0", gpus=(3,), cpu_ids=(7, 8), cpus=2.0, memory_gb=1.0)]}
+    held = {2: [Place(server="host0", gpus=(3,), cpu_ids=(7, 8), cpus=2.0, memory_bytes=1e9)]}
     found = choose_devices({1: [piece(0, 1, 4.0)], 2: [piece(0, 1, 2.0)]}, held, servers())
     assert found[2][0].cpu_ids == (7, 8)
     assert not set(found[1][0].cpu_ids) & {7, 8}
@@ -85,6 +87,21 @@ def test_who_stays_keeps_its_cpus_where_they_cannot_be_changed() -> None:
     assert keep_sizes(shares, held, there)[1] == held[1]
     shares[2] = Share(places=(place(0, gpus=(1,), cpus=8.0),))
     assert keep_sizes(shares, held, there)[1] == shares[1].places
+
+
+def test_rounding_of_memory_restarts_nobody() -> None:
+    there = servers(gpus=3, memory_bytes=100e9)
+    share = 100e9 / 3
+    held = {
+        job: (replace(place(0, gpus=(job,), cpus=1.0), memory_bytes=share * (1 + 1e-15)),)
+        for job in range(3)
+    }
+    shares = {
+        job: Share(places=(replace(each, memory_bytes=share),)) for job, (each,) in held.items()
+    }
+    assert keep_sizes(shares, held, there) == held
+    more = {**held, 2: (replace(held[2][0], memory_bytes=share + 1e6),)}
+    assert keep_sizes(shares, more, there) == {**held, 2: shares[2].places}
 
 
 def test_who_would_gain_much_is_restarted() -> None:

@@ -105,6 +105,16 @@ def test_the_grant_can_change(home: Path) -> None:
     assert lease.grant["cpus"] == 5.0
 
 
+@pytest.mark.parametrize(
+    "told", [{"memory_gb": 0.5}, {"memory_bytes": 5e8}, {"memory_bytes": 5e8, "memory_gb": 0.5}]
+)
+def test_memory_is_told_in_bytes_and_in_gb_by_schedulers_of_all_versions(
+    home: Path, told: dict
+) -> None:
+    write_lease(home, grant={"gpus": 1, **told})
+    assert make([]).grant == {"gpus": 1, "memory_bytes": 5e8, "memory_gb": 0.5}
+
+
 def test_all_ranks_stop_at_the_step_at_which_they_agree(home: Path) -> None:
     saved: list[int] = []
     lease = make(saved, agree=lambda stop: lease.step == 2)

@@ -80,6 +80,11 @@ def test_a_job_from_submission_to_history(serving: Open, tmp_path: Path) -> None
             assert "past its deadline by" in running["note"]
             info = (await client.get("/fleet")).json()
             assert (info["running"], info["servers"][0]["gpus_in_use"]) == (1, 1)
+            place, server = running["places"][0], info["servers"][0]
+            assert place["memory_bytes"] == server["memory_bytes_granted"] == 1e9
+            # As clients of version 0.1 read them.
+            assert place["memory_gb"] == server["memory_gb_granted"] == 1.0
+            assert (server["memory_bytes"], server["memory_gb"]) == (64e9, 64.0)
             engine.work(10)
             done = await until(client, 1, "finished")
             assert done["events"][-1]["what"] == "finished: 10 steps done"

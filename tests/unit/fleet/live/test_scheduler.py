@@ -412,7 +412,7 @@ def test_an_engine_that_is_away_costs_a_job_nothing(world: World) -> None:
 def test_grants_are_what_the_engine_gave(world: World) -> None:
     job = world.submit(gpus=2)
     world.next_round()
-    given = (Place(server="host0", gpus=(2, 3), cpu_ids=(), cpus=1.0, memory_gb=1.0),)
+    given = (Place(server="host0", gpus=(2, 3), cpu_ids=(), cpus=1.0, memory_bytes=1e9),)
     world.engine.status = lambda handle: Status(running=True, given=given)
     world.poll(1)
     (row,) = world.store.attempts(job)

@@ -8,6 +8,7 @@ import pytest
 from live_builders import spec
 
 from partita.errors import InfeasibleError, InvalidInputError
+from partita.fleet.engines.protocol import Place
 from partita.fleet.live.jobspec import GpuChoice, read_spec
 from partita.fleet.live.store import SCHEMA, FleetStore
 
@@ -35,6 +36,34 @@ def test_jobs_of_the_first_version_are_taken_over(tmp_path: Path) -> None:
     assert (found.name, found.tenant) == ("\\x1b[2J\\u202ejob", "a\\n")
     store.close()
     assert len(list(tmp_path.glob("fleet.sqlite.fleet-0-1.backup"))) == 1
+
+
+def test_memory_that_was_kept_in_gb_is_taken_over_in_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+    connection = sqlite3.connect(path)
+    for step in (*SCHEMA[0], *SCHEMA[1]):
+        if isinstance(step, str):
+            connection.execute(step)
+        else:
+            step(connection)
+    connection.execute("CREATE TABLE versions (part TEXT PRIMARY KEY, version INTEGER NOT NULL)")
+    connection.execute("INSERT INTO versions VALUES ('fleet', 2)")
+    place = {"server": "a", "gpus": [0], "cpu_ids": [], "cpus": 1.5, "memory_gb": 62.5}
+    for number, handle in ((1, json.dumps({"name": "x", "places": [place]})), (2, None)):
+        connection.execute(
+            "INSERT INTO fleet_attempts (job, number, places, speed, handle, started_s) "
+            "VALUES (1, ?, ?, 1, ?, 1)",
+            (number, json.dumps([place]), handle),
+        )
+    connection.commit()
+    connection.close()
+    store = FleetStore(path)
+    ray, planned = store.attempts()
+    assert [each.places[0].memory_bytes for each in (ray, planned)] == [62.5e9, 62.5e9]
+    assert ray.handle is not None
+    assert planned.handle is None
+    assert [Place.read(each) for each in ray.handle["places"]] == list(ray.places)
+    store.close()
 
 
 def test_a_key_is_that_of_one_job(tmp_path: Path) -> None:

@@ -39,6 +39,22 @@ def snapshot_of(jobs, cluster):
     return state.snapshot(0.0)
 
 
+def wants(*memory_bytes):
+    """Return jobs that run with some memory per GPU, faster with the next."""
+    return Sensitivity(
+        name=f"{memory_bytes}",
+        iteration_s=1.0,
+        cpus=np.full(len(memory_bytes), 3.0),
+        memory_bytes=np.array(memory_bytes),
+        speed=np.arange(1.0, 1.0 + len(memory_bytes)),
+    )
+
+
+def grants(allocator, jobs, cluster):
+    snapshot = snapshot_of(jobs, cluster)
+    return policy_of(f"fifo:{allocator}").allocator.allocate(snapshot, np.arange(len(jobs)))
+
+
 def best_sum(snapshot, cpus):
     """Return the highest sum of speeds that some choices within the CPUs of a server give."""
     profiles = snapshot.profiles
@@ -69,6 +85,20 @@ def test_opt_on_one_server_is_the_best_there_is(curves):
         check_promise(snapshot, granted)
         # Greedy may let a job wait, which others have to serve.
         assert name == "greedy" or granted.speed.sum() <= best * (1 + 1e-9), name
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_shares_of_memory_that_are_no_whole_bytes_fit_beside_one_another(allocator):
+    cluster = servers(1, gpus=7, cpus=21.0, memory_bytes=100e9)
+    share = 100e9 / 7
+    whole = [Job(job_id=i, sensitivity=wants(share), iterations=5000) for i in range(7)]
+    granted = grants(allocator, whole, cluster)
+    assert granted.running.all()
+    check_promise(snapshot_of(whole, cluster), granted)
+    # Who asks for more than a byte more than there is does not get it.
+    more = [*whole[:6], replace(whole[6], sensitivity=wants(share, share + 5))]
+    granted = grants(allocator, more, cluster)
+    assert granted.memory_bytes.sum() <= 100e9 + 1
 
 
 @pytest.mark.parametrize("policy", ["fifo:fair", "srtf:tune", "las:tune", "ftf:fair", "drf:tune"])

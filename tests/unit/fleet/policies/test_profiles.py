@@ -19,7 +19,7 @@ def choices(profiles, row=0):
     return list(
         zip(
             profiles.cpus[begin:end],
-            profiles.memory_gb[begin:end],
+            profiles.memory_bytes[begin:end],
             profiles.speed[begin:end],
             strict=True,
         )
@@ -28,9 +28,9 @@ def choices(profiles, row=0):
 
 def test_speed_is_linear_between_points_and_falls_below_them():
     part = steep()
-    assert speed_at(part, "", 1, 4.5, 50) == pytest.approx(1.5)
-    assert speed_at(part, "", 1, 0.5, 50) == pytest.approx(1 / 6)
-    assert speed_at(part, "", 1, 99, 50) == 2.0
+    assert speed_at(part, "", 1, 4.5, 50e9) == pytest.approx(1.5)
+    assert speed_at(part, "", 1, 0.5, 50e9) == pytest.approx(1 / 6)
+    assert speed_at(part, "", 1, 99, 50e9) == 2.0
 
 
 def test_memory_counts_by_the_size_below():
@@ -41,7 +41,7 @@ def test_memory_counts_by_the_size_below():
         memory_bytes=np.array([50e9, 100e9]),
         speed=np.array([1.0, 3.0]),
     )
-    assert [speed_at(part, "", 1, 2, m) for m in (40, 50, 99, 100)] == [0.0, 1.0, 1.0, 3.0]
+    assert [speed_at(part, "", 1, 2, m) for m in (40e9, 50e9, 99e9, 100e9)] == [0.0, 1.0, 1.0, 3.0]
 
 
 def test_counts_between_those_measured_are_interpolated():
@@ -53,22 +53,22 @@ def test_counts_between_those_measured_are_interpolated():
         memory_bytes=np.array([10e9, 10e9]),
         speed=np.array([1.0, 3.0]),
     )
-    assert speed_at(part, "", 2, 1, 10) == pytest.approx(1 + 2 / 3)
-    assert speed_at(part, "", 8, 1, 10) == pytest.approx(3.0)
+    assert speed_at(part, "", 2, 1, 10e9) == pytest.approx(1 + 2 / 3)
+    assert speed_at(part, "", 8, 1, 10e9) == pytest.approx(3.0)
 
 
 def test_types_of_gpus_have_their_own_points():
     part = replace(steep(), gpu_types=("a100", "v100"), gpu_type=np.array([0, 0, 1]))
-    assert speed_at(part, "a100", 1, 3, 50) == 1.0
-    assert speed_at(part, "v100", 1, 6, 50) == 2.0
-    assert speed_at(part, "h100", 1, 6, 50) == 0.0
+    assert speed_at(part, "a100", 1, 3, 50e9) == 1.0
+    assert speed_at(part, "v100", 1, 6, 50e9) == 2.0
+    assert speed_at(part, "h100", 1, 6, 50e9) == 0.0
 
 
 def test_no_choice_is_slower_than_the_fair_share_and_the_floor_is_cheap():
     profiles = build_profiles(small_trace(), servers())
-    assert choices(profiles, 0)[0] == (3.0, 50.0, 1.0)
-    assert choices(profiles, 0)[-1] == (6.0, 50.0, 2.0)
-    assert choices(profiles, 1) == [(1.0, 20.0, 1.0)]
+    assert choices(profiles, 0)[0] == (3.0, 50e9, 1.0)
+    assert choices(profiles, 0)[-1] == (6.0, 50e9, 2.0)
+    assert choices(profiles, 1) == [(1.0, 20e9, 1.0)]
     assert profiles.fair_speed.tolist() == [1.0, 1.0]
     assert profiles.floor.tolist() == [0, profiles.first[1]]
 
@@ -91,7 +91,7 @@ def test_choices_are_undominated_ascend_and_are_supported_by_points(points, gpus
         speed=np.array([p[2] for p in points]),
     )
     trace = trace_of([Job(job_id=0, sensitivity=part, iterations=1, gpus=gpus)])
-    profiles = build_profiles(trace, servers(gpus=4, cpus=12.0, memory_gb=400.0))
+    profiles = build_profiles(trace, servers(gpus=4, cpus=12.0, memory_bytes=400e9))
     found = choices(profiles)
     assert [c[2] for c in found] == sorted(c[2] for c in found)
     for a in found:
@@ -100,7 +100,7 @@ def test_choices_are_undominated_ascend_and_are_supported_by_points(points, gpus
         assert not any(b != a and b[0] <= a[0] and b[1] <= a[1] and b[2] >= a[2] for b in found)
     floor = found[int(profiles.floor[0])]
     assert floor[0] <= 3.0
-    assert floor[1] <= 100.0
+    assert floor[1] <= 100e9
 
 
 def test_a_job_for_no_type_of_the_cluster_is_refused():
@@ -120,7 +120,7 @@ def host_cluster(*kinds, cpus=8):
 def test_hosts_become_servers():
     found = servers_of(host_cluster("a100"))
     assert (found.names, found.gpu_types) == (("h0",), ("a100",))
-    assert (found.num_gpus, found.cpus[0], found.memory_gb[0]) == (1, 8.0, 64.0)
+    assert (found.num_gpus, found.cpus[0], found.memory_bytes[0]) == (1, 8.0, 64e9)
     with pytest.raises(InvalidInputError, match="memory are"):
         servers_of(host_cluster("a100", cpus=0))
 

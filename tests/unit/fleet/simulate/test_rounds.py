@@ -14,6 +14,7 @@ from partita.fleet.policies.table import ALLOCATORS, ORDERINGS
 from partita.fleet.simulate.options import Outage, Rules
 from partita.fleet.simulate.table import simulate_trace
 from partita.testing.fleet_builders import flat, small_trace, steep
+from partita.units import format_bytes
 
 POLICIES = [f"{ordering}:{allocator}" for ordering in ORDERINGS for allocator in ALLOCATORS]
 
@@ -115,9 +116,11 @@ def test_what_no_server_can_run_is_told_with_its_reason():
     small = trace_of([one(counted(v100=(4, 8)), iterations=9, gpus=2)])
     with pytest.raises(InfeasibleError, match=r"4 GPUs.*2"):
         simulate_trace(small, there, "fifo:tune")
-    share = float((servers(1).memory_gb / servers(1).gpus)[0])
-    hungry = replace(flat("hungry"), memory_bytes=np.array([(share + 1) * 1e9]))
-    with pytest.raises(InfeasibleError, match=rf"'hungry' need {share + 1:g} GB of memory per GPU"):
+    share = float((servers(1).memory_bytes / servers(1).gpus)[0])
+    hungry = replace(flat("hungry"), memory_bytes=np.array([share + 1e9]))
+    with pytest.raises(
+        InfeasibleError, match=rf"'hungry' need {format_bytes(share + 1e9)} of memory per GPU"
+    ):
         simulate_trace(trace_of([one(hungry, iterations=9)]), servers(1), "fifo:tune")
 
 

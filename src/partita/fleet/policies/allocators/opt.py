@@ -34,6 +34,8 @@ from partita.fleet.policies.kernels.sharing import FLOORS, TO_TARGETS, share
 from partita.fleet.policies.snapshot import Allocation, Snapshot
 
 TIME_LIMIT_S = 2.0
+_SCALE = np.array([1.0, 1e-9])
+"""Factors of the rows of CPUs and bytes: tolerances of HiGHS are absolute, for rows alike."""
 
 
 def opt(
@@ -86,8 +88,9 @@ def _solve(
     row = np.repeat(np.arange(len(rows)), sizes)
     choice = np.concatenate([np.arange(profiles.first[at], profiles.first[at + 1]) for at in lists])
     here = snapshot.up & (profiles.server_class == klass)
-    have = np.array([servers.cpus[here].sum(), servers.memory_gb[here].sum()])
-    use = np.stack([gpus[row] * profiles.cpus[choice], gpus[row] * profiles.memory_gb[choice]])
+    have = np.array([servers.cpus[here].sum(), servers.memory_bytes[here].sum()])
+    use = np.stack([gpus[row] * profiles.cpus[choice], gpus[row] * profiles.memory_bytes[choice]])
+    use, have = use * _SCALE[:, None], have * _SCALE
     each = (row[None, :] == np.arange(len(rows))[:, None]).astype(np.float64)
     found = milp(
         -profiles.speed[choice],

@@ -98,10 +98,10 @@ def lay_out(snapshot: Snapshot, *, worth: Worth | None = None) -> RoundTables:
         klass=profiles.server_class,
         # Frozen also where they came from another process: Numba would compile again otherwise.
         cpus=frozen_array(servers.cpus, np.float64),
-        memory=frozen_array(servers.memory_gb, np.float64),
+        memory=frozen_array(servers.memory_bytes, np.float64),
         free_gpus=gpus,
         free_cpus=servers.cpus.copy(),
-        free_memory=servers.memory_gb.copy(),
+        free_memory=servers.memory_bytes.copy(),
         claim_cpus=np.zeros(count),
         claim_memory=np.zeros(count),
         head=np.full(count, -1, dtype=np.int64),
@@ -111,7 +111,7 @@ def lay_out(snapshot: Snapshot, *, worth: Worth | None = None) -> RoundTables:
     table = Table(
         first=profiles.first,
         cpus=profiles.cpus,
-        memory=profiles.memory_gb,
+        memory=profiles.memory_bytes,
         speed=profiles.speed,
         floor=profiles.floor,
         fair_speed=profiles.fair_speed,
@@ -191,10 +191,10 @@ def outcome(
     if proportional:
         servers = snapshot.servers
         cpus = gpus * (servers.cpus / servers.gpus)[server]
-        memory = gpus * (servers.memory_gb / servers.gpus)[server]
+        memory = gpus * (servers.memory_bytes / servers.gpus)[server]
     else:
         cpus = gpus * profiles.cpus[choice[job]]
-        memory = gpus * profiles.memory_gb[choice[job]]
+        memory = gpus * profiles.memory_bytes[choice[job]]
     return Allocation(
         choice=choice,
         speed=np.where(choice >= 0, profiles.speed[choice], 0.0),
@@ -202,7 +202,7 @@ def outcome(
         server=server,
         gpus=gpus,
         cpus=cpus,
-        memory_gb=memory,
+        memory_bytes=memory,
         bound=bound,
         solver_gap=solver_gap,
     )
@@ -213,4 +213,4 @@ def largest_first(snapshot: Snapshot) -> Longs:
     profiles = snapshot.profiles
     lists = snapshot.profile * profiles.num_classes
     top = np.maximum(profiles.first[lists + 1] - 1, 0)
-    return np.lexsort((-profiles.memory_gb[top], -profiles.cpus[top], -snapshot.gpus))
+    return np.lexsort((-profiles.memory_bytes[top], -profiles.cpus[top], -snapshot.gpus))

@@ -8,7 +8,15 @@ has, so that CPUs go where they speed up most. *To targets* (opt): each job its 
 where that fits, then by gain.
 """
 
-from partita.fleet.policies.kernels.placing import EPS, NUM_PIECES, Queue, Site, Table, list_of
+from partita.fleet.policies.kernels.placing import (
+    EPS,
+    EPS_BYTES,
+    NUM_PIECES,
+    Queue,
+    Site,
+    Table,
+    list_of,
+)
 from partita.kernels import Column, kernel
 
 
@@ -19,7 +27,7 @@ def fits(j: int, at: int, to: int, queue: Queue, site: Site, table: Table) -> bo
         s, gpus = queue.piece_server[p], queue.piece_gpus[p]
         if (table.cpus[to] - table.cpus[at]) * gpus > site.free_cpus[s] + EPS:
             return False
-        if (table.memory[to] - table.memory[at]) * gpus > site.free_memory[s] + EPS:
+        if (table.memory[to] - table.memory[at]) * gpus > site.free_memory[s] + EPS_BYTES:
             return False
     return True
 
@@ -107,7 +115,7 @@ def gain_on(s: int, queue: Queue, site: Site, table: Table) -> None:
             for to in range(at + 1, table.first[list_of(j, queue, table) + 1]):
                 cpus = (table.cpus[to] - table.cpus[at]) * gpus
                 memory = (table.memory[to] - table.memory[at]) * gpus
-                if cpus > site.free_cpus[s] + EPS or memory > site.free_memory[s] + EPS:
+                if cpus > site.free_cpus[s] + EPS or memory > site.free_memory[s] + EPS_BYTES:
                     continue
                 # Shares of what the server has, so that CPUs and memory add up; giving some back is
                 # free.

@@ -11,6 +11,10 @@ from typing import NamedTuple
 from partita.kernels import Column, kernel
 
 EPS = 1e-9
+"""Rounding of CPUs, and of shares of what a server has, that is passed over."""
+EPS_BYTES = 1.0
+"""Rounding of memory: the share of a GPU need not be whole bytes, and sums of such shares are exact
+to far less than one."""
 NUM_PIECES = 0
 
 
@@ -18,7 +22,7 @@ class Table(NamedTuple):
     """The choices of `Profiles`, and the speed of fair shares by list.
 
     List l is ``profile * num_classes[0] + class``, with choices ``first[l]`` to ``first[l + 1]``,
-    ascending by speed. By choice: ``cpus`` and ``memory`` (GB) per GPU, ``speed``. By list:
+    ascending by speed. By choice: ``cpus`` and ``memory`` (bytes) per GPU, ``speed``. By list:
     ``floor``, the choice that always fits (-1 = the job cannot run there), and ``fair_speed``.
     """
 
@@ -34,10 +38,10 @@ class Table(NamedTuple):
 class Site(NamedTuple):
     """The servers: class, what they have, what is free, what their jobs would like to have.
 
-    All by server. ``free_gpus`` is -1 where the server is down; memory is in GB. ``claim_cpus`` and
-    ``claim_memory`` sum what the jobs placed there would like to have, which may be more than there
-    is. ``head`` is the first piece in the server's list, linked by ``piece_next``. ``price`` and
-    ``settled`` belong to the swaps of ``sharing``.
+    All by server. ``free_gpus`` is -1 where the server is down; memory is in bytes. ``claim_cpus``
+    and ``claim_memory`` sum what the jobs placed there would like to have, which may be more than
+    there is. ``head`` is the first piece in the server's list, linked by ``piece_next``. ``price``
+    and ``settled`` belong to the swaps of ``sharing``.
     """
 
     klass: Column

@@ -17,6 +17,7 @@ from partita.fleet.policies.kernels.dividing import (
 )
 from partita.fleet.policies.kernels.placing import (
     EPS,
+    EPS_BYTES,
     NUM_PIECES,
     Queue,
     Site,
@@ -94,7 +95,7 @@ def exchange(p: int, q: int, hot: int, cold: int, queue: Queue, site: Site, tabl
     # The gain is that of both servers divided anew, not of the two jobs alone.
     value = redo(hot, queue, site, table) + redo(cold, queue, site, table)
     for s in (hot, cold):  # jobs over several servers may hold more than their floor
-        if site.free_cpus[s] < -EPS or site.free_memory[s] < -EPS:
+        if site.free_cpus[s] < -EPS or site.free_memory[s] < -EPS_BYTES:
             return -1.0e300
     return value
 
