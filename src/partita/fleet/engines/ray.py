@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,8 +38,9 @@ from partita.fleet.engines.protocol import (
     attempt_of,
 )
 from partita.fleet.engines.ray_driver import ENDED, GIVEN, ORDER_VARIABLE
+from partita.fleet.engines.remote import Controller, read_options
 from partita.fleet.policies.resources import Servers
-from partita.http import ServerError, ServerLink, is_loopback, pause_s
+from partita.http import FIRST_PAUSE_S, LONGEST_PAUSE_S, ServerError, ServerLink, is_loopback
 from partita.processes import job_environment
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
@@ -133,7 +134,7 @@ def ray_servers(options: Mapping[str, str]) -> Servers:
         InvalidInputError: There are none, or two have one name.
         UnsupportedError: Ray does not answer.
     """
-    chosen = read_options(options)
+    chosen = read_options("ray", RayOptions, options)
     link = _link(chosen.address)
     try:
         nodes = _asked_nodes(link, chosen)
@@ -218,32 +219,6 @@ def start_ray(address: str) -> None:
         raise UnsupportedError(f"ray start failed: {lines[-1][:200]}")
 
 
-def read_options(values: Mapping[str, str]) -> RayOptions:
-    """Return options that were given as texts.
-
-    Raises:
-        InvalidInputError: There is no such option, or a value is wrong.
-    """
-    known = {one.name for one in fields(RayOptions)}
-    for name in values:
-        if name not in known:
-            raise InvalidInputError(
-                f"engine ray has no option {name!r}; it has {', '.join(sorted(known))}"
-            )
-    read: dict[str, Any] = dict(values)
-    for name in ("shared", "start"):
-        if values.get(name, "yes") not in ("yes", "no"):
-            raise InvalidInputError(f"{name} is {values[name]!r}; expected yes or no")
-        if name in values:
-            read[name] = values[name] == "yes"
-    if "every" in values:
-        try:
-            read["every"] = float(values["every"])
-        except ValueError:
-            raise InvalidInputError(f"every is {values['every']!r}; expected seconds") from None
-    return RayOptions(**read)
-
-
 def make_ray_engine(
     servers: Servers, *, groups: bool = True, options: Mapping[str, str] | None = None
 ) -> "RayEngine":
@@ -258,7 +233,7 @@ def make_ray_engine(
         InvalidInputError: There is no such option.
     """
     del groups
-    return RayEngine(servers, read_options(options or {}))
+    return RayEngine(servers, read_options("ray", RayOptions, options or {}))
 
 
 def _link(address: str) -> ServerLink:
@@ -298,7 +273,9 @@ class RayEngine:
         self._link = _link(self.options.address)
         self._seen = _Seen()
         self._given: dict[str, tuple[Place, ...]] = {}
-        self._failures, self._until_s, self._why = 0, 0.0, ""
+        self._controller = Controller(
+            noun="Ray", clock=clock, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S
+        )
 
     def notes(self) -> tuple[str, ...]:
         """Return lines for people on how jobs run here."""
@@ -306,7 +283,8 @@ class RayEngine:
 
     def start(self, order: Order) -> Handle:
         """Submit a job; where it is not known whether that happened, it is looked for."""
-        self._refuse_while_away()
+        if self._controller.pause_s > 0:
+            raise self._controller.away_error()
         if not self._seen.nodes:
             self._ask_ray()
         handle = {
@@ -334,7 +312,7 @@ class RayEngine:
         except ServerError as exc:
             if not exc.is_passing:
                 raise UnsupportedError(f"Ray refuses the job: {str(exc.detail)[:300]}") from exc
-            self._failed(str(exc))
+            self._controller.failed(exc)
         return handle
 
     def _order(self, order: Order) -> dict[str, Any]:
@@ -369,7 +347,7 @@ class RayEngine:
             self._link.post(f"/api/jobs/{handle['name']}/stop", {})
         except ServerError as exc:
             if exc.is_passing:
-                self._failed(str(exc))
+                self._controller.failed(exc)
 
     def resize(self, handle: Handle, places: tuple[Place, ...]) -> None:
         """Refuse: a placement group cannot be changed.
@@ -382,16 +360,16 @@ class RayEngine:
     def look(self, handles: Mapping[Attempt, Handle]) -> Look:
         """Return how jobs are, by two requests; none while the last look is recent."""
         now_s = self._clock()
-        if now_s < self._until_s:
-            return Look(statuses={}, away=self._away(), failure=self._failure())
+        if self._controller.pause_s > 0:
+            return Look(statuses={}, away=self._away(), failure=self._controller.failure)
         known = all(handle["name"] in self._seen.jobs for handle in handles.values())
         if now_s - self._seen.at_s >= self.options.every or not known:
             try:
                 self._ask_ray()
             except (ServerError, InvalidInputError) as exc:
-                self._failed(str(exc))
-                return Look(statuses={}, away=self._away(), failure=self._failure())
-            self._failures = 0
+                self._controller.failed(exc)
+                return Look(statuses={}, away=self._away(), failure=self._controller.failure)
+            self._controller.answered()
         statuses = {}
         for attempt, handle in handles.items():
             status = self._status(handle)
@@ -410,19 +388,6 @@ class RayEngine:
         if not self._seen.nodes:
             return {}
         return {name: "Ray lost it" for name in self.servers.names if name not in alive}
-
-    def _failed(self, why: str) -> None:
-        self._failures += 1
-        self._why = why
-        self._until_s = self._clock() + pause_s(self._failures)
-
-    def _failure(self) -> str:
-        return f"Ray is away: {self._why}"
-
-    def _refuse_while_away(self) -> None:
-        wait_s = self._until_s - self._clock()
-        if wait_s > 0:
-            raise EngineAwayError(self._failure(), wait_s)
 
     def _status(self, handle: Handle) -> Status | None:
         job = self._seen.jobs.get(handle["name"])
@@ -473,8 +438,8 @@ class RayEngine:
         try:
             self._ask_ray()
         except (ServerError, InvalidInputError) as exc:
-            self._failed(str(exc))
-            raise EngineAwayError(self._failure(), max(0.0, self._until_s - self._clock())) from exc
+            self._controller.failed(exc)
+            raise self._controller.away_error() from exc
         handles = {}
         for name, job in self._seen.jobs.items():
             attempt = attempt_of(fleet, name)

@@ -15,7 +15,7 @@ since. While the controller is away nothing is known and nothing is started; it 
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,6 @@ from partita.fleet.engines.environment import grant_variables, identity_variable
 from partita.fleet.engines.protocol import (
     Attempt,
     Cause,
-    EngineAwayError,
     Handle,
     Look,
     Order,
@@ -35,6 +34,7 @@ from partita.fleet.engines.protocol import (
     Traits,
     attempt_of,
 )
+from partita.fleet.engines.remote import Controller, read_options
 from partita.fleet.lease import SERVERS_VARIABLE
 from partita.fleet.live.files import read_json
 from partita.fleet.policies.resources import Servers
@@ -45,7 +45,7 @@ from partita.slurm.nodes import SlurmNode, gres_type, read_nodes
 from partita.units import format_bytes
 
 _MIB = 2**20
-_LONGEST_PAUSE_S = 60.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _UNSEEN_S = 10.0
 """How long a job may be missing from Slurm's list after its start before it counts as gone."""
 _PORT = 20000
@@ -97,7 +97,7 @@ def make_slurm_engine(
         UnsupportedError: Slurm's commands are not there.
     """
     del groups
-    engine = SlurmEngine(servers, read_options(options or {}))
+    engine = SlurmEngine(servers, read_options("slurm", SlurmOptions, options or {}))
     engine.check_nodes()
     return engine
 
@@ -128,54 +128,6 @@ def servers_of_nodes(nodes: Sequence[SlurmNode]) -> Servers:
         memory_bytes=np.array([node.memory_bytes for node in there], dtype=np.float64),
         storage_bytes_per_s=np.zeros(len(there)),
     )
-
-
-def read_options(values: Mapping[str, str]) -> SlurmOptions:
-    """Return options that were given as texts.
-
-    Raises:
-        InvalidInputError: There is no such option, or a value is wrong.
-    """
-    known = {one.name for one in fields(SlurmOptions)}
-    for name in values:
-        if name not in known:
-            raise InvalidInputError(
-                f"engine slurm has no option {name!r}; it has {', '.join(sorted(known))}"
-            )
-    read: dict[str, str | bool | float] = dict(values)
-    if "shared" in values:
-        if values["shared"] not in ("yes", "no"):
-            raise InvalidInputError(f"shared is {values['shared']!r}; expected yes or no")
-        read["shared"] = values["shared"] == "yes"
-    if "every" in values:
-        try:
-            read["every"] = float(values["every"])
-        except ValueError:
-            raise InvalidInputError(f"every is {values['every']!r}; expected seconds") from None
-    return SlurmOptions(**read)  # type: ignore[arg-type]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Away:
-    """Whether the controller answers, and when it is asked again."""
-
-    clock: Callable[[], float]
-    failures: int = 0
-    until_s: float = 0.0
-    why: str = ""
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds until it is asked again; 0 = now."""
-        return max(0.0, self.until_s - self.clock())
-
-    def failed(self, why: str) -> None:
-        self.failures += 1
-        self.why = why
-        self.until_s = self.clock() + min(_LONGEST_PAUSE_S, 2.0 ** min(self.failures - 1, 10))
-
-    def answered(self) -> None:
-        self.failures, self.until_s, self.why = 0, 0.0, ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -217,7 +169,9 @@ class SlurmEngine:
         self.servers, self.options = servers, options or SlurmOptions()
         self.commands = commands or SlurmCommands(job_environment())
         self._clock = clock
-        self._away = _Away(clock=clock)
+        self._controller = Controller(
+            noun="Slurm", clock=clock, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S
+        )
         self._seen = _Seen()
         self._has_json = True
         self._accounting_s = -1e9
@@ -269,8 +223,8 @@ class SlurmEngine:
 
     def start(self, order: Order) -> Handle:
         """Submit a batch job; where it is not known whether that happened, it is looked for."""
-        if self._away.pause_s > 0:
-            raise EngineAwayError(f"Slurm is away: {self._away.why}", self._away.pause_s)
+        if self._controller.pause_s > 0:
+            raise self._controller.away_error()
         handle = {
             "name": order.name,
             "fleet": order.fleet,
@@ -287,7 +241,7 @@ class SlurmEngine:
             if not exc.is_away:
                 raise
             # It may have been submitted all the same: the next look tells, by its name.
-            self._away.failed(str(exc))
+            self._controller.failed(exc)
             return handle
         return {**handle, "id": int(printed.strip().partition(";")[0])}
 
@@ -366,7 +320,7 @@ class SlurmEngine:
             self.commands.call(*words, str(number))
         except SlurmError as exc:
             if exc.is_away:
-                self._away.failed(str(exc))  # the scheduler asks again, by force, after its grace
+                self._controller.failed(exc)  # the scheduler asks again, by force, after its grace
 
     def resize(self, handle: Handle, places: tuple[Place, ...]) -> None:
         """Refuse: Slurm cannot change a running job.
@@ -380,24 +334,21 @@ class SlurmEngine:
 
     def look(self, handles: Mapping[Attempt, Handle]) -> Look:
         """Return how jobs are, by at most three calls; none while the last look is recent."""
-        if self._away.pause_s > 0:
-            return Look(statuses={}, away=self._seen.away, failure=self._failure())
+        if self._controller.pause_s > 0:
+            return Look(statuses={}, away=self._seen.away, failure=self._controller.failure)
         if self._clock() - self._seen.at_s >= self.options.every or not self._has_all(handles):
             try:
                 self._ask_slurm(handles)
             except (SlurmError, InvalidInputError) as exc:
-                self._away.failed(str(exc))
-                return Look(statuses={}, away=self._seen.away, failure=self._failure())
-            self._away.answered()
+                self._controller.failed(exc)
+                return Look(statuses={}, away=self._seen.away, failure=self._controller.failure)
+            self._controller.answered()
         statuses = {}
         for attempt, handle in handles.items():
             status = self._status(handle)
             if status is not None:
                 statuses[attempt] = status
         return Look(statuses=statuses, away=self._seen.away)
-
-    def _failure(self) -> str:
-        return f"Slurm is away, asked again in {self._away.pause_s:.0f} s: {self._away.why}"
 
     def _has_all(self, handles: Mapping[Attempt, Handle]) -> bool:
         return all(handle["name"] in self._seen.jobs for handle in handles.values())
@@ -472,8 +423,8 @@ class SlurmEngine:
         try:
             found = _by_name(self._list_jobs())
         except (SlurmError, InvalidInputError) as exc:
-            self._away.failed(str(exc))
-            raise EngineAwayError(f"Slurm is away: {exc}", self._away.pause_s) from exc
+            self._controller.failed(exc)
+            raise self._controller.away_error() from exc
         handles = {}
         for name, components in found.items():
             attempt = attempt_of(fleet, name)

@@ -4,7 +4,7 @@ import pytest
 
 from partita.errors import InvalidInputError
 from partita.fleet.engines.protocol import Cause
-from partita.fleet.engines.ray import RayOptions, _end, read_options, read_ray_nodes, start_ray
+from partita.fleet.engines.ray import _end, read_ray_nodes, start_ray
 
 
 def answer(*rows: dict) -> dict:
@@ -57,20 +57,6 @@ def test_ends_are_told_apart() -> None:
         Cause.ITSELF,
         "its driver on Ray died: No module named partita",
     )
-
-
-def test_options_are_checked() -> None:
-    assert read_options({"shared": "no", "every": "3", "start": "yes"}) == RayOptions(
-        shared=False, every=3.0, start=True
-    )
-    for wrong, words in (
-        ({"start": "maybe"}, "start is 'maybe'"),
-        ({"partition": "x"}, "no option 'partition'"),
-        ({"shared": "maybe"}, "expected yes or no"),
-        ({"every": "often"}, "expected seconds"),
-    ):
-        with pytest.raises(InvalidInputError, match=words):
-            read_options(wrong)
 
 
 def test_a_ray_is_started_on_this_machine_only() -> None:

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from partita.errors import InvalidInputError
 from partita.fleet.engines.protocol import Attempt, Cause, EngineAwayError, Order, Place
-from partita.fleet.engines.slurm import SlurmEngine, SlurmOptions, read_options
+from partita.fleet.engines.slurm import SlurmEngine, SlurmOptions
 from partita.fleet.policies.resources import Servers
 from partita.slurm.commands import SlurmCommands, SlurmError
 
@@ -147,15 +146,9 @@ def test_a_submission_whose_answer_was_lost_is_looked_for_by_name(tmp_path) -> N
     with pytest.raises(EngineAwayError, match="Socket timed out"):
         engine.start(order(tmp_path, place("gpu10", 1)))
     commands.fails = None
-    engine._away.answered()
+    engine._controller.answered()
     commands.jobs = "JobId=41 JobName=partita-f-3-2 JobState=PENDING Restarts=0 Reason=Resources\n"
     status = engine.look({Attempt(3, 2): handle}).statuses[Attempt(3, 2)]
     assert (status.running, status.waits) == (True, "Resources")
     engine.stop(handle, grace_s=10)
     assert commands.asked[-1] == ("scancel", "41")
-
-
-def test_options_are_checked() -> None:
-    assert read_options({"shared": "no", "every": "3"}) == SlurmOptions(shared=False, every=3.0)
-    with pytest.raises(InvalidInputError, match="'queue'"):
-        read_options({"queue": "x"})
