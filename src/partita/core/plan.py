@@ -343,6 +343,16 @@ class Plan(Displayed):
         first = np.array([stage.devices[0][0] for stage in self.stages], dtype=np.int32)
         return frozen_array(first[self.stage_of], np.int32)
 
+    def why_not_placed(self) -> str | None:
+        """Return why the plan does not put each op on exactly one device, or ``None``."""
+        for stage in self.stages:
+            if len(stage) > 1:
+                return (
+                    f"a stage runs on {stage.num_replicas} replicas of {stage.ranks} devices; "
+                    "expected one device for each op"
+                )
+        return None
+
     def check_fits(self, problem: Problem) -> None:
         """Check that this is a plan for a problem.
 

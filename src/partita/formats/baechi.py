@@ -367,8 +367,8 @@ def write_placement(problem: Problem, plan: Plan) -> str:
         InvalidInputError: The plan does not fit the problem, or runs an op on several devices.
     """
     plan.check_fits(problem)
-    if any(stage.num_replicas * stage.tp > 1 for stage in plan.stages):
-        raise InvalidInputError("a placement has one device for each op; the plan has replicas")
+    if why := plan.why_not_placed():
+        raise InvalidInputError(f"a placement cannot hold the plan: {why}")
     # A plan from elsewhere may cut its stages otherwise than a placement does: cut them again.
     order = _order(problem.graph, plan)
     order = _order(problem.graph, _plan(problem, plan.devices, plan.device_of, order))

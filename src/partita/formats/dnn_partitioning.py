@@ -451,8 +451,8 @@ def write_split(problem: Problem, plan: Plan) -> str:
         InvalidInputError: The plan does not fit the problem, or runs an op on several devices.
     """
     plan.check_fits(problem)
-    if any(stage.num_replicas * stage.tp > 1 for stage in plan.stages):
-        raise InvalidInputError("a split has one device for each op; the plan has replicas")
+    if why := plan.why_not_placed():
+        raise InvalidInputError(f"a split cannot hold the plan: {why}")
     ids = op_ids(problem.graph)
     nodes: dict[str, list[int]] = {name: [] for name in problem.cluster.device_names}
     for row, device in enumerate(plan.device_of.tolist()):

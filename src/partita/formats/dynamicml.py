@@ -220,8 +220,8 @@ def write_assignment(problem: Problem, plan: Plan) -> str:
         InvalidInputError: The plan does not fit the problem, or runs an op on several devices.
     """
     plan.check_fits(problem)
-    if any(stage.num_replicas * stage.tp > 1 for stage in plan.stages):
-        raise InvalidInputError("an assignment has one device for each op; the plan has replicas")
+    if why := plan.why_not_placed():
+        raise InvalidInputError(f"an assignment cannot hold the plan: {why}")
     number = [problem.cluster.index_of[name] for name in plan.devices]
     gpus = [number[device] for device in plan.device_of.tolist()]
     return write_rows({"assignment": dict(zip(problem.graph.ops.names, gpus, strict=True))})

@@ -45,7 +45,6 @@ from partita.objectives.placed import (
     placement_errors,
     plan_devices,
     seconds_on,
-    why_not_placed,
 )
 from partita.objectives.value import Value, check_applies
 
@@ -72,7 +71,7 @@ def why_not_makespan(problem: Problem, plan: Plan) -> str | None:
     """Return why the makespan does not apply, or ``None``."""
     if not bool(problem.graph.is_forward.any()):
         return "the graph has no forward op"
-    return why_not_placed(plan)
+    return plan.why_not_placed()
 
 
 def makespan_parallel(problem: Problem, plan: Plan) -> Value:

@@ -25,17 +25,6 @@ def plan_devices(problem: Problem, plan: Plan) -> tuple[Device, ...]:
     return tuple(cluster.devices[cluster.index_of[name]] for name in plan.devices)
 
 
-def why_not_placed(plan: Plan) -> str | None:
-    """Return why the plan does not put each op on exactly one device, or ``None``."""
-    for stage in plan.stage_index:
-        if stage.num_replicas > 1 or stage.tp > 1:
-            return (
-                f"a stage runs on {stage.num_replicas} replicas of {stage.tp} devices; "
-                "expected one device for each op"
-            )
-    return None
-
-
 def why_not_one_stage_each(plan: Plan) -> str | None:
     """Return why a device of the plan does not run exactly one stage, or ``None``."""
     owner: dict[int, int] = {}

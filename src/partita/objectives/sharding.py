@@ -16,7 +16,7 @@ from partita.core.columns import sum_by
 from partita.core.plan import Plan
 from partita.core.problem import Metric, Mode, Problem
 from partita.cost.durations import cluster_devices
-from partita.objectives.placed import placement_errors, why_not_placed
+from partita.objectives.placed import placement_errors
 from partita.objectives.value import Value, check_applies
 
 
@@ -24,7 +24,7 @@ def why_not_sharding(problem: Problem, plan: Plan) -> str | None:
     """Return why the sharding cost does not apply, or ``None``."""
     if problem.cluster.matrix is None and problem.objective.metric is not Metric.SHARDING_COST:
         return "the cluster has levels; it compares placements on a matrix of links"
-    return why_not_placed(plan)
+    return plan.why_not_placed()
 
 
 def sharding_cost(problem: Problem, plan: Plan) -> Value:

@@ -35,7 +35,6 @@ from partita.objectives.placed import (
     placement_errors,
     plan_devices,
     seconds_on,
-    why_not_placed,
 )
 from partita.objectives.value import Value, check_applies
 
@@ -53,7 +52,7 @@ class _Placed(NamedTuple):
 
 def why_not_max_load(problem: Problem, plan: Plan) -> str | None:
     """Return why max-load does not apply, or ``None``."""
-    return _why_no_transfer_time(problem) or why_not_placed(plan)
+    return _why_no_transfer_time(problem) or plan.why_not_placed()
 
 
 def why_not_latency(problem: Problem, plan: Plan) -> str | None:

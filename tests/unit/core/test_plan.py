@@ -192,6 +192,20 @@ def test_a_device_may_own_many_stages():
     assert made.stage_index == {stage(0): 0, stage(1): 1}
 
 
+@pytest.mark.parametrize(
+    ("wide", "words"),
+    [
+        (stage(1, 2), "2 replicas of 1 devices"),
+        (Stage(devices=((1, 2),)), "1 replicas of 2 devices"),
+        (Stage(devices=((1, 2),), cp=2), "1 replicas of 2 devices"),
+    ],
+    ids=["replicas", "tensor parallel", "context parallel"],
+)
+def test_a_stage_on_several_devices_is_no_placement(wide, words):
+    assert plan(stages=(stage(0), stage(1))).why_not_placed() is None
+    assert words in plan(stages=(stage(0), wide)).why_not_placed()
+
+
 def problem() -> Problem:
     return Problem(graph=chain(4), cluster=flat_cluster(3))
 
