@@ -209,6 +209,7 @@ CONCEPTS: Mapping[str, Concept] = {
         ),
         rooms=("fleet/", "flows/fleet/", "service/fleet/", "cli/fleet/"),
     ),
+    "pauses that double with each failure": Concept(r"2(\.0)? \*\* min\(", ("processes.py",)),
     "proving a Program": Concept(r"def prove\b", ("program/check/",)),
 }
 

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from partita.errors import InvalidInputError, PartitaError, UnsupportedError
-from partita.processes import TOKEN_VARIABLE
+from partita.processes import TOKEN_VARIABLE, retry_pause_s
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
@@ -355,5 +355,5 @@ def _httpx(noun: str) -> Any:  # noqa: ANN401 (a module)
 
 def pause_s(failures: int) -> float:
     """Return how long to wait after so many failures in a row; ranks do not all come at once."""
-    longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 20))
-    return longest * random.uniform(0.5, 1.0)
+    longest_s = retry_pause_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+    return longest_s * random.uniform(0.5, 1.0)

@@ -195,6 +195,15 @@ def lock_beside(path: Path, holder: str) -> TextIO:
     return lock
 
 
+def retry_pause_s(failures: int, *, first_s: float, longest_s: float) -> float:
+    """Return how long to wait after so many failures in a row: doubled with each, up to a limit.
+
+    >>> [retry_pause_s(failures, first_s=0.5, longest_s=3.0) for failures in (1, 2, 3, 4, 5000)]
+    [0.5, 1.0, 2.0, 3.0, 3.0]
+    """
+    return min(longest_s, first_s * 2.0 ** min(failures - 1, 60))
+
+
 def how_it_ended(exit_code: int | None) -> str:
     """Return how a process ended, for people; None = it still runs."""
     if exit_code is None:

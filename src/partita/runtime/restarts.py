@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from partita.errors import FormatError, InvalidInputError, WorkerError
+from partita.processes import retry_pause_s
 from partita.ranks.failures import first_line
 from partita.ranks.status import StatusBoard, agree_on_stop
 from partita.runtime.checkpoint.files import list_checkpoints, read_manifest
@@ -51,7 +52,7 @@ class RestartLimit:
         """Return the seconds before the k-th restart in a row without a new checkpoint, from 1."""
         if restart < 2:
             return 0.0
-        return float(min(self.longest_pause_s, self.pause_s * 2.0 ** min(restart - 2, 40)))
+        return retry_pause_s(restart - 1, first_s=self.pause_s, longest_s=self.longest_pause_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from partita.errors import InvalidInputError
 from partita.fleet.engines.protocol import EngineAwayError
+from partita.processes import retry_pause_s
 
 _T = TypeVar("_T")
 
@@ -82,8 +83,9 @@ class Controller:
         """Leave it alone for a while."""
         self._failures += 1
         self._why = str(why)
-        pause_s = min(self.longest_s, self.first_s * 2.0 ** min(self._failures - 1, 20))
-        self._until_s = self.clock() + pause_s
+        self._until_s = self.clock() + retry_pause_s(
+            self._failures, first_s=self.first_s, longest_s=self.longest_s
+        )
 
     def answered(self) -> None:
         """Forget the failures."""

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from partita.fleet.live.files import LEASE, PROGRESS, read_json, write_json
+from partita.processes import retry_pause_s
 
 DIRECTORY_VARIABLE = "PARTITA_LEASE"
 URL_VARIABLE = "PARTITA_NEWS"
@@ -27,7 +28,9 @@ TOKEN_VARIABLE = "PARTITA_NEWS_TOKEN"
 NEWS_PATH = "/fleet/news/"
 """Path of the route, before the number of the job; jobs show their own token there."""
 _LIMIT_S = 3.0
-_PAUSES_S = (0.5, 30.0)
+_WORD_PAUSE_S = 0.5
+"""Pause before a last word that was not heard is said again."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
 def news_token(secret: str, job: int, attempt: int) -> str:
@@ -78,7 +81,7 @@ class News:
         """Report how far the job is; what is not heard is tried again for as long as given."""
         last_s = time.monotonic() + patience_s
         while not self._exchange(attempt, words) and time.monotonic() < last_s:
-            time.sleep(_PAUSES_S[0])
+            time.sleep(_WORD_PAUSE_S)
             self._again_s = 0.0
 
     def _exchange(self, attempt: int, words: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -87,8 +90,9 @@ class News:
                 answer = self._post({"attempt": attempt, "progress": words})
             except (OSError, ValueError, http.client.HTTPException):
                 self._failures += 1
-                pause_s = min(_PAUSES_S[1], _PAUSES_S[0] * 2.0 ** min(self._failures, 10))
-                self._again_s = time.monotonic() + pause_s
+                self._again_s = time.monotonic() + retry_pause_s(
+                    self._failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S
+                )
             else:
                 self._failures = 0
                 return answer

@@ -56,8 +56,8 @@ from partita.fleet.live.files import LEASE, PROGRESS, figure, read_json, write_j
 from partita.fleet.live.jobspec import JobSpec, core_job, read_spec
 from partita.fleet.live.news import NEWS_PATH, TOKEN_VARIABLE, URL_VARIABLE, news_token
 from partita.fleet.live.store import AttemptRow, FleetStore, JobRow, JobState
-from partita.fleet.live.verdict import End, Verdict, backoff_s, judge
-from partita.processes import how_it_ended, last_lines
+from partita.fleet.live.verdict import End, Verdict, judge
+from partita.processes import how_it_ended, last_lines, retry_pause_s
 from partita.units import format_bytes
 
 
@@ -103,6 +103,7 @@ class FleetSettings:
 logger = logging.getLogger(__name__)
 DRAINING = "draining"
 _STOPS = "stops: "
+_LONGEST_BACKOFF_S = 600.0
 _NOBODY = -1
 """Attempt in a lease that is nobody's: who still comes to start for an older one does not."""
 
@@ -589,7 +590,9 @@ class Scheduler:
                 note = f"{how}; given up after {faults} faults in a row at step {step}"
                 self._close(row, JobState.FAILED, note, now_s)
                 return
-            wait_s = backoff_s(faults, self.settings.backoff_s)
+            wait_s = retry_pause_s(
+                faults, first_s=self.settings.backoff_s, longest_s=_LONGEST_BACKOFF_S
+            )
             note = f"{how}; fault {faults} of at most {spec.retries}, tried again in {wait_s:.3g} s"
             self.store.update_job(row.id, state=JobState.WAITING, note=note, retry_s=now_s + wait_s)
             self.store.add_event(row.id, now_s, note)

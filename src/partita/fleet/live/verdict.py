@@ -13,8 +13,6 @@ from partita.fleet.live.jobspec import JobSpec, Progress
 from partita.fleet.live.store import AttemptRow
 from partita.processes import how_it_ended
 
-_MAX_BACKOFF_S = 600.0
-
 
 class End(StrEnum):
     """What becomes of the job."""
@@ -93,8 +91,3 @@ def _gave_back(attempt: AttemptRow, progress: Mapping[str, Any], status: Status)
         and progress.get("attempt") == attempt.id.number
         and progress.get("state") == LoopState.STOPPED
     )
-
-
-def backoff_s(faults: int, base_s: float) -> float:
-    """Return the seconds before the next try after so many faults in a row."""
-    return min(base_s * 2.0 ** min(faults - 1, 30), _MAX_BACKOFF_S)
