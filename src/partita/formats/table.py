@@ -40,7 +40,6 @@ from partita.formats.kubernetes import is_kubernetes_nodes, read_kubernetes_node
 from partita.formats.nccl_topology import is_nccl_topology, read_nccl_topology
 from partita.formats.nvidia_smi import is_nvidia_smi, read_nvidia_smi
 from partita.formats.perseus import read_energy_csv, write_energy_csv, write_frontier_csv
-from partita.formats.philly import is_submission_head
 from partita.formats.pipedream import (
     KEYS,
     read_pipedream,
@@ -51,6 +50,7 @@ from partita.formats.pipedream import (
 from partita.formats.piper import read_piper, read_piper_plan, write_piper, write_piper_plan
 from partita.formats.server_file import KEYWORD, read_server_file, write_server_file
 from partita.formats.slurm_text import is_slurm_text, read_slurm_text
+from partita.formats.submissions import is_submission_table
 from partita.formats.synergy import (
     is_synergy_cluster,
     is_synergy_profile,
@@ -229,7 +229,7 @@ def _is_trace(source: Source) -> bool:
     if _TRACE_LINE.fullmatch(source.first_line):
         return True
     return _BROKEN_TRACE_LINE.fullmatch(source.first_line) is not None and not (
-        is_submission_head(source.columns) or is_synergy_cluster(source.text)
+        is_submission_table(source.text) or is_synergy_cluster(source.text)
     )
 
 
@@ -412,7 +412,7 @@ FORMATS: Mapping[str, Format] = {
     "submissions": Format(
         title="a table of submissions (CSV with columns such as submitted, duration_s, gpus)",
         holds=Holds.TRACE,
-        sniff=lambda source: not source.begins_as_json and is_submission_head(source.columns),
+        sniff=lambda source: not source.begins_as_json and is_submission_table(source.text),
         read=lambda _: _needs_models("a log of submissions"),
         write=lambda _: _cannot_write("a log of submissions"),
     ),

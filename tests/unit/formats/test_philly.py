@@ -9,7 +9,7 @@ from partita.catalogue.shorthand import read_shorthand
 from partita.documents import open_file
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.detect import detect_format, read_any, write_as
-from partita.formats.philly import read_submissions
+from partita.formats.submissions import read_submissions
 from partita.formats.synergy import read_cluster, write_cluster_ini
 
 PROFILE = [{"2": 0.5}, {"2": {"0": 40.0, "100": 20.0}}, {"2": {"0": 100.0, "100": 0.0}}]
@@ -101,10 +101,10 @@ def test_a_table_says_what_it_leaves_out_or_changes():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("timestamp,num_gpus\n1,2\n", "line 1: no column is one of duration, .*duration_h"),
-        ("timestamp,duration,gpus\n1,x,1\n", "line 2: could not convert"),
-        ("timestamp,duration,gpus\nsoon,5,1\n", "line 2: Invalid isoformat"),
-        ("timestamp,duration,gpus\n1,inf,1\n", "line 2: a time is not finite"),
+        ("timestamp,num_gpus\n1,2\n", "line 1: no column has the duration, .*duration_h"),
+        ("timestamp,duration,gpus\n1,x,1\n", "line 2: duration is 'x'; expected a number, or days"),
+        ("timestamp,duration,gpus\nsoon,5,1\n", "line 2: timestamp is 'soon'; expected sec"),
+        ("timestamp,duration,gpus\n1,inf,1\n", "line 2: duration is 'inf'"),
         ("timestamp,duration,gpus\n1,5,0\n", "no job that ran; 1 without a GPU left out"),
         ("timestamp,duration,gpus\n1\n", "line 2"),
     ],

@@ -131,8 +131,9 @@ def command(
     """Play the jobs of TRACE under several policies and rank them by mean completion time.
 
     TRACE is a 'partita.trace' document, Synergy's CSV (with --profiles), a log of submissions
-    (Philly's JSON, or a CSV), or generated[:jobs=100,load=9,seed=1,static,short,multi-gpu]. Rounds
-    in which nothing changes cost nothing.
+    (Philly's JSON, a CSV, or what sacct --parsable2 prints), or
+    generated[:jobs=100,load=9,seed=1,static,short,multi-gpu]. Rounds in which nothing changes cost
+    nothing.
     """
     del debug  # read by main
     with progress("fleet", quiet=quiet or as_json) as on_progress:

@@ -34,8 +34,8 @@ def command(
 
     Without SOURCE the trace is drawn: durations as Gavel's and Synergy's generators draw them,
     Poisson arrivals or all at once, models dealt so that the classes keep their shares. SOURCE is
-    a 'partita.trace' document, Synergy's CSV, or a log of submissions: Philly's JSON, or a CSV with
-    columns such as timestamp, duration and num_gpus.
+    a 'partita.trace' document, Synergy's CSV, or a log of submissions: Philly's JSON, a CSV with
+    columns such as timestamp, duration and num_gpus, or what sacct --parsable2 prints.
     """
     del quiet, debug  # there is no progress; read by main
     result = fleet_trace_request(request)

@@ -27,7 +27,8 @@ from partita.flows.fleet.examples import DEFAULT_TYPE, EXAMPLE_JOBS, example_sen
 from partita.flows.fleet.power import with_frontiers
 from partita.flows.problem import read_cluster
 from partita.flows.slurm_cluster import slurm_nodes
-from partita.formats.philly import read_philly, read_submissions
+from partita.formats.philly import read_philly
+from partita.formats.submissions import read_submissions
 from partita.formats.synergy import read_models, read_synergy_profile, read_trace
 from partita.processes import machine_cores
 from partita.requests import Request, declare
