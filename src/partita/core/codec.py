@@ -3,8 +3,10 @@
 A document is an object with ``"format": "partita.graph"``, its ``"version"`` and the fields of the
 type. A column is a list, or ``{"every": value, "rows": n}`` where all rows are equal; an unknown
 number is ``null``, an unlimited one ``"inf"``. A long tuple of equal parts is ``{"distinct": [...],
-"of": [...]}``. Unknown keys are errors; a document of a newer version is refused, and so is one
-whose short columns unfold to more than ``MAX_UNFOLDED_ROWS``.
+"of": [...]}``; with thousands of parts that differ by their names or numbers alone, those stand
+apart as lists, ``{"distinct": [...], "of": [...], "each": {"name": [...]}}``. Unknown keys are
+errors; a document of a newer version is refused, and so is one whose short columns unfold to more
+than ``MAX_UNFOLDED_ROWS``.
 """
 
 import dataclasses
@@ -58,6 +60,8 @@ _OLD_UNITS: Mapping[str, tuple[str, float]] = {
 MAX_UNFOLDED_ROWS = 2**26
 """Rows that all ``every`` columns of a document may have together: 512 MiB of memory at most."""
 _SHORT = 8
+_LONG = 1000
+"""Parts of a tuple from which those fields stand apart that nearly every part has of its own."""
 _ALLOWED: Mapping[str, set[type]] = {"f": {int, float, type(None), str}, "b": {bool}}
 _T = TypeVar("_T")
 
@@ -337,11 +341,50 @@ def _encode_column(values: NDArray[Any]) -> Any:  # noqa: ANN401 (a list or an o
 def _encode_distinct(parts: tuple[Any, ...]) -> Any:  # noqa: ANN401 (a list or an object)
     if getattr(type(parts[0]), "__hash__", None) is None:
         return [_encode(part) for part in parts]
+    if len(parts) >= _LONG and (each := _own_fields(parts)):
+        return _encode_alike(parts, each)
     index: dict[Any, int] = {}
     of = [index.setdefault(part, len(index)) for part in parts]
     if len(index) == len(parts):
         return [_encode(part) for part in parts]
     return {"distinct": [_encode(part) for part in index], "of": of}
+
+
+def _own_fields(parts: tuple[Any, ...]) -> list[_Field]:
+    """Return the names and whole numbers that differ from part to part."""
+    kind: Any = type(parts[0])
+    fields = _fields(kind)
+    if any(_dtype_of(field.hint) is not None for field in fields):
+        return []
+    own = (field for field in fields if field.hint in (str, int))
+    return [f for f in own if len({getattr(part, f.name) for part in parts}) > _LONG // 10]
+
+
+def _encode_alike(parts: tuple[Any, ...], each: list[_Field]) -> Any:  # noqa: ANN401
+    """Return parts that differ by some fields: what else they are, once, and those as lists."""
+    kind: Any = type(parts[0])
+    rest = [field.name for field in _fields(kind) if field not in each]
+    index: dict[Any, int] = {}
+    first: list[Any] = []
+    of = []
+    for part in parts:
+        row = index.setdefault(tuple(_key(getattr(part, name)) for name in rest), len(index))
+        if row == len(first):
+            first.append(part)
+        of.append(row)
+    if 2 * len(first) > len(parts):
+        return [_encode(part) for part in parts]
+    apart = {field.key for field in each}
+    distinct = [{k: v for k, v in _encode(part).items() if k not in apart} for part in first]
+    own = {field.key: [getattr(part, field.name) for part in parts] for field in each}
+    return {"distinct": distinct, "of": of, "each": own}
+
+
+def _key(value: Any) -> Any:  # noqa: ANN401 (any field)
+    """Return a value that can be hashed, the same for all numbers that are not known."""
+    if isinstance(value, Mapping):
+        return tuple(sorted(value.items()))
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 class _Budget:
@@ -450,19 +493,73 @@ def _decode_tuple(
     path: str,
     budget: _Budget,
 ) -> tuple[Any, ...]:
-    if isinstance(value, Mapping) and set(value) == {"distinct", "of"}:
-        if not isinstance(value["distinct"], list | tuple):
-            _refuse(f"{path}.distinct", value["distinct"], "a list")
-        parts = _decode_tuple(value["distinct"], part, f"{path}.distinct", budget)
-        of = _decode_list(value["of"], np.dtype(np.int64), f"{path}.of")
-        if len(of) and not (of.min() >= 0 and of.max() < len(parts)):
-            _refuse(f"{path}.of", "an index out of range", f"0 to {len(parts) - 1}")
-        return tuple(parts[index] for index in of.tolist())
+    if isinstance(value, Mapping) and {"distinct", "of"} <= set(value) <= {
+        "distinct",
+        "of",
+        "each",
+    }:
+        return _decode_distinct(value, part, path, budget)
     if not isinstance(value, list | tuple):
         _refuse(path, value, "a list")
     if part is str and all(type(item) is str for item in value):
         return tuple(value)
     return tuple(_decode(item, part, f"{path}[{i}]", budget) for i, item in enumerate(value))
+
+
+def _decode_distinct(
+    value: Mapping[str, Any],
+    part: Any,  # noqa: ANN401 (any annotation)
+    path: str,
+    budget: _Budget,
+) -> tuple[Any, ...]:
+    distinct = value["distinct"]
+    if not isinstance(distinct, list | tuple):
+        _refuse(f"{path}.distinct", distinct, "a list")
+    of = _decode_list(value["of"], np.dtype(np.int64), f"{path}.of")
+    if len(of) and not (of.min() >= 0 and of.max() < len(distinct)):
+        _refuse(f"{path}.of", "an index out of range", f"0 to {len(distinct) - 1}")
+    if "each" not in value or not dataclasses.is_dataclass(part):
+        parts = _decode_tuple(distinct, part, f"{path}.distinct", budget)
+        return tuple(parts[index] for index in of.tolist())
+    kind_of: Any = part
+    own = _own_values(value["each"], len(of), kind_of, f"{path}.each")
+    # Whole parts of the first row of each kind check what they share, and the others copy it.
+    shared: dict[int, Any] = {}
+    found = []
+    for row, kind in enumerate(of.tolist()):
+        mine = {name: values[row] for name, values in own.items()}
+        if kind not in shared:
+            whole = distinct[kind]
+            if isinstance(whole, Mapping):
+                keys = {f.key: mine[f.name] for f in _fields(kind_of) if f.name in mine}
+                whole = {**keys, **whole}
+            shared[kind] = _decode(whole, part, f"{path}.distinct[{kind}]", budget)
+        try:
+            found.append(dataclasses.replace(shared[kind], **mine))
+        except InvalidInputError as exc:
+            raise FormatError(f"{path}[{row}]: {exc}") from exc
+    return tuple(found)
+
+
+def _own_values(
+    value: object,
+    size: int,
+    part: Any,  # noqa: ANN401 (any annotation)
+    path: str,
+) -> dict[str, list[Any]]:
+    """Return by name what each part has of its own."""
+    known = {f.key: f for f in _fields(part)}
+    if not isinstance(value, Mapping) or not set(value) <= set(known):
+        _refuse(path, value, f"an object with keys of {', '.join(known)}")
+    found = {}
+    for key, column in value.items():
+        if not isinstance(column, list | tuple) or len(column) != size:
+            _refuse(f"{path}.{key}", column, f"a list of {size} values")
+        decode_one = _SCALARS.get(known[key].hint)
+        if decode_one is None:
+            _refuse(f"{path}.{key}", "of parts", "names or numbers")
+        found[known[key].name] = [decode_one(v, f"{path}.{key}[{i}]") for i, v in enumerate(column)]
+    return found
 
 
 def _decode_mapping(

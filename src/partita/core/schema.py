@@ -94,4 +94,14 @@ def _tuple_schema(part: Any, definitions: dict[str, Any]) -> dict[str, Any]:  # 
         "required": ["distinct", "of"],
         "additionalProperties": False,
     }
-    return {"anyOf": [plain, distinct]}
+    alike = {
+        "type": "object",
+        "properties": {
+            "distinct": {"type": "array", "items": {"type": "object"}},
+            "of": {"type": "array", "items": {"type": "integer"}},
+            "each": {"type": "object", "additionalProperties": {"type": "array"}},
+        },
+        "required": ["distinct", "of", "each"],
+        "additionalProperties": False,
+    }
+    return {"anyOf": [plain, distinct, alike]}

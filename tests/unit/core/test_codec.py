@@ -483,3 +483,57 @@ def test_a_fleets_document_of_version_1_has_other_units() -> None:
         decode({**document, "version": 2})
     with pytest.raises(FormatError, match=r"memory_bytes\[0\] is 'much'; expected a number"):
         decode({**document, "memory_gb": ["much", 1.0]})
+
+
+def _many_devices(count: int) -> Cluster:
+    kinds = (
+        {"type": "a", "clocks_mhz": (1.0, 2.0), "peak_flop_per_s": {"float32": 1.0}},
+        {"type": "b", "price_per_hour": 2.0},
+    )
+    devices = tuple(
+        Device(name=f"d{row}", host=0, memory_bytes=5.0, **kinds[row % 2]) for row in range(count)
+    )
+    return dataclasses.replace(flat_cluster(count), devices=devices)
+
+
+def test_devices_of_large_clusters_are_said_once_and_their_names_apart():
+    cluster = _many_devices(2000)
+    document = encode(cluster)["devices"]
+    assert list(document) == ["distinct", "of", "each"]
+    assert [part["type"] for part in document["distinct"]] == ["a", "b"]
+    assert list(document["each"]) == ["name"]  # all are of one host
+    again = read_json(write_json(cluster))
+    assert again.devices == cluster.devices
+    assert encode(again) == encode(cluster)
+    assert isinstance(encode(_many_devices(900))["devices"], list)  # as documents always were
+
+
+def test_devices_that_all_differ_stay_a_list():
+    cluster = _many_devices(1200)
+    each = tuple(
+        dataclasses.replace(device, speed=1.0 + row) for row, device in enumerate(cluster.devices)
+    )
+    cluster = dataclasses.replace(cluster, devices=each)
+    assert isinstance(encode(cluster)["devices"], list)
+    assert read_json(write_json(cluster)).devices == each
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"each": {"name": ["x"]}}, r"devices\.each\.name is .*a list of 1200 values"),
+        ({"each": {"size": ["x"] * 1200}}, r"devices\.each is .*an object with keys of name"),
+        ({"each": {"dvfs": [1] * 1200}}, r"devices\.each\.dvfs is .*names or numbers"),
+        ({"each": {"name": [7] * 1200}}, r"devices\.each\.name\[0\] is 7; expected a string"),
+        ({"each": {"speed": [1] + [-1] * 1199}}, r"devices\[1\]: device .*speed is -1"),
+        ({"each": 5}, r"devices\.each is 5"),
+        ({"distinct": [5, 6]}, r"devices\.distinct\[0\] is 5; expected an object"),
+        ({"of": [2] * 1200}, r"devices\.of is .*0 to 1"),
+    ],
+)
+def test_broken_parts_that_are_alike_are_refused_by_place(change, message):
+    document = encode(_many_devices(1200))
+    kinds = [{"name": "x", **part} for part in document["devices"]["distinct"]]
+    document["devices"] = {**document["devices"], "distinct": kinds, **change}
+    with pytest.raises(FormatError, match=message):
+        decode(document)
