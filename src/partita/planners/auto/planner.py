@@ -18,6 +18,9 @@ The effort is a number of measured candidates, so that the same question has the
 every machine and under any load: one that is given, or one that suits the size of the problem
 (``usual_steps``), which ``OUTER_LIMIT_S`` seconds may cut short; the solution says where they did.
 Seconds count instead where a time limit is given.
+
+Where a cluster has many times the devices that a plan makes use of, as many of each kind are
+searched (``reach``), and all of them where nothing fits there. Bounds are of the whole cluster.
 """
 
 import math
@@ -49,6 +52,7 @@ from partita.planners.auto.portfolio import (
     check_playable,
     instructions,
 )
+from partita.planners.auto.reach import within_reach
 from partita.planners.auto.search import Search
 from partita.planners.auto.sketch import Sketch, shape, sketch_of, structure
 from partita.planners.auto.starts import Recuts, likely_starts
@@ -111,7 +115,8 @@ def plan_auto(
         )
     check_playable(problem)
     simulated = problem.objective.metric in SIMULATED
-    working = working_problem(problem) if simulated else WorkingProblem(problem, problem, None)
+    near = within_reach(problem, _devices_of(starts)) if simulated else problem
+    working = working_problem(near) if simulated else WorkingProblem(problem, problem, None)
     is_usual = time_limit is None and not iterations
     steps = usual_steps(working.work) if is_usual else iterations
     effort = Effort(
@@ -121,8 +126,20 @@ def plan_auto(
         trace=trace,
     )
     options = {"time_limit": time_limit, "iterations": steps, "seed": seed}
-    search = _Auto(working, effort, starts)
-    return search.searched(options) if simulated else search.published(options)
+    search = _Auto(problem, working, effort, starts)
+    if not simulated:
+        return search.published(options)
+    try:
+        return search.searched(options)
+    except InfeasibleError:
+        if near is problem:
+            raise
+    return _Auto(problem, working_problem(problem), effort, starts).searched(options)
+
+
+def _devices_of(plans: Sequence[Plan]) -> set[str]:
+    """Return the names of the devices of some plans."""
+    return {name for plan in plans for name in plan.devices}
 
 
 def usual_steps(problem: Problem) -> int:
@@ -137,10 +154,14 @@ class _Auto:
     """The steps of ``plan_auto``, with what they share."""
 
     def __init__(
-        self, working: WorkingProblem, effort: Effort, starts: Sequence[Plan] = ()
+        self,
+        asked: Problem,
+        working: WorkingProblem,
+        effort: Effort,
+        starts: Sequence[Plan] = (),
     ) -> None:
-        self.working, self.effort = working, effort
-        self.bound = bound(working.problem)
+        self.asked, self.working, self.effort = asked, working, effort
+        self.bound = bound(asked)
         self.answers = Answers()
         frame = frame_of(working.work)
         self.evaluator = Evaluator(frame, effort)
@@ -283,12 +304,14 @@ class _Auto:
 
     def _solution(self, options: dict[str, Any]) -> Solution:
         plans = self._fitting()
-        problem = self.working.problem
+        problem = self.asked
         if not plans:
             nearest = self.evaluator.nearest
             reasons = [text for text in self.answers.tried.values() if isinstance(text, str)]
             whole = None if nearest is None else self.working.expanded(nearest)
-            raise InfeasibleError(_obstacle(problem, self.search.frame, whole, reasons))
+            raise InfeasibleError(
+                _obstacle(self.working.problem, self.search.frame, whole, reasons)
+            )
         least = self._least()
         stats = {
             "effort": self.effort.text,
@@ -312,8 +335,8 @@ class _Auto:
         )
 
     def _least(self) -> float:
-        """Return what no plan can be below: the bound, or what a planner proved."""
-        own = self.working.unit_of is None
+        """Return what no plan can be below: the bound, or what a planner proved of all devices."""
+        own = self.working.work is self.asked
         return max(self.bound.value, self.answers.bound if own else 0.0)
 
     def _proof(self, value: float, least: float) -> Proof:
