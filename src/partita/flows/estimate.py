@@ -28,6 +28,7 @@ from partita.flows.fields import (
     ChangeFields,
     ClusterFields,
     DegreeFields,
+    EffortFields,
     Model,
     RuleFields,
     SourceFields,
@@ -73,7 +74,7 @@ Growth: TypeAlias = Callable[[int], tuple[list[str], Cluster] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateRequest(
-    ClusterFields, ChangeFields, StepFields, RuleFields, SourceFields, DegreeFields
+    ClusterFields, ChangeFields, StepFields, RuleFields, SourceFields, DegreeFields, EffortFields
 ):
     """A model, the devices it is for, and what is asked of a step."""
 
@@ -259,7 +260,11 @@ def _question(
     base: Graph | Problem | None, graph_at: Callable[[int], Graph], request: EstimateRequest
 ) -> Question:
     """Return what is asked, but for the cluster."""
-    planner = planner_choice(DEFAULT_PLANNER, (), {}).function()
+    planner = planner_choice(
+        DEFAULT_PLANNER,
+        (),
+        {"time_limit": request.time_limit, "iterations": request.iterations},
+    ).function()
     start = base.objective if isinstance(base, Problem) else Objective()
     size, count, batch = request.microbatch_size, request.microbatches, request.batch_size
     if batch is not None and count is not None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from partita.catalogue.catalogue import Catalogue
 from partita.catalogue.what_if import what_if
+from partita.core.cluster import MAX_DEVICES
 from partita.core.columns import number_or_none, thawed
 from partita.core.metrics import Metric
 from partita.core.plan import Plan
@@ -24,6 +25,7 @@ from partita.documents import open_file
 from partita.errors import InfeasibleError, InvalidInputError, PartitaError
 from partita.flows.answer_first import what_bounds, what_to_do
 from partita.flows.fields import PlanSource
+from partita.flows.planner_choice import TRIAL_LIMIT_S
 from partita.flows.problem import catalogue_of
 from partita.flows.results import Result
 from partita.flows.solutions import TASK, SolutionRequest, read_solution, run_files
@@ -196,14 +198,15 @@ def explain_request(request: ExplainRequest, on_progress: OnProgress = silent) -
     request = _of_run(request)
     solution, catalogue = read_solution(request), catalogue_of(request)
     kind = solution.problem.cluster.devices[0].type
-    usual = (f"+1x{kind}", *USUAL) if kind in catalogue.devices else USUAL
+    can_grow = kind in catalogue.devices and len(solution.problem.cluster) < MAX_DEVICES
+    usual = (f"+1x{kind}", *USUAL) if can_grow else USUAL
     if solution.planner != DEFAULT_PLANNER:
         usual = ("replan", *usual)
     summary = summarise(solution)
     answers = []
     for change in request.what_if or usual:
         on_progress(change)
-        answers.append(_answer(solution, change, catalogue))
+        answers.append(_answer(solution, change, catalogue, len(request.what_if or usual)))
     measured = _measured(solution, request.measured) if request.measured else None
     predicted = summary.evaluation.timeline
     return Explanation(
@@ -305,9 +308,14 @@ def _changed(problem: Problem, plan: Plan, change: str, catalogue: Catalogue) ->
     return replace(problem, cluster=what_if(problem.cluster, change, catalogue))
 
 
-def _answer(solution: Solution, change: str, catalogue: Catalogue) -> WhatIf:
-    """Plan the changed problem again with the plan's own planner."""
+def _answer(solution: Solution, change: str, catalogue: Catalogue, changes: int) -> WhatIf:
+    """Plan the changed problem again with the plan's own planner.
+
+    All changes together have the seconds that the plan's own search had.
+    """
     planner, options = solution.planner, thawed(solution.options)
+    if limit := options.get("time_limit"):
+        options = {**options, "time_limit": max(min(limit, TRIAL_LIMIT_S), limit / changes)}
     problem = solution.problem
     if change == "replan":
         planner, options = DEFAULT_PLANNER, {}
