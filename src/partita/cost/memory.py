@@ -124,7 +124,8 @@ class MemoryBreakdown(NamedTuple):
 
 def static_memory(problem: Problem, plan: Plan, program: Program) -> StaticMemory:
     """Return what each device holds all the time."""
-    device, parameter, stage, tied = _held(problem, plan)
+    alike = _alike_devices(plan)
+    device, parameter, stage, tied = _held(problem, plan, alike.first)
     level = np.array([SHARD_LEVEL[part.shard] for part in plan.stages])[stage]
     division, kind = divisions(plan), problem.graph.parameters.expert[parameter].astype(np.int64)
     held = held_bytes(problem.graph.parameters, problem.objective).at(parameter)
@@ -137,23 +138,59 @@ def static_memory(problem: Problem, plan: Plan, program: Program) -> StaticMemor
     )
     rests = 1 - np.array([part.offload_optimizer for part in plan.stages])[stage]
     versions = _versions(program, plan)[stage]
-    size = len(plan.devices)
+
+    def held_by_device(each: Array) -> Array:
+        return np.bincount(device, weights=each, minlength=len(plan.devices))[alike.first[alike.of]]
+
     extra, workspace, logits = _stage_memory(problem, plan, program)
     return StaticMemory(
-        np.bincount(device, weights=held.weights * versions + held.copy, minlength=size) + extra,
-        np.bincount(device, weights=held.gradients, minlength=size),
-        np.bincount(device, weights=held.master * rests, minlength=size),
-        np.bincount(device, weights=held.state * rests, minlength=size),
+        held_by_device(held.weights * versions + held.copy) + extra,
+        held_by_device(held.gradients),
+        held_by_device(held.master * rests),
+        held_by_device(held.state * rests),
         workspace,
         logits,
     )
 
 
-def _held(problem: Problem, plan: Plan) -> tuple[Array, Array, Array, Array]:
-    """Return device, parameter and lowest stage of everything held, and whether it is tied."""
+class _AlikeDevices(NamedTuple):
+    """Devices in classes that run the same stages, so that they hold the same all the time.
+
+    Attributes:
+        of: The class of each device.
+        first: The first device of each class.
+    """
+
+    of: Array
+    first: Array
+
+
+def _alike_devices(plan: Plan) -> _AlikeDevices:
+    """Return the classes of a plan's devices: thousands of replicas of a stage are one."""
+    stages: list[list[int]] = [[] for _ in plan.devices]
+    for index, stage in enumerate(plan.stage_index):
+        for group in stage.devices:
+            for device in group:
+                stages[device].append(index)
+    class_of: dict[tuple[int, ...], int] = {}
+    of = np.array([class_of.setdefault(tuple(held), len(class_of)) for held in stages], np.int64)
+    return _AlikeDevices(of, np.unique(of, return_index=True)[1])
+
+
+def _held(problem: Problem, plan: Plan, holders: Array) -> tuple[Array, Array, Array, Array]:
+    """Return device, parameter and lowest stage of everything held, and whether it is tied.
+
+    Args:
+        problem: The problem.
+        plan: A plan for it.
+        holders: The devices that are looked at.
+    """
     parameter, stage = owners(problem.graph, plan)
     tied = np.bincount(parameter, minlength=len(problem.graph.parameters)) > 1
-    devices = [[d for group in part.devices for d in group] for part in plan.stage_index]
+    wanted = set(holders.tolist())
+    devices = [
+        [d for group in part.devices for d in group if d in wanted] for part in plan.stage_index
+    ]
     of = np.array([plan.stage_index[part] for part in plan.stages])[stage]
     counts = np.array([len(part) for part in devices])[of]
     flat = [np.array(devices[kind], dtype=np.int64) for kind in range(len(devices))]

@@ -52,7 +52,7 @@ from partita.planners.auto.portfolio import (
     check_playable,
     instructions,
 )
-from partita.planners.auto.reach import within_reach
+from partita.planners.auto.reach import Reach, within_reach
 from partita.planners.auto.search import Search
 from partita.planners.auto.sketch import Sketch, shape, sketch_of, structure
 from partita.planners.auto.starts import Recuts, likely_starts
@@ -115,7 +115,8 @@ def plan_auto(
         )
     check_playable(problem)
     simulated = problem.objective.metric in SIMULATED
-    near = within_reach(problem, _devices_of(starts)) if simulated else problem
+    reach = within_reach(problem, _devices_of(starts)) if simulated else Reach(problem, problem)
+    near = reach.near
     working = working_problem(near) if simulated else WorkingProblem(problem, problem, None)
     is_usual = time_limit is None and not iterations
     steps = usual_steps(working.work) if is_usual else iterations
@@ -126,7 +127,7 @@ def plan_auto(
         trace=trace,
     )
     options = {"time_limit": time_limit, "iterations": steps, "seed": seed}
-    search = _Auto(problem, working, effort, starts)
+    search = _Auto(reach, working, effort, starts)
     if not simulated:
         return search.published(options)
     try:
@@ -134,7 +135,8 @@ def plan_auto(
     except InfeasibleError:
         if near is problem:
             raise
-    return _Auto(problem, working_problem(problem), effort, starts).searched(options)
+    everywhere = Reach(problem, problem)
+    return _Auto(everywhere, working_problem(problem), effort, starts).searched(options)
 
 
 def _devices_of(plans: Sequence[Plan]) -> set[str]:
@@ -155,13 +157,13 @@ class _Auto:
 
     def __init__(
         self,
-        asked: Problem,
+        reach: Reach,
         working: WorkingProblem,
         effort: Effort,
         starts: Sequence[Plan] = (),
     ) -> None:
-        self.asked, self.working, self.effort = asked, working, effort
-        self.bound = bound(asked)
+        self.reach, self.working, self.effort = reach, working, effort
+        self.bound = bound(reach.asked)
         self.answers = Answers()
         frame = frame_of(working.work)
         self.evaluator = Evaluator(frame, effort)
@@ -288,23 +290,26 @@ class _Auto:
     def _fitting(self) -> list[tuple[float, Plan]]:
         """Return the best plans of the problem that was asked, measured on it."""
         found: list[tuple[float, Plan]] = []
+        asked = self.reach.asked
         for value, plan in self._candidates():
-            if len(found) > MAX_ALTERNATIVES:
+            # To measure a plan on thousands of devices takes a while: the first comes in any case.
+            late = found and self.reach.repeats and self.effort.timed_out
+            if late or len(found) > MAX_ALTERNATIVES:
                 break
-            if self.working.unit_of is None:
+            if self.working.unit_of is None and not self.reach.repeats:
                 found.append((value, plan))
                 continue
-            whole = self.working.expanded(plan)
-            judged = judge_candidate(self.working.problem, whole)
+            whole = self.reach.whole(self.working.expanded(plan))
+            judged = judge_candidate(asked, whole)
             if judged.score < math.inf:
                 found.append((judged.score, whole))
-        given = [(judge_candidate(self.working.problem, plan).score, plan) for plan in self.fixed]
+        given = [(judge_candidate(asked, plan).score, plan) for plan in self.fixed]
         found += [(score, plan) for score, plan in given if score < math.inf]
         return sorted(found, key=lambda pair: pair[0])
 
     def _solution(self, options: dict[str, Any]) -> Solution:
         plans = self._fitting()
-        problem = self.asked
+        problem = self.reach.asked
         if not plans:
             nearest = self.evaluator.nearest
             reasons = [text for text in self.answers.tried.values() if isinstance(text, str)]
@@ -336,7 +341,7 @@ class _Auto:
 
     def _least(self) -> float:
         """Return what no plan can be below: the bound, or what a planner proved of all devices."""
-        own = self.working.work is self.asked
+        own = self.working.work is self.reach.asked
         return max(self.bound.value, self.answers.bound if own else 0.0)
 
     def _proof(self, value: float, least: float) -> Proof:
