@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import partita
 from partita.errors import InvalidInputError
+from partita.units import format_bytes
 
 LLAMA = {
     "model_type": "llama",
@@ -98,3 +100,16 @@ def test_what_does_not_fit_exits_with_3_and_a_model_without_tokens_refuses_them(
     assert "does not fit" in done.stderr
     with pytest.raises(InvalidInputError, match="--tokens"):
         partita.advise("resnet50", cluster="2xa100", planner="uniform", tokens="1G")
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "gpt-small"])
+def test_the_memory_that_is_said_is_the_one_of_the_picture(model: str) -> None:
+    cluster = "2x8xh100" if model == "llama3-8b" else "2xa100"
+    found = partita.advise(
+        model, cluster=cluster, **({"iterations": 3} if model == "gpt-small" else {})
+    )
+    timeline = found.answer.summary.evaluation.timeline
+    fullest = int(np.argmax(timeline.peak_bytes / timeline.limit_bytes))
+    assert f"needs {format_bytes(float(timeline.peak_bytes[fullest]))}" in found.fit_line
+    assert f"of the {format_bytes(float(timeline.limit_bytes[fullest]))} that" in found.fit_line
+    assert ("for context and communicators" in found.fit_line) == (model == "llama3-8b")

@@ -369,8 +369,7 @@ def _figures(found: PlanResult | LargePlanResult, answer: Answer) -> dict[str, A
     if isinstance(found, LargePlanResult):
         return {
             "words": f"{found.best.title}: {answer.summary.title}",
-            "fit_line": f"yes: {format_bytes(found.best.total_bytes)} per device of the "
-            f"{format_bytes(found.best.limit_bytes)} that may be used",
+            "fit_line": _fit_line(answer.summary, found.best.memory["fixed"]),
             "step_s": found.best.step_s,
             "error": accuracy_line(found.accuracy),
             "tokens_per_s": found.tokens_per_s,
@@ -402,17 +401,25 @@ def _figures(found: PlanResult | LargePlanResult, answer: Answer) -> dict[str, A
     }
 
 
-def _fit_line(summary: Summary) -> str:
+def _fit_line(summary: Summary, fixed_bytes: float = 0.0) -> str:
+    """Return whether a plan fits, with the peak that its picture shows.
+
+    Args:
+        summary: What the plan does.
+        fixed_bytes: What context and communicators need besides, where that is known.
+    """
     if summary.overfull:
         return f"no: {summary.overfull}"
     timeline = summary.evaluation.timeline
     fullest = int(np.argmax(timeline.peak_bytes / timeline.limit_bytes))
     peak, limit = float(timeline.peak_bytes[fullest]), float(timeline.limit_bytes[fullest])
+    beside = f", and {format_bytes(fixed_bytes)} for context and communicators,"
+    beside = beside if fixed_bytes else ""
     if not math.isfinite(limit):
         return f"yes: {format_bytes(peak)} on {timeline.devices[fullest]}, no limit is known"
     return (
-        f"yes: the fullest device, {timeline.devices[fullest]}, needs {format_bytes(peak)} of "
-        f"the {format_bytes(limit)} that may be used"
+        f"yes: the fullest device, {timeline.devices[fullest]}, needs {format_bytes(peak)}"
+        f"{beside} of the {format_bytes(limit)} that may be used"
     )
 
 
