@@ -782,23 +782,7 @@ def _stage_graph(sums: Sums, runs: Runs, count: int, tied: dict[tuple[int, ...],
 
 def _skeleton(problem: Problem, plan: Plan, program: Program, tables: _Tables) -> _Skeleton:
     matching = match(program)
-    calls: dict[tuple[int, int, int], int] = {}
-    call = np.full(len(program), -1, dtype=np.int64)
-    ring = np.full(len(program), -1, dtype=np.int64)
-    place = {
-        (group, device): index
-        for group in range(len(program.group_ptr) - 1)
-        for index, device in enumerate(
-            program.group_devices[program.group_ptr[group] : program.group_ptr[group + 1]].tolist(),
-            int(program.group_ptr[group]),
-        )
-    }
-    joined = np.flatnonzero(program.kind >= FIRST_COLLECTIVE)
-    columns = (program.kind, program.group, program.bucket, program.device)
-    named = zip(joined.tolist(), *(part[joined].tolist() for part in columns), strict=True)
-    for row, kind, group, bucket, device in named:
-        call[row] = calls.setdefault((kind, group, bucket), len(calls))
-        ring[row] = place[group, device]
+    calls, call, ring = _collectives(program)
     homes = [
         (stage, device)
         for stage, part in enumerate(plan.stages)
@@ -835,11 +819,35 @@ def _skeleton(problem: Problem, plan: Plan, program: Program, tables: _Tables) -
     return _Skeleton(
         rows=rows,
         terms=_ordered_terms(problem, plan, program, call),
-        calls=tuple((Kind(kind), group, bucket) for kind, group, bucket in calls),
+        calls=calls,
         groups=groups,
         splits=bool((program.kind == Kind.BACKWARD_WEIGHT).any()),
         scratch=_scratch(rows, len(plan.stages), tables),
     )
+
+
+def _collectives(program: Program) -> tuple[tuple[tuple[Kind, int, int], ...], Array, Array]:
+    """Return kind, group and bucket of each collective; by row which it is, and who takes part.
+
+    Who takes part is a place in ``group_devices``; both are -1 in rows of other kinds.
+    """
+    call, ring = np.full((2, len(program)), -1, dtype=np.int64)
+    joined = np.flatnonzero(program.kind >= FIRST_COLLECTIVE)
+    if not len(joined):
+        return (), call, ring
+    columns = [part[joined] for part in (program.kind, program.group, program.bucket)]
+    named, first, of = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
+    # Numbered as the rows come, whatever their kinds.
+    order = np.argsort(first)
+    call[joined] = np.argsort(order)[of.ravel()]
+    calls = tuple((Kind(kind), group, bucket) for kind, group, bucket in named.T[order].tolist())
+    owner = np.repeat(np.arange(len(program.group_ptr) - 1), np.diff(program.group_ptr))
+    size = len(program.devices)
+    members = owner * size + program.group_devices
+    by_member = np.argsort(members)
+    wanted = columns[1].astype(np.int64) * size + program.device[joined]
+    ring[joined] = by_member[np.searchsorted(members[by_member], wanted)]
+    return calls, call, ring
 
 
 def _ordered_terms(problem: Problem, plan: Plan, program: Program, call: Array) -> Terms:

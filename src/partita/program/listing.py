@@ -1,6 +1,6 @@
 """Collects instructions and sorts them into a Program."""
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -91,9 +91,8 @@ class Listing:
     ) -> None:
         """Add one collective on all of its members."""
         number = len(self._collectives)
-        self._collectives.append(
-            (kind, members, stages, level, number, self.group(members), bucket, size_bytes)
-        )
+        figures = (int(kind), int(level), number, self.group(members), bucket, size_bytes)
+        self._collectives.append((members, stages, figures))
 
     def _add(
         self,
@@ -111,24 +110,20 @@ class Listing:
     def _flush_collectives(self) -> None:
         if not self._collectives:
             return
-        kind, members, stages, level, number, group, bucket, size = zip(
-            *self._collectives, strict=True
-        )
+        members, stages, figures = zip(*self._collectives, strict=True)
         counts = [len(devices) for devices in members]
-
-        def spread(values: tuple[Any, ...]) -> Array:
-            return np.repeat(np.array([int(v) for v in values], dtype=np.int64), counts)
-
+        rows = np.repeat(np.array(figures, dtype=np.int64), counts, axis=0)
+        kind, level, number, group, bucket, size = rows.T
         self._add(
-            np.array([device for devices in members for device in devices]),
-            spread(level),
+            np.fromiter(chain.from_iterable(members), np.int64, len(rows)),
+            level,
             _COLLECTIVE,
-            spread(number),
-            kind=spread(kind),
-            stage=np.array([stage for part in stages for stage in part]),
-            group=spread(group),
-            bucket=spread(bucket),
-            bytes=spread(size),
+            number,
+            kind=kind,
+            stage=np.fromiter(chain.from_iterable(stages), np.int64, len(rows)),
+            group=group,
+            bucket=bucket,
+            bytes=size,
         )
 
     def _column(self, name: str, dtype: type) -> Array:

@@ -15,14 +15,16 @@ from partita.core.cluster import Cluster, Level
 from partita.core.graph import DeviceKind
 from partita.core.plan import Shard
 from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
+from partita.core.program import Kind
 from partita.core.rules import parse_rule
 from partita.core.solution import Proof
 from partita.cost.judge import check_memory, judge_candidate, measure
+from partita.cost.links import collective_s
 from partita.cost.memory import peak_memory
 from partita.errors import InfeasibleError, InvalidInputError
 from partita.objectives.placed import placement_errors
 from partita.planners.auto import coarse, search, sketch, starts, units
-from partita.planners.auto.chain_dp import SHORT_LINE
+from partita.planners.auto.chain_dp import SHORT_LINE, ChainProgram, TablePool, line_of
 from partita.planners.auto.coarse import working_problem
 from partita.planners.auto.estimate import Estimator
 from partita.planners.auto.evaluator import Evaluator
@@ -625,6 +627,79 @@ def test_cutting_anew_is_repeatable_and_keeps_the_devices():
     for one in twice[0]:
         assert set(one.used) <= set(frame.devices)
         one.plan(problem, frame.units).check_fits(problem)
+
+
+def test_lines_that_are_drawn_name_devices_of_a_kind_in_their_order():
+    cluster = host_cluster(2, 4, inside_bytes_per_s=1e4, between_bytes_per_s=1e2)
+    frame = frame_of(Problem(graph=chain(8), cluster=cluster))
+    estimator = Estimator(frame)
+    recuts = Recuts(frame, estimator)
+    start = likely_starts(frame, estimator, Effort(iterations=1))[0]
+    for seed in range(20):
+        line = recuts._drawn_line(start, random.Random(seed))
+        assert sorted(line) == list(range(8))
+        for host in ({0, 1, 2, 3}, {4, 5, 6, 7}):
+            assert [device for device in line if device in host] == sorted(host)
+
+
+def test_a_pool_that_was_cleared_gives_the_same_splits():
+    problem = random_problem(7, microbatches=4)
+    frame = frame_of(problem)
+    estimator = Estimator(frame)
+    order, batch = unit_orders(frame, 1)[0], frame.batches[0]
+    line = line_of(frame, estimator, order, batch)
+    pool = TablePool(len(line.points))
+
+    def splits(devices):
+        program = ChainProgram(
+            frame=frame,
+            estimator=estimator,
+            line=line,
+            devices=devices,
+            batch=batch,
+            replicas=(1, 2),
+            schedule=Schedule.SPLIT,
+            pool=pool,
+        )
+        return [one.key for one in program.sketches()]
+
+    fresh = splits(frame.devices)
+    assert fresh
+    splits(frame.devices[::-1])
+    pool.clear()
+    assert splits(frame.devices) == fresh
+
+
+def three_levels():
+    """Return four hosts of a fast and a slow device, in two racks, the second with slower hosts."""
+    device = np.arange(8)
+    levels = (
+        Level(
+            name="host",
+            group_of=device // 2,
+            bandwidth_bytes_per_s=[8e3, 8e3, 4e3, 2e3],
+            latency_s=1e-3,
+            port_per_device=True,
+        ),
+        Level(
+            name="rack", group_of=device // 4, bandwidth_bytes_per_s=[2e3, 1e3], latency_s=[0.1, 0]
+        ),
+        Level(name="site", group_of=device * 0, bandwidth_bytes_per_s=5e2, latency_s=0.2),
+    )
+    return replace(flat_cluster(8, speeds=[1.0, 2.0] * 4), levels=levels)
+
+
+def test_reductions_of_sets_that_lie_alike_are_known_and_of_others_are_not():
+    cluster = three_levels()
+    estimator = Estimator(frame_of(Problem(graph=chain(3), cluster=cluster)))
+    for mask in range(3, 256):
+        devices = tuple(device for device in range(8) if mask >> device & 1)
+        fixed, slope = estimator.reduction(devices)
+        for size in (0.0, 1e9):
+            direct = collective_s(cluster, Kind.ALL_REDUCE, np.array(devices), size)
+            assert fixed + slope * size == pytest.approx(direct)
+    # Of the 247 sets, those that differ in speeds, or in which equal host they use, are one.
+    assert len(estimator._reduction_alike) < 60
 
 
 def test_the_chain_program_finds_the_balanced_split():

@@ -494,6 +494,11 @@ class TablePool:
         end = len(self.shares) * self.cells
         return self._p[:end], self._q[:end], self._way[:end]
 
+    def clear(self) -> None:
+        """Forget all tables; their memory is used again."""
+        self.shares.clear()
+        self.place_of.clear()
+
     def table(self, number: int) -> tuple[Array, Array, Array]:
         """Return one table."""
         begin, end = number * self.cells, (number + 1) * self.cells
@@ -505,15 +510,24 @@ class TablePool:
         self.shares.append(shares)
         begin, end = number * self.cells, (number + 1) * self.cells
         if end > len(self._p):
-            more = max(64 * self.cells, len(self._p))
+            # All that a pool may hold at once, and a last line: memory costs nothing before it is
+            # written to, while to copy tables whenever there are more takes as long as to fill
+            # them.
+            size = max(MAX_POOLED + MAX_POOLED // 4, end, 2 * len(self._p))
             self._p, self._q, self._way = (
-                np.concatenate([part, np.empty(more, dtype=part.dtype)])
-                for part in (self._p, self._q, self._way)
+                _grown(part, begin, size) for part in (self._p, self._q, self._way)
             )
         self._p[begin:end] = np.inf
         self._q[begin:end] = 0.0
         self._way[begin:end] = 0
         return number
+
+
+def _grown(values: Array, used: int, size: int) -> Array:
+    """Return a longer array with what is used of a shorter one."""
+    result = np.empty(size, dtype=values.dtype)
+    result[:used] = values[:used]
+    return result
 
 
 class _Place(NamedTuple):

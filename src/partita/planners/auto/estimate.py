@@ -12,12 +12,14 @@ cost microseconds where a simulation costs milliseconds: the second rejects cand
 orders them. On the plans that a search meets the first is within a few per cent of the simulation.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from partita.core.cluster import Cluster, Level
 from partita.core.columns import Array
+from partita.core.graph import DeviceKind
 from partita.core.plan import Shard, Stage
 from partita.core.program import Kind
 from partita.cost.condensed import MAX_DEVICES, CondensedModel
@@ -125,6 +127,8 @@ class Estimator:
         self._behind: dict[tuple[tuple[int, ...], int], tuple[float, float, int]] = {}
         self._limit: list[float] = frame.limit_bytes[frame.class_of].tolist()
         self._class_of = self.model.class_of.tolist()
+        self._is_cpu = [d.kind is DeviceKind.CPU for d in frame.problem.cluster.devices]
+        self._latest: tuple[Sketch, _Figures] | None = None
         # What recomputes at the levels of ``recompute.levels``, by samples of a microbatch.
         self.levels: dict[int, Array] = {}
 
@@ -144,7 +148,7 @@ class Estimator:
         """Return latency and seconds per byte of an all-reduce over devices."""
         found = self._reduction.get(devices)
         if found is None:
-            # Sets that lie alike over the levels, on devices of the same kinds, take as long.
+            # Sets that lie alike over the levels take as long.
             alike = self._lie(devices)
             found = self._reduction_alike.get(alike)
             if found is None:
@@ -156,16 +160,25 @@ class Estimator:
         return found
 
     def _lie(self, devices: tuple[int, ...]) -> tuple[object, ...]:
-        """Return how devices lie: the groups of each level, numbered as they come, and classes."""
+        """Return all that a collective among devices depends on.
+
+        For each level the figures of the groups that they are in, with how many of them are there
+        and of how many children of the group; the least share of a port; whether one is a CPU.
+        """
         if not self._groups:
             return devices
-        parts: list[object] = [tuple(self._class_of[device] for device in devices)]
+        parts: list[object] = [any(self._is_cpu[device] for device in devices)]
+        children: Sequence[int] = devices
         for groups, figures in self._groups:
-            number: dict[int, int] = {}
-            for device in devices:
+            inside: dict[int, list[int]] = {}
+            least = 1.0
+            for device, child in zip(devices, children, strict=True):
                 group, share = groups[device]
-                parts.append((number.setdefault(group, len(number)), share))
-            parts.append(tuple(figures[group] for group in number))
+                inside.setdefault(group, []).append(child)
+                least = min(least, share)
+            rows = [(figures[group], len(own), len(set(own))) for group, own in inside.items()]
+            parts.append((least, *sorted(rows)))
+            children = [groups[device][0] for device in devices]
         return tuple(parts)
 
     def link(self, source: int, target: int) -> tuple[float, float]:
@@ -240,6 +253,12 @@ class Estimator:
         )
 
     def _figures(self, sketch: Sketch) -> _Figures:
+        """Return what a sketch amounts to; it is often asked for twice in a row."""
+        if self._latest is None or self._latest[0] is not sketch:
+            self._latest = (sketch, self._summed(sketch))
+        return self._latest[1]
+
+    def _summed(self, sketch: Sketch) -> _Figures:
         """Return what a sketch amounts to, by the one sum over units."""
         sums, runs, count = self.model.condense(sketch.candidate)
         if count < 0:
@@ -274,10 +293,10 @@ class Estimator:
         forward, backward, load = [0.0] * count, [0.0] * count, [0.0] * count
         owned: dict[tuple[int, int], float] = {}
         for number, stage in enumerate(sketch.stages):
-            turns = sketch.batch.count / stage.round
+            turns, tp = sketch.batch.count / stage.round, stage.tp
             for group, share in zip(stage.devices, stage.shares, strict=True):
-                of_class = figures.seconds[self._class_of[group[0]]]
-                f, b = (part[number] / stage.tp for part in of_class)
+                ahead, back = figures.seconds[self._class_of[group[0]]]
+                f, b = ahead[number] / tp, back[number] / tp
                 busy = share * turns * (f + b)
                 owned[(group[0], number)] = busy
                 forward[number] = max(forward[number], f)
@@ -316,14 +335,13 @@ class Estimator:
         need: dict[int, float] = {}
         for number, stage in enumerate(sketch.stages):
             kept = figures.kept[number] + figures.inputs[number]
+            passing = figures.brought[number] + received[number] + figures.gathered[number]
             # The sum of all shares, once: there may be tens of thousands of them.
-            turn = stage.round
+            turn, tp = stage.round, stage.tp
             for group, share in zip(stage.devices, stage.shares, strict=True):
                 mine = sketch.batch.count * share // turn
                 flying = min(mine, -(-window[number] * share // turn))
-                use = flying * kept + figures.brought[number] + received[number]
-                use += figures.gathered[number]
-                total = figures.static[number] + use / stage.tp
+                total = figures.static[number] + (flying * kept + passing) / tp
                 need[group[0]] = need.get(group[0], 0.0) + total
         return max(use - self._limit[device] for device, use in need.items())
 

@@ -182,9 +182,7 @@ class Recuts:
         shards = self.frame.trains and rng.random() < SHARDED
         schedule = sketch.schedule if not sketch.schedule.row.interleaves else DEFAULT_SCHEDULE
         key = (order.tobytes(), batch)
-        # Devices of one class on one host can take each other's places.
-        hosts = self.frame.problem.cluster.devices
-        line = tuple((int(self.frame.class_of[d]), hosts[d].host) for d in devices)
+        line = tuple(map(self._kind, devices))
         if (key, line, shards, schedule) in self._tried:
             return None
         self._tried.add((key, line, shards, schedule))
@@ -193,8 +191,7 @@ class Recuts:
             self._lines[key] = (sums, TablePool(len(sums.points)))
         sums, pool = self._lines[key]
         if pool.is_full:
-            pool = TablePool(len(sums.points))
-            self._lines[key] = (sums, pool)
+            pool.clear()
         return ChainProgram(
             frame=self.frame,
             estimator=self.estimator,
@@ -224,12 +221,22 @@ class Recuts:
             else:
                 other = rng.randrange(len(runs))
                 runs[at], runs[other] = runs[other], runs[at]
-        return [device for run in runs for device in run]
+        return self._in_turn([device for run in runs for device in run])
+
+    def _kind(self, device: int) -> tuple[int, int]:
+        """Return class and host: devices of one kind can take each other's places."""
+        return int(self.frame.class_of[device]), self.frame.problem.cluster.devices[device].host
+
+    def _in_turn(self, devices: Sequence[int]) -> list[int]:
+        """Return a line with devices of a kind in their order, so that lines share tables."""
+        own: dict[tuple[int, int], list[int]] = {}
+        for device in sorted(devices, reverse=True):
+            own.setdefault(self._kind(device), []).append(device)
+        return [own[self._kind(device)].pop() for device in devices]
 
     def _runs(self, devices: Sequence[int]) -> list[list[int]]:
         """Return maximal runs of devices of one class on one host."""
-        hosts, runs = self.frame.problem.cluster.devices, list[list[int]]()
-        kinds = [(int(self.frame.class_of[d]), hosts[d].host) for d in devices]
+        runs, kinds = list[list[int]](), [self._kind(device) for device in devices]
         for index, device in enumerate(devices):
             if index and kinds[index] == kinds[index - 1]:
                 runs[-1].append(device)
