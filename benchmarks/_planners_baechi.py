@@ -239,10 +239,13 @@ def _scheduled(problem: Problem) -> Solution:
 
 
 def _warm_up(reader: _Reader) -> None:
-    """Load every kernel on another problem of the same size: smaller ones are interpreted."""
-    problem = reader.problem({"graph": "layered_20000", "n_devices": 2, "mem_mode": "ample"})
-    for planner in ("m-etf", "m-sct"):
-        solve(problem, planner)
+    """Load every kernel on other problems of the same size: smaller ones are interpreted."""
+    for memory in (1.5, "ample"):
+        answer = {"graph": "layered_20000", "n_devices": 3, "mem_mode": memory}
+        problem = reader.problem(answer)
+        for planner in ("m-etf", "m-sct"):
+            for as_released in (False, True):
+                _solved(problem, planner, as_released=as_released)
     _scheduled(problem)
 
 
