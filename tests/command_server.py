@@ -2,9 +2,10 @@
 
 A process of its own imports torch and what captures models for seconds, the parts of partita for
 another half. All test processes connect to this one, by a socket that was opened for it and whose
-number is its argument. A request is a line of JSON (arguments, folder, environment, text of Python
-if it is no command, files for what is printed and for the exit code), the answer a line with the
-number of the process. Several may run at a time. It ends with its standard input.
+number is its argument; with ``--now`` it gets warm before anybody asks. A request is a line of JSON
+(arguments, folder, environment, text of Python if it is no command, files for what is printed and
+for the exit code), the answer a line with the number of the process. Several may run at a time. It
+ends with its standard input.
 
 What such a process starts in Python (ranks, mostly) is forked from it as well, unless its
 environment has ``FRESH`` set: each would import the same again for seconds. It gets what a fresh
@@ -49,9 +50,24 @@ def warm_up() -> None:
             importlib.import_module(name)
     # What Numba sets up for its first function, each child would set up anew.
     importlib.import_module("numba").njit(lambda number: number)(1.0)
+    load_kernels()
     # Children need not look through what is here for garbage, and share its pages.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
+
+
+def load_kernels() -> None:
+    """Load the machine code of what plans a pipeline: children use it at any size.
+
+    Each would interpret the same loops, for most of the time that a small plan takes.
+    """
+    kernels, partita = map(importlib.import_module, ("partita.kernels", "partita"))
+    pays, kernels.pays = kernels.pays, lambda *_: True
+    try:
+        partita.plan("gpt-small", cluster="2xa100+2xv100", microbatches=8, iterations=30)
+    finally:
+        kernels.pays = pays
 
 
 START = subprocess.Popen._execute_child
@@ -253,7 +269,9 @@ def main() -> None:
         ready.register(file, selectors.EVENT_READ)
     connections: dict[socket.socket, Any] = {}
     running: dict[int, Path] = {}
-    is_warm = False
+    is_warm = "--now" in sys.argv
+    if is_warm:
+        warm_up()
     while True:
         for key, _ in ready.select():
             if key.fileobj == 0:  # nothing is ever written there

@@ -135,9 +135,13 @@ def is_slow(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what is there before the first test from being looked through for garbage again."""
+    """Keep what is there before the first test from being looked through for garbage again.
+
+    What tests leave is looked through less often than is usual: most of it goes by itself.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 def try_fewer_examples(items: list[pytest.Item]) -> None:
@@ -207,7 +211,10 @@ COMMANDS = "PARTITA_TEST_COMMANDS"
 
 
 def start_command_server(config: pytest.Config) -> None:
-    """Start what commands of all test processes are forked from; it gets warm when it is needed."""
+    """Start what commands of all test processes are forked from.
+
+    It gets warm when it is needed, or at once if all tests are to run.
+    """
     folder = tempfile.TemporaryDirectory(prefix="partita-commands-")
     config.add_cleanup(folder.cleanup)
     os.environ[COMMANDS] = str(Path(folder.name) / "socket")
@@ -219,6 +226,7 @@ def start_command_server(config: pytest.Config) -> None:
                 sys.executable,
                 Path(__file__).with_name("command_server.py"),
                 str(listening.fileno()),
+                *(["--now"] if config.args_source is pytest.Config.ArgsSource.TESTPATHS else []),
             ],
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,  # it ends with this process, however that ends
