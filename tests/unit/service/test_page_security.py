@@ -135,11 +135,14 @@ def test_every_answer_of_the_page_has_its_headers(tmp_path: Path, run: Any) -> N
     run(work())
 
 
-def test_the_token_is_in_no_log(tmp_path: Path, run: Any, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("partita").propagate = True
+def test_the_token_is_in_no_log(
+    tmp_path: Path, run: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A test that served in this process may have left the logger as a server sets it.
+    monkeypatch.setattr(logging.getLogger("partita"), "propagate", True)
 
     async def work() -> str:
-        with caplog.at_level(logging.DEBUG):
+        with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, logger="partita"):
             async with page_client(tmp_path, known=False) as client:
                 token: str = client.app.state.page.keys.link()  # type: ignore[attr-defined]
                 await client.get("/", params={"token": token})
