@@ -299,7 +299,7 @@ class RayEngine:
         variables = {
             **identity_variables(order, shared=self.options.shared),
             **grant_variables(order.places),
-            ORDER_VARIABLE: json.dumps(self._order(order)),
+            ORDER_VARIABLE: _sealed(self._order(order)),
             "RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s)),
         }
         body = {
@@ -454,6 +454,11 @@ class RayEngine:
                     "places": _planned(order),
                 }
         return handles
+
+
+def _sealed(order: Mapping[str, Any]) -> str:
+    """Return an order as JSON without ``$``: Ray replaces variables in those that it is given."""
+    return json.dumps(order).replace("$", "\\u0024")
 
 
 def _planned(order: str | None) -> list[dict[str, Any]]:

@@ -1,10 +1,13 @@
 """Ray's answers and the options of its engine, without a Ray."""
 
+import json
+import os
+
 import pytest
 
 from partita.errors import InvalidInputError
 from partita.fleet.engines.protocol import Cause
-from partita.fleet.engines.ray import _end, read_ray_nodes, start_ray
+from partita.fleet.engines.ray import _end, _sealed, read_ray_nodes, start_ray
 
 
 def answer(*rows: dict) -> dict:
@@ -36,6 +39,14 @@ def test_types_of_gpus_are_labels_rays_resource_or_a_custom_one() -> None:
     assert [node.is_alive for node in nodes] == [True, True, True, True, False]
     with pytest.raises(InvalidInputError, match="nodes cannot"):
         read_ray_nodes({"data": None})
+
+
+def test_an_order_reaches_its_driver_although_ray_replaces_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", '/root/"x"')
+    order = {"command": ["sh", "-c", "cd $HOME; echo ${HOME} \\$HOME"], "folder": "/a$HOME"}
+    assert json.loads(os.path.expandvars(_sealed(order))) == order
 
 
 def ended(status: str, message: str = "", lost: tuple[str, ...] = ()):
