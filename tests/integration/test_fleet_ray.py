@@ -1,21 +1,19 @@
 """The Ray engine on two raylets of fake GPUs."""
 
 import math
-import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from partita.fleet.engines.protocol import Attempt, Cause, Handle, Order, Place, Status
+from partita.fleet.engines.protocol import Cause, Place
 from partita.fleet.engines.ray import RayEngine, RayOptions, ray_servers
+from partita.testing.engine_jobs import MINE, Start, ended, runs, started_jobs, until
 from partita.testing.ray import PrivateRay
 
 pytestmark = pytest.mark.slow
-
-Start = Callable[..., tuple[Attempt, Handle]]
 
 
 @pytest.fixture
@@ -31,50 +29,8 @@ def place(server: str, gpus: int = 1) -> Place:
 @pytest.fixture
 def start(engine: RayEngine, tmp_path: Path) -> Iterator[Start]:
     """Start shell commands as jobs of one fleet; all are stopped in the end."""
-    fleet = f"test{os.getpid()}{time.monotonic_ns()}"
-    handles: list[Handle] = []
-
-    def begin(command: str, places: Sequence[Place]) -> tuple[Attempt, Handle]:
-        attempt = Attempt(len(handles) + 1, 1)
-        home = tmp_path / f"job-{attempt.job}"
-        home.mkdir()
-        order = Order(
-            fleet=fleet,
-            attempt=attempt,
-            command=("sh", "-c", command),
-            folder=tmp_path,
-            directory=home,
-            environment={"MINE": "yes"},
-            places=tuple(places),
-            grace_s=20.0,
-        )
-        handles.append(engine.start(order))
-        return attempt, handles[-1]
-
-    yield begin
-    for handle in handles:
-        engine.stop(handle, grace_s=0)
-
-
-def until(
-    engine: RayEngine, handles: dict[Attempt, Handle], attempt: Attempt, done: Callable
-) -> Status:
-    last_s = time.monotonic() + 120
-    while True:
-        look = engine.look(handles)
-        status = look.statuses.get(attempt)
-        if status is not None and done(status):
-            return status
-        assert time.monotonic() < last_s, (look, status)
-        time.sleep(0.2)
-
-
-def runs(status: Status) -> bool:
-    return status.running and status.given is not None
-
-
-def ended(status: Status) -> bool:
-    return not status.running
+    with started_jobs(engine, tmp_path, partial(engine.stop, grace_s=0)) as begin:
+        yield begin
 
 
 def test_servers_are_the_nodes_of_the_cluster(engine: RayEngine) -> None:
@@ -85,29 +41,28 @@ def test_servers_are_the_nodes_of_the_cluster(engine: RayEngine) -> None:
 def test_jobs_from_start_to_end_are_placed_stopped_and_told(
     ray: PrivateRay, engine: RayEngine, start: Start, tmp_path: Path
 ) -> None:
-    failing, failed = start(
+    failing = start(
         'echo "$CUDA_VISIBLE_DEVICES $MINE $PARTITA_GPUS"; sleep 5; exit 3', [place("r2", 2)]
     )
     command = (
         "trap 'echo asked $NODE_RANK; exit 0' TERM; "
         'echo "rank $NODE_RANK of $NNODES at $MASTER_ADDR"; while :; do sleep 0.1; done'
     )
-    wide, wider = start(command, [place("r2"), place("r1", 3)])
-    handles = {failing: failed, wide: wider}
-    status = until(engine, handles, failing, runs)
+    wide = start(command, [place("r2"), place("r1", 3)])
+    status = until(engine, failing, runs)
     (given,) = status.given or ()
     assert (given.server, len(given.gpus), given.cpus) == ("r2", 2, 1.5)
-    status = until(engine, handles, wide, runs)
+    status = until(engine, wide, runs)
     assert [(one.server, len(one.gpus)) for one in status.given or ()] == [("r2", 1), ("r1", 3)]
     assert not set((status.given or ())[0].gpus) & set(given.gpus)
-    status = until(engine, handles, failing, ended)
+    status = until(engine, failing, ended)
     assert (status.exit_code, status.cause) == (3, Cause.ITSELF)
     shown = ",".join(map(str, given.gpus))
-    assert (tmp_path / "job-1/log.txt").read_text() == f"{shown} yes 2\n"
+    assert (tmp_path / "job-1/log.txt").read_text() == f"{shown} {MINE} 2\n"
     other = RayEngine(engine.servers, engine.options)
-    assert list(other.running(wider["fleet"])) == [wide]
-    engine.stop(wider, grace_s=math.inf)
-    assert until(engine, handles, wide, ended).why == "stopped in Ray, outside of the fleet"
+    assert list(other.running(wide.handle["fleet"])) == [wide.attempt]
+    engine.stop(wide.handle, grace_s=math.inf)
+    assert until(engine, wide, ended).why == "stopped in Ray, outside of the fleet"
     lines = (tmp_path / "job-2/log.txt").read_text().splitlines()
     assert sorted(line for line in lines if line.startswith("asked")) == ["asked 0", "asked 1"]
     assert sum(line.startswith(("rank 0 of 2", "rank 1 of 2")) for line in lines) == 2
@@ -116,17 +71,16 @@ def test_jobs_from_start_to_end_are_placed_stopped_and_told(
 def test_the_death_of_a_worker_is_told_from_that_of_its_node(
     ray: PrivateRay, engine: RayEngine, start: Start
 ) -> None:
-    on_first, first = start("kill -9 $PPID; sleep 600", [place("r1")])
-    on_second, second = start("sleep 600", [place("r2")])
-    handles = {on_first: first, on_second: second}
-    until(engine, handles, on_second, runs)
-    until(engine, handles, on_first, ended)  # its driver may be tied to the other raylet
+    on_first = start("kill -9 $PPID; sleep 600", [place("r1")])
+    on_second = start("sleep 600", [place("r2")])
+    until(engine, on_second, runs)
+    until(engine, on_first, ended)  # its driver may be tied to the other raylet
     ray.kill_node("r2")
     try:
-        status = until(engine, handles, on_second, ended)
+        status = until(engine, on_second, ended)
         assert (status.cause, status.why) == (Cause.ENGINE, "node r2 died")
-        assert engine.look(handles).away == {"r2": "Ray lost it"}
-        status = until(engine, handles, on_first, ended)
+        assert engine.look(dict([on_first, on_second])).away == {"r2": "Ray lost it"}
+        status = until(engine, on_first, ended)
         assert status.cause is Cause.ITSELF
         assert status.why.startswith("the worker on r1 died")
     finally:

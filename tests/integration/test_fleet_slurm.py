@@ -2,9 +2,8 @@
 
 import json
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,24 +19,15 @@ from _fleet_live import (
 
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.inventory import Completion
-from partita.fleet.engines.protocol import (
-    Attempt,
-    Cause,
-    EngineAwayError,
-    Handle,
-    Order,
-    Place,
-    Status,
-)
+from partita.fleet.engines.protocol import Cause, EngineAwayError, Handle, Place
 from partita.fleet.engines.slurm import SlurmEngine, SlurmOptions
 from partita.fleet.policies.resources import Servers
 from partita.flows.slurm_cluster import read_slurm_cluster
 from partita.slurm.commands import SlurmCommands
+from partita.testing.engine_jobs import MINE, Start, ended, runs, started_jobs, until
 from partita.testing.slurm import PrivateSlurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
-
-Start = Callable[..., tuple[Attempt, Handle]]
 
 
 def nodes() -> Servers:
@@ -71,48 +61,12 @@ def engine_of(slurm: PrivateSlurm, **options: object) -> SlurmEngine:
 @pytest.fixture
 def start(slurm: PrivateSlurm, engine: SlurmEngine, tmp_path: Path) -> Iterator[Start]:
     """Start shell commands as jobs of one fleet; all are cancelled in the end."""
-    fleet = f"test{os.getpid()}{time.monotonic_ns()}"
-    handles: list[Handle] = []
 
-    def begin(command: str, places: Sequence[Place]) -> tuple[Attempt, Handle]:
-        attempt = Attempt(len(handles) + 1, 1)
-        home = tmp_path / f"job-{attempt.job}"
-        home.mkdir()
-        order = Order(
-            fleet=fleet,
-            attempt=attempt,
-            command=("sh", "-c", command),
-            folder=tmp_path,
-            directory=home,
-            environment={"MINE": "it's $HOME"},
-            places=tuple(places),
-        )
-        handles.append(engine.start(order))
-        return attempt, handles[-1]
-
-    yield begin
-    for handle in handles:
+    def cancel(handle: Handle) -> None:
         slurm.call("scancel", str(handle["id"]), check=False)
 
-
-def until(engine: SlurmEngine, started: tuple[Attempt, Handle], done: Callable) -> Status:
-    attempt, handle = started
-    last_s = time.monotonic() + 60
-    while True:
-        look = engine.look({attempt: handle})
-        status = look.statuses.get(attempt)
-        if status is not None and done(status):
-            return status
-        assert time.monotonic() < last_s, (look, status)
-        time.sleep(0.05)
-
-
-def runs(status: Status) -> bool:
-    return status.running and status.given is not None
-
-
-def ended(status: Status) -> bool:
-    return not status.running
+    with started_jobs(engine, tmp_path, cancel) as begin:
+        yield begin
 
 
 def printed(folder: Path, job: int, words: str) -> list[str]:
@@ -137,7 +91,7 @@ def test_a_job_gets_the_planned_node_and_its_end_is_seen(
     assert status.grant.startswith("Slurm job ")
     status = until(engine, started, ended)
     assert (status.exit_code, status.cause, status.why) == (3, Cause.ITSELF, "")
-    assert printed(tmp_path, 1, "it's")[0] == f"{','.join(map(str, given.gpus))} it's $HOME 2"
+    assert printed(tmp_path, 1, MINE)[0] == f"{','.join(map(str, given.gpus))} {MINE} 2"
     assert json.loads((tmp_path / "job-1/attempt-1/ended.json").read_text())["exit_code"] == 3
 
 
