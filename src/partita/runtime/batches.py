@@ -10,6 +10,7 @@ is dropped, or filled up from the beginning of that permutation.
 """
 
 import hashlib
+import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,6 +32,7 @@ Getter: TypeAlias = Callable[[int, str], Tensor]
 
 CHECKED_STEPS = 10
 """Steps from the first on in which batches are compared between ranks; later, one in so many."""
+_SHAPE_AND_TYPE = operator.attrgetter("shape", "dtype")
 _DIGEST_ELEMENTS = 16_384
 """Of a larger tensor, about so many elements, spread over all of it, make its digest: reading every
 byte of a batch of images in every step would be seen in the time of a small model."""
@@ -356,6 +358,20 @@ def samples_of(batch: Any) -> int:  # noqa: ANN401  # the user's
     return 0
 
 
+def signature_of(batch: Any) -> Hashable:  # noqa: ANN401  # the user's
+    """Return what tells a flat batch of tensors from others: its places, shapes and types.
+
+    Batches of one signature have as many samples and are of one kind. None = it holds other things.
+    """
+    if type(batch) is dict:
+        places, leaves = (dict, *batch), batch.values()
+    elif type(batch) in (tuple, list):
+        places, leaves = (type(batch),), batch
+    else:
+        return None
+    return (*places, *map(_SHAPE_AND_TYPE, leaves)) if set(map(type, leaves)) == {Tensor} else None
+
+
 def kind_of_batch(batch: Any, samples: int) -> tuple[tuple[str, Hashable], ...]:  # noqa: ANN401
     """Return what a captured graph has of a batch, beside its samples.
 
@@ -394,13 +410,21 @@ def split_batch(batch: Any, sizes: Sequence[int], *, has_labels: bool) -> list[E
 class BatchParts(Sequence[Example]):
     """The microbatches of a batch, each cut when it is asked for: a rank runs some of them."""
 
-    def __init__(self, batch: Any, sizes: Sequence[int], *, has_labels: bool) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        batch: Any,  # noqa: ANN401  # the user's
+        sizes: Sequence[int],
+        *,
+        has_labels: bool,
+        is_known: bool = False,
+    ) -> None:
         """Take a batch.
 
         Args:
             batch: Arguments of the model; with labels as ``split_labels`` takes it.
             sizes: Samples of each microbatch.
             has_labels: Whether there are labels.
+            is_known: Whether a batch of its signature was taken before.
 
         Raises:
             InvalidInputError: It is something else, or has another number of samples.
@@ -408,6 +432,8 @@ class BatchParts(Sequence[Example]):
         pair: tuple[Any, Any] = split_labels(batch) if has_labels else (batch, None)
         self._inputs, self._labels = pair
         self._sizes, self._samples = sizes, sum(sizes)
+        if is_known:
+            return
         if len(sizes) > 1:
             _check_no_lists(batch, self._samples)
         found = {leaf.shape[0] for _, leaf in leaves_of(self._inputs) if _is_cut(leaf)}

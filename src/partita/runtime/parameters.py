@@ -21,6 +21,7 @@ from torch import Tensor
 from partita.core.plan import Shard
 from partita.core.program import Kind, Program
 from partita.errors import InvalidInputError, UnsupportedError
+from partita.runtime.flat_gradients import Bucket, FlatGradients
 from partita.runtime.numerics import numerics_of
 from partita.runtime.parts import Part, Slice, Stretch
 from partita.runtime.task import Task
@@ -63,6 +64,7 @@ class ParameterStore:
         recipe: Recipe,
         *,
         slices: Mapping[str, Slice] | None = None,
+        keeps_gradients: bool = True,
     ) -> None:
         """Copy the device's share of the initial state.
 
@@ -73,6 +75,8 @@ class ParameterStore:
             recipe: How parameters are stepped.
             slices: What it holds of those that its tensor-parallel group divides. "Whole" then
                 means this slice.
+            keeps_gradients: Whether gradients that an update returns stay as they are; if not, the
+                next step may overwrite them.
 
         Raises:
             InvalidInputError: The state lacks a parameter or buffer that a stage here uses.
@@ -106,7 +110,7 @@ class ParameterStore:
             for name in (*border.trained, *border.frozen, *border.buffers):
                 self._admit(name, device, state)
         # The parameters of a bucket, by Program and number; the Program keeps its identity.
-        self._bucket_names: dict[tuple[int, int], tuple[Program, list[str]]] = {}
+        self._bucket_names: dict[tuple[int, int], tuple[Program, Bucket]] = {}
         self.changes = 0
         self._agreement = Agreement(recipe)
         self.numerics = numerics_of(recipe.precision)
@@ -122,9 +126,56 @@ class ParameterStore:
         stepped = {name: self._stepped(name) for name in self._stepped_by}
         shapes = {name: self._like[name].shape for name in stepped}
         self.optimizer: RankOptimizer = make_optimizer(recipe, stepped, shapes)
+        # By stage where gradients lie in flat memory, and by name of the parameter; what such a
+        # stage steps.
+        self._flat: dict[int, FlatGradients] = {}
+        if not keeps_gradients and self._may_be_flat():
+            self._flat = {stage: FlatGradients(buckets, self._whole)
+                          for stage, buckets in self._flat_buckets(device).items()}  # fmt: skip
+        self._flat_of = {name: flat for flat in self._flat.values() for name in flat.views}
+        self._steps: dict[int, dict[str, tuple[Tensor, Tensor]]] = {
+            stage: {name: (self._whole[name], view) for name, view in flat.views.items()}
+            for stage, flat in self._flat.items()
+        }
         check_steps_parts(
             self.optimizer, {n for n in stepped if n in self._slices or n in self._stretches}
         )
+
+    def _may_be_flat(self) -> bool:
+        numerics = self.numerics
+        narrows = (numerics.weights, numerics.gradients, numerics.reduction) != (None, None, None)
+        return not narrows and not self._task.plan.stashes_weights and self._task.is_training
+
+    def _flat_buckets(self, device: int) -> dict[int, list[Bucket]]:
+        """Return the buckets of each stage whose gradients can lie in flat memory.
+
+        Those are summed over replicas as they are: whole parameters that no other stage here uses,
+        those of a bucket all of one type.
+        """
+        program, found = self._task.program, dict[int, list[Bucket]]()
+        rows = range(int(program.ptr[device]), int(program.ptr[device + 1]))
+        reduced = [row for row in rows if program.kind[row] == Kind.ALL_REDUCE]
+        names = self._task.graph.parameters.names
+        buckets = {
+            tuple(names[parameter] for parameter in program.parameters_of(bucket).tolist())
+            for bucket in dict.fromkeys(program.bucket[reduced].tolist())
+        }
+        users: dict[str, list[int]] = {}
+        for stage in self._stages:
+            for name in self._task.borders[stage].trained:
+                users.setdefault(name, []).append(stage)
+        for stage in self._stages:
+            trained = set(self._task.borders[stage].trained)
+            own = sorted(bucket for bucket in buckets if trained.issuperset(bucket))
+            held = [name for bucket in own for name in bucket]
+            fits = all(
+                users[name] == [stage] and name in self._whole and name not in self._parts
+                and name not in self._slices for name in held
+            )  # fmt: skip
+            is_plain = all(len({self._like[name].dtype for name in bucket}) == 1 for bucket in own)
+            if own and fits and is_plain and sorted(held) == sorted(trained):
+                found[stage] = own
+        return found
 
     def _stepped(self, name: str) -> Tensor:
         """Return what is stepped here: of a divided parameter the part; a gather makes it whole."""
@@ -252,6 +303,10 @@ class ParameterStore:
 
         The first may be a tensor that others hold too; then the sum of two is our own to change.
         """
+        flat = self._flat_of.get(next(iter(gradients), ""))
+        if flat is not None:  # a stage is flat as a whole
+            flat.add(gradients)
+            return
         if gradients and self._own_sums.issuperset(gradients):  # from the third on
             torch._foreach_add_([self._gradients[n] for n in gradients], list(gradients.values()))
             return
@@ -270,6 +325,10 @@ class ParameterStore:
         if sums:
             # One call for all of them: a stage has many small parameters.
             torch._foreach_add_(sums, parts)
+
+    def flat_gradients(self, stage: int) -> FlatGradients | None:
+        """Return where the gradients of a stage are added up, if that is the same in every step."""
+        return self._flat.get(stage)
 
     def sums_in_place(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the sums of gradients, by name, to which more may be added as they come.
@@ -296,6 +355,9 @@ class ParameterStore:
         names = self._names(bucket)
         if kind is Kind.ALL_GATHER:
             return [self._parts[name] for name in names]
+        flat = self._flat_of.get(names[0])
+        if flat is not None:
+            return [flat.sent(names)]
         taken = [self.numerics.reduced(self._take_gradient(name)) for name in names]
         if kind is Kind.REDUCE_SCATTER:
             counts = [self._stretches[name].count for name in names]
@@ -304,7 +366,13 @@ class ParameterStore:
 
     def incoming(self, kind: Kind, bucket: int, values: Sequence[Tensor]) -> None:
         """Take home the result of a collective."""
-        for name, value in zip(self._names(bucket), values, strict=True):
+        names = self._names(bucket)
+        flat = None if kind is Kind.ALL_GATHER else self._flat_of.get(names[0])
+        if flat is not None:
+            (value,) = values
+            flat.take_home(names, value)
+            return
+        for name, value in zip(names, values, strict=True):
             if kind is not Kind.ALL_GATHER:
                 # Sharded gradients are reduced several times a step, a part of the sum each time;
                 # the sum is a new tensor, as others may hold the old one.
@@ -319,7 +387,7 @@ class ParameterStore:
             else:
                 self._whole[name].copy_(whole)
 
-    def update(self, stage: int, version: int) -> dict[str, Tensor | Part]:
+    def update(self, stage: int, version: int) -> Mapping[str, Tensor | Part]:
         """Step the parameters for which a stage is responsible here.
 
         Returns:
@@ -329,6 +397,13 @@ class ParameterStore:
             InvalidInputError: A gradient is not reduced, or grew after it was reduced.
         """
         self.changes += 1
+        flat = self._flat.get(stage)
+        if flat is not None:
+            views = flat.use(self._agreement.factor)
+            if not self._agreement.skips:
+                fixed = self._steps[stage]
+                self.optimizer.step(fixed, is_fixed=len(fixed) == len(self._stepped_by))
+            return views
         stashes = self._task.plan.stashes_weights
         gradients: dict[str, Tensor] = {}
         for name, owner in self._stepped_by.items():
@@ -359,11 +434,10 @@ class ParameterStore:
 
     def measure(self) -> Tensor:
         """Return the sum of squares of the gradients here, each piece on one device alone."""
-        found = [
-            self._reduced.get(name, self._gradients.get(name))
-            for name in self._stepped_by
-            if name in self._counted
-        ]
+        sums = {**self._gradients, **self._reduced}
+        for flat in self._flat.values():
+            sums.update(flat.views)
+        found = [sums.get(name) for name in self._stepped_by if name in self._counted]
         return self._agreement.measure([gradient for gradient in found if gradient is not None])
 
     def agree(self, total: Tensor) -> None:
@@ -501,14 +575,15 @@ class ParameterStore:
 
     def left_over(self) -> list[str]:
         """Return the parameters whose gradients nobody used."""
-        return sorted({*self._gradients, *self._reduced})
+        flat = [name for each in self._flat.values() for name in each.unused()]
+        return sorted({*self._gradients, *self._reduced, *flat})
 
-    def _names(self, bucket: int) -> list[str]:
+    def _names(self, bucket: int) -> Bucket:
         program = self._task.program
         known = self._bucket_names.get((id(program), bucket))
         if known is None or known[0] is not program:
             names = self._task.graph.parameters.names
-            found = [names[row] for row in program.parameters_of(bucket).tolist()]
+            found = tuple(names[row] for row in program.parameters_of(bucket).tolist())
             known = self._bucket_names[id(program), bucket] = (program, found)
         return known[1]
 

@@ -18,13 +18,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from partita.core.graph import DTYPE_BYTES
 from partita.core.program import LAST_COMPUTE, Kind, Program
 from partita.errors import InvalidInputError
 from partita.processes import clock_identity
-from partita.ranks.device import has_ordered_groups
+from partita.ranks.device import GLOO, has_ordered_groups
 from partita.ranks.failures import PeerError, first_line
 from partita.ranks.member import Member
 from partita.ranks.status import Phase
+from partita.runtime.local_sums import (
+    MOST_BYTES,
+    LocalRanks,
+    LocalSum,
+    bytes_of_sum,
+    same_machine,
+)
 from partita.runtime.task import Task
 from partita.runtime.tensor_parallel import ProcessGroup
 from partita.runtime.transport import Meeting, Message, Pending
@@ -35,6 +43,10 @@ _gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gathe
 _scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 # What ``torch._utils._flatten_dense_tensors`` calls, which DDP has too: its only name.
 _flattened: Callable[[list[Tensor]], Tensor] = torch._C._nn.flatten_dense_tensors  # noqa: SLF001
+
+
+MOST_CARRIED = 128
+"""Numbers that travel beside the gradients of a bucket for which room is kept: losses, metrics."""
 
 
 def used_devices(program: Program) -> list[int]:
@@ -141,6 +153,7 @@ class ProcessTransport:
             self._pairs = self._open_pairs()
             self._groups = self._open_groups()
             self.tensor_group = self._open_tensor_group()
+            self._local_sums = self._open_local_sums(job)
             self._warm_up()
         except RuntimeError as exc:
             raise PeerError(
@@ -236,6 +249,49 @@ class ProcessTransport:
                     found[part] = self._member.group_of([self._rank_of[device] for device in part])
         return found
 
+    def _open_local_sums(self, job: str) -> dict[tuple[tuple[int, ...], int], LocalSum]:
+        """Return what adds up small buckets among ranks of one machine, by members and bucket."""
+        member, program = self._member, self._task.program
+        if member.device.type != "cpu" or dist.get_backend() != GLOO:
+            return {}
+        wanted: dict[tuple[int, ...], dict[int, int]] = {}
+        if self._world > 1:  # what all agree on has no bucket
+            wanted[tuple(self._rank_of)] = {-1: bytes_of_sum([MOST_CARRIED])}
+        table = self._task.graph.parameters
+        for row in range(int(program.ptr[self._device]), int(program.ptr[self._device + 1])):
+            if program.kind[row] != Kind.ALL_REDUCE:
+                continue
+            bucket, members = int(program.bucket[row]), tuple(program.group_of(row).tolist())
+            elements = [
+                table.bytes[p] / DTYPE_BYTES[table.dtypes[p]]
+                for p in program.parameters_of(bucket).tolist()
+            ]
+            size = bytes_of_sum([*elements, MOST_CARRIED])
+            if len(members) > 1 and size <= MOST_BYTES:
+                wanted.setdefault(members, {})[bucket] = size
+        found = {}
+        # In one order on all ranks: no two wait for each other in different groups.
+        for members, sizes in sorted(wanted.items()):
+            local = self._local_ranks(members, job)
+            if local is not None:
+                sums = local.open([sizes[bucket] for bucket in sorted(sizes)])
+                pairs = zip(sorted(sizes), sums, strict=True)
+                found.update({(members, bucket): total for bucket, total in pairs})
+        return found
+
+    def _local_ranks(self, members: tuple[int, ...], job: str) -> LocalRanks | None:
+        """Return the connections among members on one machine; None = they are on several."""
+        member, ranks = self._member, sorted(self._rank_of[device] for device in members)
+        key = ("local sums", tuple(ranks))
+        if key not in member.groups:
+            name = f"{job}/sums/{ranks}"
+            is_local = same_machine(ranks, member.rank, member.store, name)
+            member.groups[key] = (
+                LocalRanks(ranks, member.rank, member.store, name) if is_local else None
+            )
+        found: LocalRanks | None = member.groups[key]
+        return found
+
     def _scatter_groups(self, group: int, members: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Yield the groups in which this device scatters, where some members hold a whole."""
         program = self._task.program
@@ -290,6 +346,11 @@ class ProcessTransport:
         """Start a collective, one for each type of tensor."""
         if meeting.kind <= LAST_COMPUTE:
             return _Met()  # the calls among the ranks within the compute make them wait
+        if meeting.kind is Kind.ALL_REDUCE:
+            local = self._local_sums.get((meeting.members, meeting.bucket))
+            started = None if local is None else local.start(values)
+            if started is not None:
+                return started
         # Values come in the order of the bucket on every member, so that types do, too, and the
         # k-th collective of each is the same one.
         by_type: dict[torch.dtype, list[int]] = {}

@@ -384,7 +384,12 @@ class RankPlayer:
             )
             self._clock = clock_reading(self._transport, member)
         self.store = ParameterStore(
-            task, device, workload.state, options.recipe, slices=slices_of(task, device)
+            task,
+            device,
+            workload.state,
+            options.recipe,
+            slices=slices_of(task, device),
+            keeps_gradients=options.keep_results,
         )
         with Watchdog(member.rank, board, options.stall_limit_s, phase=Phase.AGREE):
             agree_on_holders(task, member, self.store.names(), job)

@@ -90,6 +90,7 @@ class StageRunner:
         # Where weights are narrow: parameter, counts of changes, and copy; and its own type.
         self._copies: dict[str, tuple[Tensor, tuple[int, int], Tensor]] = {}
         self._wide: dict[str, torch.dtype] = {}
+        self._narrows = store.numerics.weights is not None
         self._device_type = next((t.device.type for t in store.tensors()), "cpu")
         self._fixed: dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
 
@@ -174,8 +175,7 @@ class StageRunner:
 
         def parameters() -> dict[str, Tensor]:
             # Ops were captured with wide weights; autocast narrows them again where it computes.
-            narrow = numerics.weights is not None
-            wide = {n: w.to(self._wide[n]) for n, w in leaves.items()} if narrow else leaves
+            wide = {n: w.to(self._wide[n]) for n, w in leaves.items()} if self._narrows else leaves
             return {**held, **wide, **frozen}
 
         if grad and border.recomputes_some:
@@ -195,7 +195,7 @@ class StageRunner:
             made = self._task.code.run(
                 visit.stage,
                 {self._names[t]: value for t, value in done.inputs.items()},
-                {**parameters(), **buffers},
+                {**parameters(), **buffers} if frozen or buffers or self._narrows else leaves,
                 call,
             )
         missing = [self._names[t] for t in border.outputs if self._names[t] not in made]
@@ -219,6 +219,9 @@ class StageRunner:
         found = ({name: self._leaf(name, weight) for name, weight in trained.items()}, frozen)
         if self._store.keeps_tensors(visit.stage):
             self._fixed[visit.stage] = found
+            flat = self._store.flat_gradients(visit.stage)
+            for name, view in flat.views.items() if flat is not None else ():
+                found[0][name].grad = view
         return found
 
     def _narrowed(self, trained: Mapping[str, Tensor], *, grad: bool) -> dict[str, Tensor]:
@@ -297,6 +300,10 @@ class StageRunner:
         Those of parameters whose sums over microbatches may be changed are added to them as they
         come, and are not returned: a stage need not hold all of them beside the sums.
         """
+        flat = self._store.flat_gradients(visit.stage)
+        if flat is not None:
+            flat.begin()
+            return self._of_inputs(visit, done, _accumulate(done)), {}
         sums = self._store.sums_in_place(done.weights)
         if sums:
             return self._of_inputs(visit, done, _add_in_place(done, sums)), {}
@@ -346,17 +353,22 @@ def _differentiated(done: StagePass) -> tuple[tuple[Tensor, ...], tuple[Tensor, 
 
 def _add_in_place(done: StagePass, sums: Mapping[str, Tensor]) -> dict[int, Tensor | None]:
     """Add the gradients of parameters to sums; returns those of the inputs, and frees the graph."""
+    for name, leaf in done.weights.items():
+        leaf.grad = sums[name]
+    try:
+        return _accumulate(done)
+    finally:
+        for leaf in done.weights.values():
+            leaf.grad = None
+
+
+def _accumulate(done: StagePass) -> dict[int, Tensor | None]:
+    """Add the gradients of parameters to those that their leaves have; returns the inputs' ones."""
     outputs, cotangents = _differentiated(done)
     wanted = _wanted_inputs(done)
     if outputs:
-        for name, leaf in done.weights.items():
-            leaf.grad = sums[name]
-        leaves = [*wanted.values(), *done.weights.values()]
-        try:
-            torch.autograd.backward(outputs, cotangents, inputs=leaves)
-        finally:
-            for leaf in done.weights.values():
-                leaf.grad = None
+        # The graph has no other leaves than these inputs and the parameters of the pass.
+        torch.autograd.backward(outputs, cotangents)
     return {tensor: value.grad for tensor, value in wanted.items()}
 
 

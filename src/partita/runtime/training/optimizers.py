@@ -9,6 +9,7 @@ State is kept by the name of the parameter, as entries that torch's optimizers h
 
 import logging
 import math
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -51,6 +52,7 @@ _BY_ELEMENT = (
 )
 
 State: TypeAlias = dict[str, Any]
+_GRADIENT_OF = operator.attrgetter("grad")
 
 
 def check_optimizer(saved: str, here: str) -> None:
@@ -74,12 +76,13 @@ class RankOptimizer(Protocol):
         """The kind of the optimizer, as checkpoints have it; empty where nothing is stepped."""
         ...
 
-    def step(self, named: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    def step(self, named: Mapping[str, tuple[Tensor, Tensor]], *, is_fixed: bool = False) -> None:
         """Change parameters in place.
 
         Args:
             named: Some of those that it was made for, by name: what this rank steps (whole, a
                 slice, or a flat part) and its gradient, of the same shape.
+            is_fixed: Whether these are all of them, and the same tensors in every step.
         """
         ...
 
@@ -216,6 +219,11 @@ class Agreement:
         """Go on where a scale stood; one of a run without a scale says nothing."""
         if self._scales and state:
             self.scale, self._good = float(state["scale"]), int(state["good"])
+
+    @property
+    def factor(self) -> float:
+        """What gradients are multiplied with before they are used."""
+        return self._factor
 
     def used(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return gradients as the optimizer uses them; each takes the place of the one given."""
@@ -390,8 +398,9 @@ class NamedOptimizer:
         return state
 
     @torch.no_grad()
-    def step(self, named: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    def step(self, named: Mapping[str, tuple[Tensor, Tensor]], *, is_fixed: bool = False) -> None:
         """Change parameters in place."""
+        del is_fixed  # they are looked up in any case
         for group, rate in zip(self._groups, self.rates(), strict=True):
             names = [name for name in group.names if name in named]
             if names:
@@ -480,6 +489,10 @@ class TorchOptimizer:
             for name, value in named.items()
             if value.is_floating_point() or value.is_complex()
         }
+        # What is stepped in every step, where that is the same.
+        self._fixed: Mapping[str, tuple[Tensor, Tensor]] | None = None
+        self._fixed_parameters: list[nn.Parameter] = []
+        self._fixed_gradients: list[Tensor] = []
         found: Any = None
         if not self._parameters:
             # A rank whose stages train nothing has nothing that an optimizer could be made for.
@@ -533,19 +546,36 @@ class TorchOptimizer:
             for group in _grouped({name: options[name] for name in self._parameters})
         ]
 
-    def step(self, named: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    def step(self, named: Mapping[str, tuple[Tensor, Tensor]], *, is_fixed: bool = False) -> None:
         """Change parameters in place."""
         if self.optimizer is None:
             return
-        for name, (value, gradient) in named.items():
-            held = self._parameters[name]
-            # A parameter may have become another tensor, as with weight stashing.
-            if held is not value and held.data_ptr() != value.data_ptr():
-                held.data = value
-            held.grad = gradient
+        if not (is_fixed and self._has(named)):
+            for name, (value, gradient) in named.items():
+                held = self._parameters[name]
+                # A parameter may have become another tensor, as with weight stashing.
+                if held is not value and held.data_ptr() != value.data_ptr():
+                    held.data = value
+                held.grad = gradient
         self.optimizer.step()
-        for name in named:
-            self._parameters[name].grad = None
+        if not is_fixed:
+            for name in named:
+                self._parameters[name].grad = None
+        elif named is not self._fixed:
+            self._fixed = named
+            self._fixed_parameters = [self._parameters[name] for name in named]
+            self._fixed_gradients = [gradient for _, gradient in named.values()]
+
+    def _has(self, named: Mapping[str, tuple[Tensor, Tensor]]) -> bool:
+        """Return whether the parameters have these gradients already, from the step before.
+
+        The optimizer, or whoever holds it, may have cleared them.
+        """
+        if named is not self._fixed:
+            return False
+        return all(
+            map(operator.is_, map(_GRADIENT_OF, self._fixed_parameters), self._fixed_gradients)
+        )
 
     def end_step(self) -> None:
         """Let the learning rate go on to the next step."""

@@ -42,6 +42,7 @@ from partita.runtime.batches import (
     cut_batch,
     kind_of_batch,
     samples_of,
+    signature_of,
     taken_from,
 )
 from partita.runtime.checkpoint.files import read_manifest
@@ -69,6 +70,7 @@ from partita.runtime.training.saving import (
     set_random_state,
 )
 from partita.runtime.training.trainer import Callback, LocalTrainer, Loss, Trainer
+from partita.runtime.training.watched_values import WatchedValues
 from partita.runtime.weights import LoadedWeights, check_weights, load_weights
 from partita.runtime.workload import Workload, model_workload
 
@@ -162,7 +164,6 @@ _CHECK_LIMITS = defaultdict(
 """How far two ways to compute a loss may differ by rounding, relative to it, by the type."""
 
 
-_PLAIN = (bool, int, float, complex, str, type(None))
 _MOST_WAYS = 64
 """Ways to play the plan that are kept: each has a captured graph."""
 _Kind: TypeAlias = tuple[tuple[str, Hashable], ...]
@@ -209,6 +210,9 @@ class PlanTrainer(Trainer):
         self._sizes = tuple(self._plan.microbatch_sizes.tolist())
         self._batch: Sequence[Example] = ()
         self._inputs: dict[int, dict[str, Tensor]] = {}
+        self._input_names: dict[int, list[str]] = {}
+        # How batches of a signature are dealt, and their kind.
+        self._dealt: dict[Hashable, tuple[Deal, _Kind]] = {}
         self._captures: dict[_Kind, Captures] = {}
         self._num_ways, self._has_told = 0, False
         # What the script's Python had when the model was last captured.
@@ -399,7 +403,7 @@ class PlanTrainer(Trainer):
                     if wanted == tensor:
                         sums[place] += share * way.weights[microbatch]
         if on_cpu:
-            return torch.tensor(sums + compared, dtype=torch.float64)
+            return torch.from_numpy(np.array(sums + compared, np.float64))
         return torch.stack(
             [torch.as_tensor(x, dtype=torch.float64, device=device) for x in sums + compared]
         )
@@ -433,22 +437,19 @@ class PlanTrainer(Trainer):
             self._check_same(batch, self.steps)
         is_compared = is_late and self.steps % CHECKED_STEPS == 0
         self._digest = batch_digest(batch) & _DIGEST_MASK if is_compared else None
-        samples = samples_of(batch)
-        if not samples:
-            raise InvalidInputError(
-                "the batch has no samples; the plan is for "
-                f"{self._samples()}: {len(self._sizes)} microbatches"
-            )
-        dealt = deal(samples, self._sizes)
+        signature = signature_of(batch)
+        known = None if signature is None else self._dealt.get(signature)
+        dealt, kind = self._deal(batch) if known is None else known
         self._inputs = {}
-        labelled = self._loss is not None
-        if dealt.real == dealt.sizes:
-            self._batch = BatchParts(batch, dealt.sizes, has_labels=labelled)
-        else:
-            filled = taken_from(batch, samples, dealt.rows)
-            self._batch = BatchParts(filled, dealt.sizes, has_labels=labelled)
+        whole = batch
+        if dealt.real != dealt.sizes:
+            whole = taken_from(batch, sum(dealt.real), dealt.rows)
+        self._batch = BatchParts(
+            whole, dealt.sizes, has_labels=self._loss is not None, is_known=known is not None
+        )
+        if signature is not None and known is None:
+            self._dealt[signature] = dealt, kind
         self._look_at_python()
-        kind = kind_of_batch(batch, samples)
         key = (dealt, kind, training)
         if self._player is None and not training:
             # The first way decides what is held, so it is one of training.
@@ -461,6 +462,16 @@ class PlanTrainer(Trainer):
         measured = frozenset((way.task.graph.loss, *way.metrics.values()))
         way.player.loop.seen = way.task.results if outputs else measured
         return way
+
+    def _deal(self, batch: Any) -> tuple[Deal, _Kind]:  # noqa: ANN401  # the user's
+        """Return how a batch is divided, and of what kind it is."""
+        samples = samples_of(batch)
+        if not samples:
+            raise InvalidInputError(
+                "the batch has no samples; the plan is for "
+                f"{self._samples()}: {len(self._sizes)} microbatches"
+            )
+        return deal(samples, self._sizes), kind_of_batch(batch, samples)
 
     def _look_at_python(self) -> None:
         """Capture the model anew where numbers of Python that it reads have changed.
@@ -496,6 +507,7 @@ class PlanTrainer(Trainer):
         del self._ways[key]
         if key[1] not in {kind for _, kind, _ in self._ways}:
             self._captures.pop(key[1], None)
+            self._dealt.clear()
         if not self._has_told and self._place.member.rank == 0:
             self._has_told = True
             self._place.member.notify(
@@ -535,7 +547,13 @@ class PlanTrainer(Trainer):
         task.weights = None if dealt.sizes == dealt.real else dealt.weights
         player = self._open(task, workload)
         # After the capture, which runs the model's Python: what it counts is no change.
+        is_first = self._watched is None
         self._watched = WatchedValues(self.model, parameters, self._loss)
+        if is_first and self._watched.passed_over and place.member.rank == 0:
+            place.member.notify(
+                f"{self._watched.passed_over} holds more values of Python than are watched; a "
+                "change of one that the model or its loss reads would not be seen: give a tensor"
+            )
         metrics = metrics_of(captured)
         return _Way(task, player, captured, metrics, dealt.weights, sum(dealt.real))
 
@@ -626,8 +644,22 @@ class PlanTrainer(Trainer):
 
     def _load(self, _: int, microbatch: int, name: str) -> Tensor:
         if microbatch not in self._inputs:  # bound to the model's arguments once, not per input
-            self._inputs[microbatch] = example_inputs(self.model, self._batch[microbatch])
+            self._inputs[microbatch] = self._bound(self._batch[microbatch])
         return self._inputs[microbatch][name].to(self._place.member.device)
+
+    def _bound(self, example: Example) -> dict[str, Tensor]:
+        """Return the inputs of a microbatch by the names that the graph has for them."""
+        plain = (*example.args, example.labels)
+        is_plain = not example.kwargs and set(map(type, plain)) == {Tensor}
+        if not is_plain or len(set(map(id, plain))) < len(plain):
+            return example_inputs(self.model, example)
+        # The names follow from how many there are.
+        names = self._input_names.get(len(plain))
+        if names is None:
+            found = example_inputs(self.model, example)
+            name_of = {id(value): name for name, value in found.items()}
+            names = self._input_names[len(plain)] = [name_of[id(value)] for value in plain]
+        return dict(zip(names, plain, strict=True))
 
     def save(self, folder: str | Path = "checkpoints", keep: int = 2) -> None:
         """Save weights, optimizer and schedule in the background; all ranks call it."""
@@ -782,88 +814,6 @@ class _Examples:
     def __call__(self, size: int, turn: int = 0) -> Example:
         del turn  # the data come with every batch
         return self.examples[size]
-
-
-class WatchedValues:
-    """The numbers, texts and flags that a model and its loss function may read in Python.
-
-    Those of modules (but for their mode, which follows from the step), whether parameters are
-    trained, and of the loss what its code names: variables around it, of its module, and of the
-    object that it belongs to.
-    """
-
-    def __init__(
-        self, model: nn.Module, parameters: Sequence[tuple[str, nn.Parameter]], loss: object
-    ) -> None:
-        """Note what there is; looking again costs microseconds."""
-        self._places: list[tuple[str, Mapping[str, Any], str]] = []
-        self._cells: list[tuple[str, Any]] = []
-        self._holders: list[tuple[str, Mapping[str, Any]]] = []
-        self._parameters = parameters
-        for path, module in model.named_modules():
-            self._watch(f"{path}." if path else "", vars(module))
-        while isinstance(loss, functools.partial):
-            self._watch("", loss.keywords)
-            loss = loss.func
-        for path, module in loss.named_modules() if isinstance(loss, nn.Module) else ():
-            self._watch(f"loss.{path}.", vars(module))
-        owner = getattr(loss, "__self__", loss)
-        if not isinstance(owner, nn.Module):
-            self._watch("loss.", getattr(owner, "__dict__", {}))
-        code = getattr(loss, "__code__", None)
-        if code is not None:
-            around: Any = getattr(loss, "__closure__", None) or ()
-            self._cells += zip(code.co_freevars, around, strict=True)
-            names = getattr(loss, "__globals__", {})
-            self._places += [
-                (key, names, key) for key in code.co_names if isinstance(names.get(key), _PLAIN)
-            ]
-        self._seen = self._now()
-
-    def _watch(self, name: str, values: Mapping[str, Any]) -> None:
-        self._holders.append((name, values))
-        self._places += [
-            (f"{name}{key}", values, key)
-            for key, value in values.items()
-            if isinstance(value, _PLAIN) and key != "training"
-        ]
-
-    def _now(self) -> tuple[list[Any], list[Any], list[int], list[bool]]:
-        # What is no plain value any more counts as changed once.
-        plain = [v if isinstance(v := values.get(key), _PLAIN) else type(v)
-                 for _, values, key in self._places]  # fmt: skip
-        around = [v if isinstance(v := _content(cell), _PLAIN) else None for _, cell in self._cells]
-        return (
-            plain,
-            around,
-            [len(values) for _, values in self._holders],
-            [parameter.requires_grad for _, parameter in self._parameters],
-        )
-
-    def changed(self) -> str:
-        """Return the name of a value that is another one now; empty = none is."""
-        now = self._now()
-        if now == self._seen:
-            return ""
-        names = [place[0] for place in self._places] + [name for name, _ in self._cells]
-        names += [f"{name}__dict__" for name, _ in self._holders]
-        pairs = zip(names, [*now[0], *now[1], *now[2]],
-                    [*self._seen[0], *self._seen[1], *self._seen[2]], strict=True)  # fmt: skip
-        return next((name for name, one, other in pairs if one != other), "")
-
-    def released(self) -> str:
-        """Return the name of a parameter that was trained and is not now, or the other way."""
-        for (name, parameter), before in zip(self._parameters, self._seen[3], strict=True):
-            if parameter.requires_grad != before:
-                return name
-        return ""
-
-
-def _content(cell: Any) -> object:  # noqa: ANN401  # a cell of a function
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return None
 
 
 def metrics_of(captured: CapturedModel) -> dict[str, int]:

@@ -4,7 +4,9 @@ import dataclasses
 import os
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from partita.ranks.pool import RankPool
 from partita.ranks.status import StatusBoard
 from partita.runtime.batches import CHECKED_STEPS
 from partita.runtime.job import Job
+from partita.runtime.local_sums import LocalSum
 from partita.runtime.numerics import ready_numerics
 from partita.runtime.restarts import PassedData, Stopper
 from partita.runtime.training.optimizers import Agreement
@@ -377,17 +380,22 @@ def collectives(clip_norm: float | None) -> tuple[int, list[float]]:
     data, calls = batches(3), []
     trainer = partita.parallelize(made(), loss_fn, optimizer="adam", clip_norm=clip_norm)
     trainer.step(data[0])
-    plain = torch.distributed.all_reduce
+    # Small sums of ranks on one machine go through its memory.
+    plain = {torch.distributed: torch.distributed.all_reduce, LocalSum: LocalSum.start}
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
-        return plain(*args, **kwargs)
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(args)
+            return function(*args, **kwargs)
 
-    torch.distributed.all_reduce = counted
+        return call
+
+    torch.distributed.all_reduce = counted(torch.distributed.all_reduce)
+    LocalSum.start = counted(LocalSum.start)
     try:
         losses = [float(trainer.step(batch)) for batch in data[1:]]
     finally:
-        torch.distributed.all_reduce = plain
+        torch.distributed.all_reduce, LocalSum.start = plain.values()
     return len(calls) // 2, losses
 
 
@@ -1118,6 +1126,65 @@ def test_numbers_that_a_script_changes_between_steps_are_seen() -> None:
     (found,) = in_ranks(planned, script, told=told)
     assert found == pytest.approx(script(), rel=1e-9)
     assert [line for line in told if line.startswith("share has changed")]
+
+
+@dataclass
+class Settings:
+    """What a configuration has: values in lists and dicts, and in objects of its own."""
+
+    factors: list[float]
+    inner: dict[str, Any]
+
+
+SETTINGS = Settings([1.0], {})
+
+
+def smoothed(output: Tensor, labels: Tensor) -> Tensor:
+    """A loss that reads a variable of its module by another function."""
+    return loss_fn(output, labels) * _factor()
+
+
+def _factor() -> float:
+    return SETTINGS.factors[0]
+
+
+class Configured(Net):
+    """A model that reads values deep in a configuration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = Settings([1.0, 2.0], {"deep": SimpleNamespace(scale=1.0)})
+
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        scale = self.settings.inner["deep"].scale * sum(self.settings.factors)
+        return super().forward(x * scale, weight)
+
+
+def test_values_in_nested_objects_that_a_script_changes_between_steps_are_seen() -> None:
+    data, told = batches(6), []
+
+    def script() -> list[float]:
+        model, found = made(Configured), []
+        SETTINGS.factors[0] = 1.0
+        trainer = partita.parallelize(model, smoothed, optimizer="adamw")
+        changes = [
+            lambda: None,
+            lambda: model.settings.factors.append(0.5),
+            lambda: setattr(model.settings.inner["deep"], "scale", 0.5),
+            lambda: SETTINGS.factors.__setitem__(0, 3.0),
+            lambda: setattr(model, "settings", Settings([2.0], dict(model.settings.inner))),
+            lambda: setattr(model.settings.inner["deep"], "scale", 2.0),
+        ]
+        for batch, change in zip(data, changes, strict=True):
+            change()
+            found.append(trainer.step(batch))
+        return found
+
+    example = Example(args=data[0][:1], labels=data[0][1])
+    planned = solution(made(Configured), example, smoothed, [[0]])
+    (found,) = in_ranks(planned, script, told=told)
+    assert found == pytest.approx(script(), rel=1e-9)
+    assert [line for line in told if line.startswith("settings.factors has changed")]
 
 
 def test_parameters_that_are_frozen_later_are_refused() -> None:
