@@ -82,7 +82,7 @@ def test_a_job_of_a_log_lasts_as_long_as_it_did_and_belongs_to_its_user(run, tmp
     (tmp_path / "lab.csv").write_text("submitted,duration\n0,5\n")
     code, _, err = run("fleet", "simulate", "lab.csv", "-c", "1x8xa100")
     assert code == 2
-    assert "lab.csv:1: no column is one of num_gpus, gpus, gpu_num, num_gpu; a log of jobs" in err
+    assert "lab.csv:1: no column has the number of GPUs, such as num_gpus, gpus, gpu_num" in err
 
 
 def test_jobs_of_a_log_that_cannot_run_are_counted_and_the_others_kept(run, tmp_path):

@@ -255,7 +255,11 @@ GALLERY = (
     Wrong(
         "fleet simulate missing.csv", 2, "missing.csv: cannot be read: no such file or directory"
     ),
-    Wrong("fleet simulate log.csv", 2, "log.csv:1: no column is one of num_gpus, gpus, gpu_num,"),
+    Wrong(
+        "fleet simulate log.csv",
+        2,
+        "log.csv:1: no column has the number of GPUs, such as num_gpus,",
+    ),
     Wrong(
         "fleet simulate generated:jobz=3",
         2,
