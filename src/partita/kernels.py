@@ -193,10 +193,11 @@ def _contiguous(value: Column) -> Column:
     if type(value) is np.ndarray:
         return value if value.flags.c_contiguous else np.ascontiguousarray(value)
     if hasattr(value, "_fields"):
-        parts = list(map(_contiguous, value))
         # Nearly always nothing has gaps, and the tuple can stay as it is.
-        same = all(part is own for part, own in zip(parts, value, strict=True))
-        return value if same else type(value)(*parts)
+        array, number = np.ndarray, (float, int)
+        if all(v.flags.c_contiguous if type(v) is array else isinstance(v, number) for v in value):
+            return value
+        return type(value)(*map(_contiguous, value))
     return value
 
 

@@ -642,10 +642,8 @@ def test_lines_that_are_drawn_name_devices_of_a_kind_in_their_order():
             assert [device for device in line if device in host] == sorted(host)
 
 
-def test_a_pool_that_was_cleared_gives_the_same_splits():
-    problem = random_problem(7, microbatches=4)
-    frame = frame_of(problem)
-    estimator = Estimator(frame)
+def pooled(frame, estimator):
+    """Return a pool, and a function that splits the units over a line of devices with its help."""
     order, batch = unit_orders(frame, 1)[0], frame.batches[0]
     line = line_of(frame, estimator, order, batch)
     pool = TablePool(len(line.points))
@@ -661,13 +659,43 @@ def test_a_pool_that_was_cleared_gives_the_same_splits():
             schedule=Schedule.SPLIT,
             pool=pool,
         )
-        return [one.key for one in program.sketches()]
+        return program.sketches()
 
-    fresh = splits(frame.devices)
+    return pool, splits
+
+
+def test_a_pool_that_was_cleared_gives_the_same_splits():
+    frame = frame_of(random_problem(7, microbatches=4))
+    pool, splits = pooled(frame, Estimator(frame))
+    fresh = [one.key for one in splits(frame.devices)]
     assert fresh
     splits(frame.devices[::-1])
     pool.clear()
-    assert splits(frame.devices) == fresh
+    assert [one.key for one in splits(frame.devices)] == fresh
+
+
+def test_devices_that_nothing_tells_apart_share_tables():
+    cluster = host_cluster(2, 2, inside_bytes_per_s=1e4, between_bytes_per_s=1e2)
+    frame = frame_of(Problem(graph=chain(6), cluster=cluster))
+    estimator = Estimator(frame)
+    assert estimator.kind_of == [0, 0, 1, 1]
+    pool, splits = pooled(frame, estimator)
+    guesses = [estimator.estimate(one).guess for one in splits([0, 1, 2, 3])]
+    tables, places = len(pool.shares), len(pool.place_of)
+    swapped = [estimator.estimate(one).guess for one in splits([1, 0, 3, 2])]
+    assert swapped == pytest.approx(guesses)
+    assert (len(pool.shares), len(pool.place_of)) == (tables, places)
+
+
+def test_a_line_that_comes_back_to_a_device_has_tables_of_its_own():
+    cluster = host_cluster(2, 2, inside_bytes_per_s=1e4, between_bytes_per_s=1e2)
+    frame = frame_of(Problem(graph=chain(6), cluster=cluster))
+    for line in ([0, 1, 0, 2], [2, 0, 1, 0], [0, 2, 0, 3]):
+        alone, after_others = (pooled(frame, Estimator(frame)) for _ in range(2))
+        after_others[1]([0, 1, 2, 3])
+        after_others[1]([0, 2, 1, 3])
+        expected = [one.key for one in alone[1](line)]
+        assert [one.key for one in after_others[1](line)] == expected
 
 
 def three_levels():

@@ -218,7 +218,8 @@ class ChainProgram:
         """The table of each first device and number of replicas; -1 = no stage can be there."""
         total, pool = len(self.devices), self.pool
         found = np.full((total, len(self.replicas)), -1)
-        line, row = tuple(self.devices), self.schedule.row
+        kinds = self.estimator.kind_of
+        line, row = tuple(kinds[device] for device in self.devices), self.schedule.row
         for d in range(total):
             # Devices whose places were not looked at stay unused.
             if d >= SHORT_LINE and d % SHORT_LINE == 0 and self.stop():
@@ -226,9 +227,12 @@ class ChainProgram:
             for number, r in enumerate(self.replicas):
                 if not self._is_place(d, r):
                     continue
-                # The same devices with the same one behind them are at many places of other lines.
+                # Devices of the same kinds with such a one behind them are at many places of other
+                # lines.
                 flying, shards = self._flying(d, r), self.shards and r > 1
-                here = (line[d : d + r + 1], r, flying, shards, self._delayed, row.fills_first)
+                again = self._comes_again(d, r)
+                kept = (flying, shards, self._delayed, row.fills_first)
+                here = (line[d : d + r + 1], r, again, kept)
                 place = pool.place_of.get(here)
                 if place is None:
                     # Places that look alike (classes, microbatches in flight, links) share a table.
@@ -245,6 +249,11 @@ class ChainProgram:
         total = len(self.devices)
         in_step = r < ALIGNED_FROM or total <= SHORT_LINE or d % r == 0 or (total - d) % r == 0
         return in_step and d + r <= total and len(set(self.devices[d : d + r])) == r
+
+    def _comes_again(self, d: int, r: int) -> int:
+        """Return which device of a stage is the next one of the line, too; -1 = none, as a rule."""
+        members, after = self.devices[d : d + r], self.devices[d + r : d + r + 1]
+        return members.index(after[0]) if after and after[0] in members else -1
 
     def _key(self, d: int, r: int) -> tuple[object, ...]:
         members = tuple(self._class_of[device] for device in self._members(d, r))
@@ -292,36 +301,23 @@ class ChainProgram:
 
     def _table(self, d: int, r: int) -> int:
         """Return the place in the pool of a new table; -1 = no shares suit the microbatches."""
-        line, frame, count = self.line, self.frame, self.batch.count
-        classes = [self._class_of[device] for device in self._members(d, r)]
-        work = line.forward[:, -1] + line.backward[:, -1]
-        speeds = tuple(1.0 / max(float(work[c]), 1e-12) for c in classes)
-        shares = fair_shares(speeds, count)
-        if shares is None:
+        line, count = self.line, self.batch.count
+        crew = self._crew(tuple(self._class_of[device] for device in self._members(d, r)))
+        if crew is None:
             return -1
-        # Rounds of a step; each replica takes its share of microbatches in every one.
-        turns = count / sum(shares)
-        # Only the most loaded replica of each class can be the slowest.
-        most = {c: max(s for s, k in zip(shares, classes, strict=True) if k == c) for c in classes}
-        kinds = list(most)
-        ways = self._ways(r, even=len(set(shares)) == 1)
         latency, slope, ports = self._link(d, r)
         fixed, per_byte = self._reduction(d, r)
         place = _Place(
-            **self._columns(tuple(kinds)),
-            load=np.array([most[c] * turns for c in kinds]),
-            level=np.array([level for level, _ in ways]),
-            again=np.array([again for _, again in ways]),
+            **crew.columns,
             freed=line.freed.ravel(),
-            held=self._held_by_way(r, ways),
             saved=line.saved,
             cut=line.cut,
             reduced=line.reduced,
             # Over the link behind the stage, by end point.
             moved=latency * line.messages + slope * line.cut,
-            room=float(frame.limit_bytes[kinds].min()),
+            room=crew.room,
             flying=self._flying(d, r),
-            passes=2.0 if frame.trains else 1.0,
+            passes=2.0 if self.frame.trains else 1.0,
             # Replicas with ports of their own send side by side.
             sends=count / ports - 1,
             fixed=fixed if r > 1 else 0.0,
@@ -329,10 +325,39 @@ class ChainProgram:
             # Sharded parameters are gathered for each pass of every round, and reduced after it.
             rounds=1.5 * count / r,
         )
-        number = self.pool.add(shares)
-        size = _MAKING * self.pool.cells * len(kinds)
+        number = self.pool.add(crew.shares)
+        size = _MAKING * self.pool.cells * len(crew.columns["load"])
         run(fill_table, size, (place,), self.pool.table(number), _CELLS)
         return number
+
+    def _crew(self, classes: tuple[int, ...]) -> "_Crew | None":
+        """Return what replicas of some classes bring, wherever they are; ``None`` = no shares."""
+        key = (classes, self.shards, self._delayed)
+        if key not in self.pool.crew_of:
+            self.pool.crew_of[key] = self._made_crew(classes)
+        return self.pool.crew_of[key]
+
+    def _made_crew(self, classes: tuple[int, ...]) -> "_Crew | None":
+        line, count, r = self.line, self.batch.count, len(classes)
+        work = line.forward[:, -1] + line.backward[:, -1]
+        speeds = tuple(1.0 / max(float(work[c]), 1e-12) for c in classes)
+        shares = fair_shares(speeds, count)
+        if shares is None:
+            return None
+        # Rounds of a step; each replica takes its share of microbatches in every one.
+        turns = count / sum(shares)
+        # Only the most loaded replica of each class can be the slowest.
+        most = {c: max(s for s, k in zip(shares, classes, strict=True) if k == c) for c in classes}
+        kinds = list(most)
+        ways = self._ways(r, even=len(set(shares)) == 1)
+        columns = {
+            **self._columns(tuple(kinds)),
+            "load": np.array([most[c] * turns for c in kinds]),
+            "level": np.array([level for level, _ in ways]),
+            "again": np.array([again for _, again in ways]),
+            "held": self._held_by_way(r, ways),
+        }
+        return _Crew(shares, columns, float(self.frame.limit_bytes[kinds].min()))
 
     def _columns(self, kinds: tuple[int, ...]) -> dict[str, Array]:
         """Return the columns of a place by class of its devices."""
@@ -459,6 +484,20 @@ class _Split(NamedTuple):
     beyond: float
 
 
+class _Crew(NamedTuple):
+    """Replicas of some classes of devices, wherever they are.
+
+    Attributes:
+        shares: Microbatches of each in a round.
+        columns: Those fields of a ``_Place`` that follow from the classes.
+        room: Bytes that the fullest may use.
+    """
+
+    shares: tuple[int, ...]
+    columns: dict[str, Array]
+    room: float
+
+
 class TablePool:
     """Figures of the ranges of one line of units on some devices, a table for each place.
 
@@ -470,6 +509,7 @@ class TablePool:
         cells: Cells of a table.
         shares: Microbatches of each replica in a round, by table.
         place_of: The table of everything that a place looks like; -1 = none.
+        crew_of: What replicas of some classes bring; ``None`` = no shares suit the microbatches.
         columns_of: Columns of places, by the classes of their devices.
         held_of: Bytes that places hold, by replicas and ways to fit.
     """
@@ -478,6 +518,7 @@ class TablePool:
         self.cells = points * points
         self.shares: list[tuple[int, ...]] = []
         self.place_of: dict[tuple[object, ...], int] = {}
+        self.crew_of: dict[tuple[object, ...], _Crew | None] = {}
         self.columns_of: dict[tuple[object, ...], dict[str, Array]] = {}
         self.held_of: dict[tuple[int, ...], Array] = {}
         self._p, self._q = np.zeros((2, 0))

@@ -123,6 +123,9 @@ class Estimator:
         self._reduction_alike: dict[tuple[object, ...], tuple[float, float]] = {}
         # For each level the group of each device, and a number for groups of the same figures.
         self._groups = [_grouped(level) for level in frame.problem.cluster.levels]
+        # Devices that neither costs nor memory nor links tell apart have one number.
+        self.kind_of = _kinds(frame)
+        self._lies: dict[tuple[int, ...], tuple[object, ...]] = {}
         self._ports: dict[int, list[int]] = {}
         self._behind: dict[tuple[tuple[int, ...], int], tuple[float, float, int]] = {}
         self._limit: list[float] = frame.limit_bytes[frame.class_of].tolist()
@@ -148,8 +151,12 @@ class Estimator:
         """Return latency and seconds per byte of an all-reduce over devices."""
         found = self._reduction.get(devices)
         if found is None:
-            # Sets that lie alike over the levels take as long.
-            alike = self._lie(devices)
+            # Sets of as many devices of each kind lie alike; so do others, which take longer to
+            # tell.
+            kinds = tuple(sorted(map(self.kind_of.__getitem__, devices)))
+            alike = self._lies.get(kinds)
+            if alike is None:
+                alike = self._lies[kinds] = self._lie(devices)
             found = self._reduction_alike.get(alike)
             if found is None:
                 cluster, members = self.frame.problem.cluster, np.array(devices)
@@ -401,6 +408,18 @@ class Estimator:
         if sketch.schedule.row.delays_weights:
             return [max(window)] * len(window)
         return window
+
+
+def _kinds(frame: Frame) -> list[int]:
+    """Return a number for each device that those share which nothing tells apart."""
+    cluster = frame.problem.cluster
+    if not cluster.levels:
+        return list(range(len(cluster)))
+    columns = [frame.class_of.tolist(), [device.kind for device in cluster.devices]]
+    for level in cluster.levels:
+        columns += [level.group_of.tolist(), level.port_share.tolist()]
+    number: dict[tuple[object, ...], int] = {}
+    return [number.setdefault(traits, len(number)) for traits in zip(*columns, strict=True)]
 
 
 def _ports(cluster: Cluster, devices: Array, after: int) -> list[int]:
