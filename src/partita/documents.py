@@ -211,6 +211,8 @@ def read_bytes(name: str) -> bytes:
         return _read_stream(sys.stdin.buffer, "standard input")
     path = Path(name)
     try:
+        if not name:
+            raise FormatError("a file without a name cannot be read")
         if path.is_dir():
             raise FormatError("is a directory; expected a file", path=name)
         with path.open("rb") as file:

@@ -33,6 +33,12 @@ GRAMMAR = (
     "type = a device type of the catalogue, such as a100, upper or lower case",
     'or group = [ count "x" ] machine, such as dgx-h100',
 )
+EXAMPLES = (
+    "8xa100",
+    "2x8xa100 (2 hosts of 8)",
+    "2x4xa100+1x2xv100",
+    "2xdgx-h100",
+)
 GPU_NETWORK = "infiniband-hdr"
 CPU_NETWORK = "ethernet-10g"
 MAX_LOCAL_DEVICES = 16
@@ -61,8 +67,8 @@ def parse_shorthand(text: str) -> tuple[HostGroup, ...]:
     (HostGroup(type='a100', num_hosts=2, num_devices=4),)
 
     Raises:
-        InvalidInputError: It does not follow the grammar, which the message gives, or counts no
-            devices or too many.
+        InvalidInputError: It does not follow the grammar, of which the message gives examples, or
+            counts no devices or too many.
     """
     groups = []
     for part in text.lower().split("+"):
@@ -70,7 +76,7 @@ def parse_shorthand(text: str) -> tuple[HostGroup, ...]:
         if match is None:
             raise InvalidInputError(
                 f"cluster {short(text)}: {short(part.strip())} is not understood; "
-                f"{'; '.join(GRAMMAR)}"
+                f"write it like {', '.join(EXAMPLES)}"
             )
         hosts, devices = (_count(digits, text) for digits in match.group(1, 2))
         groups.append(HostGroup(type=match.group(3), num_hosts=hosts, num_devices=devices))

@@ -15,7 +15,7 @@ from partita.catalogue.catalogue import Catalogue, LinkType, make_device
 from partita.catalogue.shorthand import HostGroup, parse_shorthand, rack_level, usual_levels
 from partita.core.cluster import MAX_DEVICES, Cluster, Device, Host, Level, LinkMatrix
 from partita.errors import InvalidInputError
-from partita.names import short
+from partita.names import nearest, short
 
 _FACTOR = re.compile(r"([a-z]+)\s*=\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)x?")
 
@@ -45,9 +45,11 @@ def what_if(cluster: Cluster, change: str, catalogue: Catalogue) -> Cluster:
     elif match is not None and match.group(1) in SCALES:
         result = SCALES[match.group(1)](cluster, float(match.group(2)))
     else:
+        meant = nearest(text.partition("=")[0].strip(), SCALES) if "=" in text else None
         raise InvalidInputError(
-            f"what if {short(change)} is not understood; expected +COUNTxTYPE, +HOSTSxCOUNTxTYPE, "
-            f"-DEVICE, or {', '.join(f'{name}=2x' for name in SCALES)}"
+            f"what if {short(change)} is not understood; "
+            f"{f'did you mean {meant!r}? ' if meant else ''}expected +COUNTxTYPE, "
+            f"+HOSTSxCOUNTxTYPE, -DEVICE, or {', '.join(f'{name}=2x' for name in SCALES)}"
         )
     return replace(result, name=f"{cluster.name} {text}")
 
@@ -86,7 +88,9 @@ SCALES: Mapping[str, Callable[[Cluster, float], Cluster]] = {
 
 def _check_factor(factor: float) -> None:
     if not 0 < factor < float("inf"):
-        raise InvalidInputError(f"factor is {factor}; expected more than 0, finite")
+        raise InvalidInputError(
+            f"the factor of a what if is {factor:g}; expected more than 0, finite, such as 2x"
+        )
 
 
 def _map_devices(cluster: Cluster, change: Callable[[Device], Device]) -> Cluster:

@@ -5,10 +5,14 @@ from typing import Any
 
 import click
 
+from partita.cli.options import check_targets
+
 HELP = ("-h", "--help")
 """Spellings of the option for help, of every command."""
 _MOST_SHOWN = 16
 """Options that a command may have before ``--help`` leaves some to ``--help-all``."""
+_MAKE_FOLDERS = ("demo", "advise", "checkpoint convert", "export", "fleet profile", "selftest")
+"""Commands whose ``--output`` is a folder."""
 _LONGEST_CHOICE = 36
 """Characters of a list of choices; a longer one stands in the text."""
 
@@ -65,6 +69,12 @@ class Documented(click.Command):
                 help="Show all options, in groups, and exit.",
             )
         )
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, if what it writes can be written."""
+        command = ctx.command_path.partition(" ")[2]
+        check_targets(ctx.params, makes_folders=command in _MAKE_FOLDERS)
+        return super().invoke(ctx)
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         """Return the spellings, whoever made the context: the option is made once and kept."""

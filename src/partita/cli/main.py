@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ import click
 from partita import __version__
 from partita.cli.lazy import LazyGroup
 from partita.errors import PartitaError, UnsupportedError, WorkerError, reason_of
-from partita.names import escaped, escaped_lines
+from partita.names import escaped, escaped_lines, nearest
 
 COMMANDS: Mapping[str, str] = {
     "demo": "Measure a small GPT here, plan it here and over a mixed cluster.",
@@ -111,9 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(arguments: Sequence[str]) -> None:
     """Run the command line and exit; what the system refuses is left to the caller."""
-    if arguments and arguments[0] == "help":
-        arguments = [*arguments[1:], "--help"]  # as git and others have it
     try:
+        if arguments and arguments[0] == "help":
+            arguments = [*_command_words(arguments[1:]), "--help"]  # as git and others have it
         code = partita.main(
             args=list(arguments), standalone_mode=False, complete_var="_PARTITA_COMPLETE"
         )
@@ -124,7 +125,7 @@ def _run(arguments: Sequence[str]) -> None:
     except click.ClickException as exc:
         context = getattr(exc, "ctx", None)
         where = f" (see {context.command_path} --help)" if context is not None else ""
-        _fail(f"{exc.format_message()}{where}", 2)
+        _fail(f"{exc.format_message()}{_meant(exc)}{where}", 2)
     except click.exceptions.Exit as exc:
         sys.exit(exc.exit_code)
     except click.Abort as exc:
@@ -135,6 +136,35 @@ def _run(arguments: Sequence[str]) -> None:
         _fail(str(exc), exc.exit_code, lines=isinstance(exc, WorkerError))
     except MemoryError:
         _fail("this needs more memory than there is", 4)
+
+
+def _command_words(words: Sequence[str]) -> Sequence[str]:
+    """Return the words that name a command; those after it are told apart from it.
+
+    Raises:
+        click.UsageError: There are words after a command that has none below it.
+    """
+    command: click.Command | None = partita
+    context = click.Context(partita, info_name="partita")
+    for number, word in enumerate(words):
+        if not isinstance(command, click.Group):
+            raise click.UsageError(
+                f"{' '.join(words[:number])!r} has no commands of its own, such as {word!r}"
+            )
+        command = command.get_command(context, word)
+        if command is None:
+            break  # the group says what there is
+    return words
+
+
+def _meant(exc: click.ClickException) -> str:
+    """Return what was meant where a value is near one of an option's choices."""
+    kind = getattr(getattr(exc, "param", None), "type", None)
+    wrong = re.match(r"'(.*)' is not one of ", exc.message)
+    if wrong is None or not isinstance(kind, click.Choice):
+        return ""
+    near = nearest(wrong.group(1), map(str, kind.choices))
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def _reason(exc: OSError) -> str:

@@ -1,10 +1,12 @@
 """Options of all commands, which are no fields of a request."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from partita.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from partita.report.page import Page
@@ -23,6 +25,42 @@ def output_options(function: _F) -> _F:
     ):
         function = option(function)
     return function
+
+
+_TARGETS = (
+    "output",
+    "report_file",
+    "picture",
+    "memory_picture",
+    "table_file",
+    "results",
+    "samples",
+)
+"""Options that name what is written, whatever the command calls them."""
+_FILES = ("output", "report_file")
+"""Those of them that are never a folder, unless the command makes one."""
+
+
+def check_targets(values: Mapping[str, Any], *, makes_folders: bool = False) -> None:
+    """Check that what a command writes can be where it is asked to be, before anything takes time.
+
+    Args:
+        values: The command's options by name.
+        makes_folders: Whether what it writes is a folder, which it makes with those above it.
+
+    Raises:
+        InvalidInputError: There is no such folder, or a folder of that name.
+    """
+    for name in _TARGETS if not makes_folders else ():
+        path = values.get(name)
+        if not isinstance(path, str) or path in ("", "-"):
+            continue
+        if not Path(path).parent.is_dir():
+            raise InvalidInputError(
+                f"{path} cannot be written: there is no folder {str(Path(path).parent)!r}"
+            )
+        if name in _FILES and Path(path).is_dir():
+            raise InvalidInputError(f"{path} cannot be written: is a directory")
 
 
 def report_option(function: _F) -> _F:

@@ -113,6 +113,12 @@ def chosen_planners(
     limits = {"time_limit": request.time_limit, "iterations": request.iterations}
     given = {key: value for key, value in limits.items() if value is not None}
     names = [label.partition(":")[0] for label in labels]
+    for name in names:
+        if len(several := name.split(",")) > 1:
+            raise InvalidInputError(
+                f"--planner {name!r} names several; give each its own: "
+                f"{' '.join(f'--planner {each.strip()}' for each in several)}"
+            )
     for key in given:
         if not any(takes(name, key) for name in names):
             raise InvalidInputError(

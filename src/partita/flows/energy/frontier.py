@@ -206,6 +206,7 @@ def _times(text: str, what: str) -> list[float]:
     [0.0657, 0.0582]
     """
     words = [word.strip() for word in text.split(",")]
+    parse_seconds(words[-1], what)  # or its unit is none, and the others are not to blame
     unit = words[-1].lstrip("+-.0123456789e ")
     times_s = [
         parse_seconds(f"{word}{unit}" if word[-1:].isdigit() else word, what) for word in words

@@ -303,7 +303,10 @@ def parse_loads(text: str | None) -> tuple[float, ...]:
             found += ends
             continue
         if len(ends) > 3 or ends[1] < ends[0]:
-            raise InvalidInputError(f"--loads {part!r} is not FIRST:LAST or FIRST:LAST:STEP")
+            raise InvalidInputError(
+                f"--loads {part!r} is not FIRST:LAST or FIRST:LAST:STEP, from the smaller to the "
+                "larger"
+            )
         step = ends[2] if len(ends) == 3 else 1.0
         count = int((ends[1] - ends[0]) / step + 1e-9) + 1
         if count > MOST_LOADS:
