@@ -1,6 +1,5 @@
 """A cluster from what a user types: a shorthand, or the name of a file."""
 
-import re
 from collections.abc import Callable
 from pathlib import PurePath
 
@@ -13,7 +12,6 @@ from partita.errors import FormatError, InvalidInputError, PartitaError, reason_
 from partita.names import short
 
 _SUFFIXES = frozenset({".yaml", ".yml", ".json"})
-_COUNTED = re.compile(r"\s*[0-9]+\s*x")
 
 
 def parse_cluster(
@@ -49,9 +47,7 @@ def parse_cluster(
             try:
                 text = _opened(spec, open_text)
             except PartitaError:
-                problem = str(not_shorthand)
-                if not _COUNTED.match(spec):  # nobody calls a file 70000xa100
-                    problem += "; nor can it be read as a file"
+                problem = f"{not_shorthand}; nor can it be read as a file"
                 raise InvalidInputError(problem) from not_shorthand
             cluster = _read_text(spec, text, catalogue)
     return apply_overrides(cluster, bandwidth=bandwidth, latency=latency)

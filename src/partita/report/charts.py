@@ -106,6 +106,7 @@ def curves_chart(curves: Sequence[Curve], *, over: str) -> "Figure":
     for name, points in curves:
         found = finite(points)
         axes.plot([x for x, _ in found], [y for _, y in found], linewidth=1.2, label=name)
+    axes.set_title("Loss" if len(curves) == 1 else f"Losses of {len(curves)} runs")
     axes.set_xlabel(over)
     axes.set_ylabel("loss")
     axes.legend()
