@@ -76,7 +76,7 @@ def test_neither_shorthand_nor_file_says_both(catalogue: Catalogue):
         match=r"'a1000'.*;.*read",
     ):
         parse_cluster("4xa1000", no_file, catalogue)
-    with pytest.raises(InvalidInputError, match=r"write it like.*;.*read"):
+    with pytest.raises(InvalidInputError, match=r"8xa100.*;.*read"):
         parse_cluster("4 by 4", no_file, catalogue)
 
 
