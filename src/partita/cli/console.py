@@ -7,7 +7,8 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,9 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=1, allow_nan=False))
 
 
+_PACE_S = 2.0
+
+
 @contextmanager
 def progress(what: str, *, quiet: bool) -> Iterator[Any]:
     """Show what is going on: a spinner on a terminal, a plain line per step elsewhere.
@@ -109,6 +113,19 @@ def progress(what: str, *, quiet: bool) -> Iterator[Any]:
             yield lambda step: status.update(f"{what}: {step}")
         return
     yield lambda step: click.echo(f"{what}: {step}", err=True)
+
+
+def paced(on_progress: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a callback that passes each new run on at once, and how far it is now and then."""
+    last = [-math.inf]
+
+    def call(words: str) -> None:
+        now = time.monotonic()
+        if ": " not in words or now - last[0] >= (0.1 if sys.stderr.isatty() else _PACE_S):
+            last[0] = now
+            on_progress(words)
+
+    return call
 
 
 def print_remarks(remarks: Sequence[str]) -> None:

@@ -128,9 +128,16 @@ def _write(
 
 @contextmanager
 def _progress(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal, and nothing elsewhere."""
-    if quiet or not sys.stderr.isatty():
+    """Show a bar on a terminal, and a line now and then elsewhere."""
+    if quiet:
         yield lambda _, __: None
+        return
+    if not sys.stderr.isatty():
+        from partita.cli.console import paced  # noqa: PLC0415 (rich only where it prints)
+
+        click.echo(f"profiling {name}", err=True)
+        tell = paced(lambda words: click.echo(words, err=True))
+        yield lambda done, total: tell(f"profiling {name}: {done} of {total} rounds")
         return
     from rich.console import Console  # noqa: PLC0415 (only on a terminal)
     from rich.progress import Progress  # noqa: PLC0415 (likewise)

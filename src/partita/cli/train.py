@@ -6,6 +6,7 @@ import click
 
 from partita.cli.console import (
     basis_line,
+    paced,
     print_remarks,
     progress,
     reserve_line,
@@ -45,7 +46,7 @@ def command(request: TrainRequest, *, as_json: bool, quiet: bool, debug: bool) -
         from partita.flows.runs.steps import carry_out, prepare_training  # noqa: PLC0415 (torch)
     silent = quiet or as_json
     with progress("train", quiet=silent) as on_progress:
-        prepared = prepare_training(request, on_progress)
+        prepared = prepare_training(request, paced(on_progress))
     print_remarks(prepared.remarks)
     if not silent:
         _show_plan(prepared)

@@ -4,9 +4,7 @@ import csv
 import io
 import math
 import shlex
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +14,7 @@ import click
 from rich.console import Console
 
 from partita.cli.console import (
+    paced,
     percent,
     print_json,
     print_remarks,
@@ -96,9 +95,6 @@ MOST_RUNS = 200
 """Rows of runs that are shown."""
 
 
-_PACE_S = 2.0
-
-
 @click.command(
     cls=Documented,
     name="simulate",
@@ -154,19 +150,6 @@ def command(
         print_json({**result.to_json(), "written": written})
     else:
         show(stdout_console(), result.study, written)
-
-
-def paced(on_progress: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a callback that passes each new run on at once, and how far it is now and then."""
-    last = [-math.inf]
-
-    def call(words: str) -> None:
-        now = time.monotonic()
-        if ": " not in words or now - last[0] >= (0.1 if sys.stderr.isatty() else _PACE_S):
-            last[0] = now
-            on_progress(words)
-
-    return call
 
 
 def show(console: Console, found: Study, written: Sequence[str]) -> None:

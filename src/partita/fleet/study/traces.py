@@ -20,6 +20,7 @@ from partita.fleet.study.generated import (
     published_jobs,
     trace_of_log,
 )
+from partita.units import format_seconds
 
 _JOB_COLUMNS = (
     *("job_id", "sensitivity", "arrival_s", "iterations", "gpus", "min_gpus", "max_gpus"),
@@ -27,6 +28,8 @@ _JOB_COLUMNS = (
 )
 DEFAULT_JOBS = 100
 DEFAULT_LOAD = 9.0
+_SHORT_S = 3600.0
+"""Seconds within which jobs arrive, below which a rate by the hour says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +252,9 @@ class TraceSummary:
     def line(self) -> str:
         """Return what the trace holds, in a line."""
         arrivals = "all there at the start"
-        if self.per_hour > 0:
+        if self.per_hour > 0 and self.span_s < _SHORT_S:
+            arrivals = f"all arrive within {format_seconds(self.span_s)}"
+        elif self.per_hour > 0:
             arrivals = (
                 f"{self.per_hour:.3g} jobs an hour for {self.span_s / 3600:,.1f} h, which keep "
                 f"{self.busy_gpus:,.0f} GPUs busy at speed 1"

@@ -187,7 +187,8 @@ def _plan_for(
     """Return the plan for a cluster, and the model as it was measured; None = it was not."""
     stages, replicas = degrees(len(cluster.devices), request.pp, request.dp, request.tp)
     on_progress(f"profiling {request.model}")
-    profiled = _profiled(request, cluster) if _is_measured(request, cluster, gpus) else None
+    is_measured = _is_measured(request, cluster, gpus)
+    profiled = _profiled(request, cluster, on_progress) if is_measured else None
     graph = _estimated(request, cluster) if profiled is None else profiled.graph
     types = sorted({device.type for device in cluster.devices})
     if profiled is not None and request.tp > 1 and all(types):
@@ -842,7 +843,7 @@ def _estimated(request: TrainRequest, cluster: Cluster) -> Graph:
     return estimated(sorted({device.type for device in cluster.devices}))
 
 
-def _profiled(request: TrainRequest, cluster: Cluster) -> ProfiledModel:
+def _profiled(request: TrainRequest, cluster: Cluster, on_progress: OnProgress) -> ProfiledModel:
     """Return the model with its measured costs."""
     assert request.model is not None
     on_gpu = cluster.devices[0].kind is DeviceKind.GPU
@@ -868,6 +869,9 @@ def _profiled(request: TrainRequest, cluster: Cluster) -> ProfiledModel:
         origin,
         ProfileOptions(rounds=request.rounds, threads=threads),
         cache=None if request.no_cache else profile_cache(),
+        on_round=lambda done, total: on_progress(
+            f"profiling {request.model}: {done} of {total} rounds"
+        ),
     )
 
 

@@ -46,6 +46,15 @@ def test_static_jobs_are_there_at_once_and_have_no_load():
         TraceOptions(static=True, load=3.0)
 
 
+def test_jobs_of_minutes_have_no_rate_by_the_hour():
+    few = drawn(jobs=3, load=60.0)
+    hours = summary_of(drawn(jobs=100, load=9.0)).line()
+    assert summary_of(few).span_s < 3600
+    assert "all arrive within" in summary_of(few).line()
+    assert "jobs an hour" not in summary_of(few).line()
+    assert "jobs an hour for" in hours
+
+
 def test_classes_and_gpu_demands_keep_their_shares():
     trace = drawn(jobs=100, split={"image": 1.0, "speech": 1.0}, gpu_shares={2: 1.0, 4: 0.0})
     found = summary_of(trace)
