@@ -320,10 +320,10 @@ def test_schedules_and_reports_become_a_profile(run: Run) -> None:
 
 def test_planning_with_energy_prints_a_cheaper_plan_than_the_fastest(run: Run) -> None:
     asked = ("plan", "resnet50", "--cluster", "6xa40+2xh100", "--microbatches", "16")
-    asked += ("--objective", "energy", "--slowdown", "0.1", "--iterations", "10")
+    asked += ("--objective", "energy", "--slowdown", "0.2", "--iterations", "10")
     code, out, err = run(*asked, "-o", "e.plan.json")
     assert code == 0, err
-    assert "energy is modelled; within 10 % of the fastest plan" in out
+    assert "energy is modelled; within 20 % of the fastest plan" in out
     assert "the plan of least energy is not the fastest" in out
     assert "simulated again" in out
     found = load("e.plan.json")
