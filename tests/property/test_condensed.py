@@ -36,6 +36,18 @@ def candidate_of(problem, plan):
     )
 
 
+def kept(rng, graph):
+    """Return edges some of whose readers keep what they read, counted by its maker or a reader."""
+    keeper = np.full(len(graph.edges), -1)
+    for tensor in range(len(graph.tensors)):
+        rows = np.flatnonzero(graph.edges.tensor == tensor)
+        keeps = [row for row in rows.tolist() if rng.random() < 0.6]
+        maker = int(graph.tensors.producer[tensor])
+        first = maker if maker >= 0 and rng.random() < 0.5 else graph.edges.reader[keeps[:1]]
+        keeper[keeps] = first if keeps else -1
+    return replace(graph.edges, keeper=keeper)
+
+
 def drawn(rng, schedule, shard, make_cluster):
     """Return a random plan of those that are covered, its devices shuffled, memory drawn."""
     problem, plan = random_pipeline(rng, schedule=schedule, shard=shard, make_cluster=make_cluster)
@@ -57,7 +69,7 @@ def drawn(rng, schedule, shard, make_cluster):
         fixed_share=np.array([rng.uniform(0, 0.5) for _ in range(len(problem.graph))]),
     )
     parameters = replace(problem.graph.parameters, expert=False)
-    graph = replace(problem.graph, ops=ops, parameters=parameters)
+    graph = replace(problem.graph, ops=ops, parameters=parameters, edges=kept(rng, problem.graph))
     plan = replace(
         plan,
         fingerprint=graph.fingerprint,

@@ -315,16 +315,20 @@ class EdgeTable(Columns):
     Attributes:
         tensor: The tensor read.
         reader: The op that reads it.
+        keeper: Where the reader keeps the tensor for backward, the op whose ``saved_bytes`` have
+            it: the first one that does; -1 = it does not keep it, or that is not known.
     """
 
     tensor: Ints = start([], np.int32)
     reader: Ints = start([], np.int32)
+    keeper: Ints = every(-1)
 
     def __post_init__(self) -> None:
         rows = np.size(self.tensor)
         self._set(
             tensor=column(self.tensor, np.int32, rows, "edge tensor"),
             reader=column(self.reader, np.int32, rows, "edge reader"),
+            keeper=column(self.keeper, np.int32, rows, "edge keeper", low=-1),
         )
 
     def __len__(self) -> int:
@@ -653,6 +657,7 @@ class Graph(Columns):
             ("tensor producer", self.tensors.producer, num_ops),
             ("edge tensor", self.edges.tensor, len(self.tensors)),
             ("edge reader", self.edges.reader, num_ops),
+            ("edge keeper", np.maximum(self.edges.keeper, 0), max(1, num_ops)),
             ("op of a parameter use", self.parameters.use_op, num_ops),
             ("variant op", self.variants.op, num_ops),
         ):

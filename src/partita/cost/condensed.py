@@ -593,11 +593,17 @@ def _nets(graph: Graph, unit_of: Array) -> tuple[Nets, Array]:
     size = int(unit_of.max()) + 1
     keys = np.unique(graph.edges.tensor[inner].astype(np.int64) * size + unit_of[reader[inner]])
     tensor, first = np.unique(keys // size, return_index=True)
+    keeper = np.full(len(graph.tensors), -1, dtype=np.int64)
+    keeping = inner[graph.edges.keeper[inner] >= 0]
+    keeper[graph.edges.tensor[keeping]] = unit_of[graph.edges.keeper[keeping]]
+    kept = graph.edges.tensor[keeping].astype(np.int64) * size + unit_of[reader[keeping]]
     nets = Nets(
         source=unit_of[graph.tensors.producer[tensor]],
         ptr=np.append(first, len(keys)).astype(np.int64),
         pins=keys % size,
         differentiable=graph.tensors.differentiable[tensor].astype(np.int64),
+        keeper=keeper[tensor],
+        keeps=np.isin(keys, kept).astype(np.int64),
     )
     return nets, tensor
 

@@ -70,12 +70,16 @@ class Nets(NamedTuple):
         ptr: The units that read it are ``pins[ptr[net]:ptr[net + 1]]``.
         pins: See ``ptr``.
         differentiable: Whether it has a gradient.
+        keeper: The unit whose saved bytes have it; -1 = nobody keeps it for backward.
+        keeps: Whether each of ``pins`` keeps it.
     """
 
     source: Column
     ptr: Column
     pins: Column
     differentiable: Column
+    keeper: Column
+    keeps: Column
 
 
 class Sums(NamedTuple):
@@ -241,12 +245,18 @@ def condense(  # noqa: C901, PLR0912, PLR0915 (one pass over the columns)
         producer = stage_of[nets.source[net]]
         begin = ends
         inside = 0
+        # Whether a unit here counts it, and one that keeps it for another that recomputes.
+        counted = nets.keeper[net]
+        known = counted >= 0 and stage_of[counted] == producer
+        held = 0
         for pin in range(nets.ptr[net], nets.ptr[net + 1]):
             reader = stage_of[nets.pins[pin]]
             if reader < producer:
                 return -1
             if reader == producer and again[nets.pins[pin]]:
                 inside = 1
+            if reader == producer and nets.keeps[pin] == 1 and not again[nets.pins[pin]]:
+                held = 1
             if reader == producer or runs.seen[reader] == net:
                 continue
             runs.seen[reader] = net
@@ -257,8 +267,14 @@ def condense(  # noqa: C901, PLR0912, PLR0915 (one pass over the columns)
                 k -= 1
             runs.readers[k] = reader
             ends += 1
-        # What units that recompute keep of others in their stage.
-        if inside == 1 and not again[nets.source[net]]:
+        # What units that recompute keep of others in their stage, and others for them.
+        if known and not again[counted]:
+            inside = 0
+        elif known and held == 1:
+            inside = 1
+        elif again[nets.source[net]]:
+            inside = 0
+        if inside == 1:
             sums.inputs[producer] += units.net_bytes[net]
         if ends == begin:
             continue

@@ -7,12 +7,13 @@
 
 A received activation lives from its RECV to the end of the last forward that reads it on that
 device; what a stage keeps of it for backward is in its saved bytes, so nothing is counted twice. A
-stage that recomputes keeps its inputs, and what its recomputed ops read of the others, instead of
-what they save; that comes back while it recomputes. While an op runs, the ops after it in its stage
-hold nothing of that microbatch: forward, they have not saved yet; backward, they are done. So a
-workspace takes this memory first, although it is counted among the saved bytes; not where backward
-is split, which frees it later. Sharded parameters, gradients and optimizer state are divided by the
-replicas; a gathered copy lives until the stage's last compute before its next gather.
+stage that recomputes keeps its inputs, what its recomputed ops read of the others and what the
+others save as well, instead of what they save; that comes back while it recomputes. While an op
+runs, the ops after it in its stage hold nothing of that microbatch: forward, they have not saved
+yet; backward, they are done. So a workspace takes this memory first, although it is counted among
+the saved bytes; not where backward is split, which frees it later. Sharded parameters, gradients
+and optimizer state are divided by the replicas; a gathered copy lives until the stage's last
+compute before its next gather.
 """
 
 from typing import NamedTuple
@@ -378,24 +379,30 @@ def saved_by_stage(problem: Problem, plan: Plan, samples: Array) -> tuple[Array,
     crossing = crossings(graph, plan)
     inputs = graph.tensors.bytes_at(samples, graph.batch_size, crossing.tensor[:, None])
     np.add.at(kept, crossing.reader, inputs * recomputes[crossing.reader][:, None])
-    tensor, stage = _read_again(graph, plan)
+    tensor, stage = _kept_for_others(graph, plan)
     inside = graph.tensors.bytes_at(samples, graph.batch_size, tensor[:, None])
     np.add.at(kept, stage, inside)
     return kept, brought
 
 
-def _read_again(graph: Graph, plan: Plan) -> tuple[Array, Array]:
-    """Return the tensors that ops which recompute read of others of their stage, and the stage.
+def _kept_for_others(graph: Graph, plan: Plan) -> tuple[Array, Array]:
+    """Return the tensors that a stage keeps besides what its ops save by themselves, and the stage.
 
-    What others save of them anyway is counted twice.
+    Those are what ops that recompute read of others in their stage, and what ops keep for one that
+    recomputes: what several save counts with the first of them, and ``relu`` saves its result, as
+    the product after it does. What an op that does not recompute counts is there in any case; where
+    it is not known who does, as in graphs of other tools, it may be counted twice.
     """
     edges, again, stage_of = graph.edges, plan.recompute, plan.stage_of
-    maker = graph.tensors.producer[edges.tensor]
-    inside = (maker >= 0) & again[edges.reader]
-    inside[inside] = ~again[maker[inside]] & (
-        stage_of[maker[inside]] == stage_of[edges.reader[inside]]
-    )
-    tensor = np.unique(edges.tensor[inside])
+    maker, keeps = graph.tensors.producer[edges.tensor], edges.keeper >= 0
+    keeper = np.full(len(graph.tensors), -1, dtype=np.int64)
+    keeper[edges.tensor[keeps]] = edges.keeper[keeps]
+    counted = keeper[edges.tensor]
+    here = (maker >= 0) & (stage_of[maker] == stage_of[edges.reader])
+    known = here & (counted >= 0) & (stage_of[counted] == stage_of[maker])
+    read = here & again[edges.reader] & ~again[maker]
+    shared = known & keeps & again[counted] & ~again[edges.reader]
+    tensor = np.unique(edges.tensor[(read | shared) & ~(known & ~again[counted])])
     return tensor, stage_of[graph.tensors.producer[tensor]]
 
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from partita.capture.captured import CapturedModel
 from partita.capture.op import storage_of
 from partita.core.cluster import Cluster, Device
-from partita.core.columns import Floats
+from partita.core.columns import Floats, Ints
 from partita.core.graph import Graph
 from partita.core.plan import Plan, Stage, equal_microbatches
 from partita.core.problem import Mode, Objective, Problem, Schedule
@@ -103,29 +103,43 @@ class OpMemory:
             activations, temporaries. The gradient of a tied parameter, of which autograd has a part
             between the ops that use it, is left out: those ops may come to stand in other stages.
         flops: Floating-point operations of each forward.
+        keepers: The keeper of each edge, in the order of ops and what they read.
     """
 
     saved_bytes: Floats
     workspace_bytes: Floats
     flops: Floats
+    keepers: Ints
 
 
 class SavedBytes:
-    """Counts what autograd saves, by the op that runs."""
+    """Counts what autograd saves, by the op that runs.
+
+    Attributes:
+        by_op: Bytes that each op saves and no op before it.
+        current: The op that runs.
+        keepers: By op and storage that it saves, the first op that does.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor], num_ops: int = 1) -> None:
         self.by_op = np.zeros(num_ops)
         self.current = 0
         self._skipped = frozenset(storage_of(tensor) for tensor in parameters.values())
         self._seen: dict[int, Tensor] = {}
+        self._first: dict[int, int] = {}
+        self.keepers: dict[tuple[int, int], int] = {}
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Count a tensor that autograd saves."""
         key = storage_of(tensor)
-        if key not in self._seen and key not in self._skipped:
+        if key in self._skipped:
+            return tensor.detach()
+        if key not in self._seen:
             # Kept, so that no other storage gets its number.
             self._seen[key] = tensor.detach()
+            self._first[key] = self.current
             self.by_op[self.current] += _storage_bytes(tensor)
+        self.keepers[self.current, key] = self._first[key]
         return tensor.detach()
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
@@ -193,9 +207,11 @@ def measure_memory(runner: OpRunner) -> OpMemory:
     """Return the memory and FLOPs of the ops of a captured model, by running it twice."""
     count = len(runner.captured.ops)
     saved, flops = SavedBytes(runner.parameters, count), ForwardFlops(count)
+    read: list[tuple[int, int]] = []
 
-    def before(index: int, _: object) -> None:
+    def before(index: int, values: Mapping[int, Tensor]) -> None:
         saved.current = flops.current = index
+        read.extend((index, storage_of(values[v])) for v in runner.captured.ops[index].reads)
 
     with saved.hooks(), flops:
         runner.forwards(before=before)
@@ -203,6 +219,7 @@ def measure_memory(runner: OpRunner) -> OpMemory:
         saved_bytes=saved.by_op,
         workspace_bytes=_workspace_bytes(runner, saved.by_op),
         flops=flops.by_op,
+        keepers=np.array([saved.keepers.get(pair, -1) for pair in read], np.int32),
     )
 
 

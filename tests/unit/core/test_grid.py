@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from partita.core.graph import EdgeTable
 from partita.core.grid import (
     Grid,
     Placement,
@@ -112,8 +113,7 @@ def test_a_gradient_that_skips_a_stage_is_refused(small: Problem) -> None:
     place = block_chain(graph).place
     first, last = (int(np.flatnonzero(place == at)[-1]) for at in (1, 12))
     made = (graph.tensors.producer == first) & graph.tensors.differentiable
-    edges = replace(
-        graph.edges,
+    edges = EdgeTable(
         tensor=np.append(graph.edges.tensor, np.flatnonzero(made)[0]),
         reader=np.append(graph.edges.reader, last),
     )

@@ -161,6 +161,11 @@ def _kept_tensors(graph: Graph, units: Quotient) -> tuple[TensorTable, EdgeTable
         graph.edges.tensor[rows].astype(np.int64) * units.num_nodes + units.node_of[reader[rows]]
     )
     kept, number = np.unique(pairs // units.num_nodes, return_inverse=True)
+    keeping = rows[graph.edges.keeper[rows] >= 0]
+    place = graph.edges.tensor[keeping].astype(np.int64) * units.num_nodes
+    place = np.searchsorted(pairs, place + units.node_of[reader[keeping]])
+    keeper = np.full(len(pairs), -1, dtype=np.int64)
+    keeper[place] = units.node_of[graph.edges.keeper[keeping]]
     table = graph.tensors
     producer = table.producer[kept]
     tensors = TensorTable(
@@ -175,6 +180,7 @@ def _kept_tensors(graph: Graph, units: Quotient) -> tuple[TensorTable, EdgeTable
     return tensors, EdgeTable(
         tensor=frozen_array(number.ravel(), np.int32),
         reader=frozen_array(pairs % units.num_nodes, np.int32),
+        keeper=frozen_array(keeper, np.int32),
     )
 
 

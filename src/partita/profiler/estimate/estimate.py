@@ -159,6 +159,7 @@ class Priced:
         workspace_bytes: Scratch memory of each op.
         copy_bytes: Copy of each parameter in the type of the arithmetic that training keeps.
         float_factor: Bytes of a floating-point activation over those of the captured one.
+        keepers: The keeper of each edge.
         notes: Ops that could not be traced.
     """
 
@@ -166,6 +167,7 @@ class Priced:
     workspace_bytes: Array
     copy_bytes: Array
     float_factor: float = 1.0
+    keepers: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -230,6 +232,7 @@ def collect_kernels(
         workspace_bytes=traced.workspace_bytes,
         copy_bytes=_copy_bytes(captured, traced, factor),
         float_factor=factor,
+        keepers=traced.keepers if captured.is_training else (-1,) * len(traced.keepers),
         notes=traced.notes,
     )
 
@@ -369,6 +372,7 @@ def price(
         graph,
         ops=ops,
         tensors=tensors,
+        edges=replace(graph.edges, keeper=np.array(found.keepers, np.int32)),
         parameters=replace(graph.parameters, copy_bytes=found.copy_bytes),
         costs=(costs,),
         dtype=dtype,

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from partita.core.columns import Array
-from partita.core.graph import Graph, OpCosts
+from partita.core.graph import EdgeTable, Graph, OpCosts
 
 ANNOTATION = "recomputation"
 
@@ -67,6 +67,7 @@ def with_recomputation(graph: Graph) -> Graph:
     return replace(
         graph,
         ops=changed,
+        edges=EdgeTable(tensor=graph.edges.tensor, reader=graph.edges.reader),  # inputs are kept
         costs=tuple(_with_forward(costs, again) for costs in graph.costs),
         annotations={**graph.annotations, ANNOTATION: said},
     )

@@ -89,11 +89,13 @@ class TracedKernels:
     Attributes:
         ops: Those of each op.
         workspace_bytes: Scratch memory of each op.
+        keepers: The keeper of each edge, in the order of ops and what they read.
         notes: Ops that could not be traced.
     """
 
     ops: tuple[OpKernels, ...]
     workspace_bytes: Array
+    keepers: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -143,20 +145,31 @@ class _ShapeReplay(Replay):
 
 @dataclass(slots=True)
 class _Saved:
-    """Counts what autograd keeps, every storage once; parameters do not count."""
+    """Counts what autograd keeps, every storage once; parameters do not count.
+
+    Attributes:
+        current: The op that runs.
+        keepers: By op and storage that it keeps, the first op that does.
+    """
 
     seen: set[int]
     float_factor: float = 1.0
     held: list[Tensor] = field(default_factory=list)
     bytes: float = 0.0
+    current: int = -1
+    first: dict[int, int] = field(default_factory=dict)
+    keepers: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Count a tensor."""
         key = storage_of(tensor)
         if key not in self.seen:
+            self.first[key] = self.current
             self.seen.add(key)
             self.held.append(tensor)
             self.bytes += self.scaled(tensor, _storage_bytes(tensor))
+        if key in self.first:
+            self.keepers[self.current, key] = self.first[key]
         return tensor
 
     def scaled(self, tensor: Tensor, size: float) -> float:
@@ -184,7 +197,12 @@ def trace_kernels(
         tracer.saved.float_factor = float_factor
         ops = tuple(tracer.trace(index) for index in range(len(captured.ops)))
         workspace = tracer.workspace()
-    return TracedKernels(ops=ops, workspace_bytes=workspace, notes=tuple(tracer.notes))
+    return TracedKernels(
+        ops=ops,
+        workspace_bytes=workspace,
+        keepers=tuple(tracer.keepers),
+        notes=tuple(tracer.notes),
+    )
 
 
 @contextmanager
@@ -247,6 +265,7 @@ class _Tracer:
         self.values: dict[int, Tensor] = {}
         self.replay = _ShapeReplay(values=self.values, parameters=parameters, constants=constants)
         self.saved = _Saved(seen={storage_of(value) for value in parameters.values()})
+        self.keepers: list[int] = []
         self.on_host: set[int] = set()
         for held in (*parameters.values(), *constants):
             self.live.watch(held)
@@ -263,8 +282,12 @@ class _Tracer:
 
     def trace(self, index: int) -> OpKernels:
         """Return the kernels of an op, and put what it makes into ``values``."""
-        leaves = self.captured.ops[index].leaves
-        return _joined([self._remember(index, leaf, self._trace_call(leaf)) for leaf in leaves])
+        op, saved = self.captured.ops[index], self.saved
+        saved.current = index
+        calls = [self._remember(index, leaf, self._trace_call(leaf)) for leaf in op.leaves]
+        reads = [storage_of(self.values[row]) for row in op.reads]
+        self.keepers += [saved.keepers.get((index, storage), -1) for storage in reads]
+        return _joined(calls)
 
     def _remember(self, index: int, call: CapturedOp, found: OpKernels) -> OpKernels:
         factor = self.saved.float_factor

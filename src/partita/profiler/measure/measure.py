@@ -214,7 +214,8 @@ def _costed(
         saved_bytes=memory.saved_bytes,
         workspace_bytes=memory.workspace_bytes,
     )
-    graph = replace(captured.graph, ops=ops)
+    edges = replace(captured.graph.edges, keeper=memory.keepers)
+    graph = replace(captured.graph, ops=ops, edges=edges)
     factors = scale_of(record)
     predicted = predicted_peak_bytes(graph, training=captured.is_training)
     return with_costs(
