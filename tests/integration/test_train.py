@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from partita import load
+
 pytestmark = pytest.mark.slow
 SMALL = (
     *("--scale", "0.05", "--sequence-length", "8", "--microbatch-size", "2"),
@@ -222,11 +224,20 @@ def test_tensor_parallel_ranks_equal_one_process_and_say_what_they_divide(place:
     assert any("24 by rows" in remark for remark in found["remarks"])
 
 
+def test_tensor_parallel_ranks_that_divide_the_sequence_equal_one_process(place: Place) -> None:
+    found = train(place, "--devices", "2", "--tp", "2", "--sp", "yes", "--check")
+    assert found["check"]["equal"]
+    assert found["check"]["module"]["equal"]
+    plan = load(place.folder / found["directory"] / "plan.json").plan
+    assert all(stage.sequence_parallel for stage in plan.stages)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["--devices", "4", "--pp", "3"], 2, "pp x dp could be 1 x 4, 2 x 2, 4 x 1"),
         (["--tp", "3"], 2, "--tp 3 does not divide 2 devices"),
+        (["--sp", "yes"], 2, "add --tp"),
         (["--tp", "2", "--planner", "autopipe"], 2, "--tp says nothing to planner 'autopipe'"),
         (["--cluster", "4xa100"], 2, "add --emulate"),
         (["--emulate", "--check"], 2, "computes nothing"),

@@ -276,6 +276,11 @@ class TrainRequest(StepFields, SourceFields, RunFields, SavingFields):
     tp: int = declare(
         1, minimum=1, help="Devices that divide the tensors of every replica of a stage."
     )
+    sp: str = declare(
+        "no",
+        choices=("yes", "no"),
+        help="Split tensors between products along the sequence in tensor parallelism, or do not.",
+    )
     zero: int | None = declare(
         None,
         minimum=1,

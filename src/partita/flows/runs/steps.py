@@ -907,6 +907,11 @@ def _plan(problem: Problem, request: TrainRequest, stages: int, replicas: int) -
         raise InvalidInputError(
             f"--pp {stages} does not match the {len(solution.plan.stages)} stages of {name}"
         )
+    return _divided(solution, request, name)
+
+
+def _divided(solution: Solution, request: TrainRequest, name: str) -> Solution:
+    """Return what a planner has found with what is asked to be divided within its stages."""
     if request.zero is not None:
         if name not in _DIVIDING:
             raise InvalidInputError(
@@ -914,7 +919,21 @@ def _plan(problem: Problem, request: TrainRequest, stages: int, replicas: int) -
                 f"{' or '.join(_DIVIDING)}"
             )
         solution = replace(solution, plan=sharded(solution.plan, request.zero))
+    if request.sp == "yes":
+        solution = replace(solution, plan=divided_along_sequence(solution.plan))
     return solution
+
+
+def divided_along_sequence(plan: Plan) -> Plan:
+    """Return a plan whose tensor-parallel groups divide tensors along the sequence, too.
+
+    Raises:
+        InvalidInputError: It has no such group.
+    """
+    stages = tuple(replace(stage, sequence_parallel=stage.tp > 1) for stage in plan.stages)
+    if not any(stage.sequence_parallel for stage in stages):
+        raise InvalidInputError("--sp yes: no stage divides tensors; add --tp")
+    return replace(plan, stages=stages)
 
 
 def sharded(plan: Plan, zero: int) -> Plan:
