@@ -26,8 +26,11 @@ from partita.core.columns import Array
 from partita.core.graph import Graph
 from partita.core.problem import Problem
 from partita.cost.tables import units
+from partita.errors import InvalidInputError
 
 _DECIMALS = 9
+MAX_PAIRED = 4096
+"""Devices of which each pair is looked at: 128 MiB for each column of pairs."""
 _MAX_MULTIPLES = 2**52
 
 
@@ -44,8 +47,17 @@ def sharding_bounds(problem: Problem, effort: Effort) -> Iterator[Bound]:
 
 
 def link_latencies(cluster: Cluster) -> Array:
-    """Return the latency between each two devices, source by target, 0 on the diagonal."""
+    """Return the latency between each two devices, source by target, 0 on the diagonal.
+
+    Raises:
+        InvalidInputError: There are so many devices that their pairs do not fit in memory.
+    """
     size = len(cluster)
+    if size > MAX_PAIRED:
+        raise InvalidInputError(
+            f"cluster {cluster.name!r} has {size:,} devices; the metric looks at each pair of "
+            f"devices and takes at most {MAX_PAIRED:,}; use fewer, or --objective throughput"
+        )
     source, target = np.divmod(np.arange(size * size), size)
     latency = np.zeros(size * size)
     apart = source != target

@@ -336,15 +336,23 @@ def _partial_plans(
 
 def _parts(cluster: Cluster) -> list[list[int]]:
     """Return parts of the devices: without a type, without a host, without the slowest few."""
-    everything = range(len(cluster))
     parts: dict[tuple[int, ...], None] = {}
+    for part in _all_parts(cluster):  # of thousands of hosts only the first few are made
+        if part:
+            parts[part] = None
+        if len(parts) == MAX_PARTS:
+            break
+    return [list(part) for part in parts]
+
+
+def _all_parts(cluster: Cluster) -> Iterator[tuple[int, ...]]:
+    everything = range(len(cluster))
     for of in ([device.type for device in cluster.devices], [d.host for d in cluster.devices]):
         for value in dict.fromkeys(of):
-            parts[tuple(i for i in everything if of[i] != value)] = None
+            yield tuple(i for i in everything if of[i] != value)
     by_speed = sorted(everything, key=lambda i: (_rate(cluster, i), -i))
     for count in _counts(len(cluster)):
-        parts[tuple(sorted(by_speed[count:]))] = None
-    return [list(part) for part in parts if part][:MAX_PARTS]
+        yield tuple(sorted(by_speed[count:]))
 
 
 def _counts(devices: int) -> Iterator[int]:

@@ -10,6 +10,7 @@ from scipy.optimize import linprog
 from partita.bounds import Effort, bound, bounds, lower_bound
 from partita.bounds.assignment import Need, Room, assignment_dual, work_over_speed
 from partita.bounds.paths import Pieces, num_paths, steps, window_bound
+from partita.bounds.sharding import link_latencies
 from partita.bounds.traffic import groups_of
 from partita.catalogue.catalogue import load_catalogue
 from partita.catalogue.shorthand import read_shorthand
@@ -19,6 +20,7 @@ from partita.core.problem import Metric, Mode, Objective, Problem, Schedule
 from partita.core.program import Kind
 from partita.core.rules import Rule
 from partita.cost.links import collective_s
+from partita.errors import InvalidInputError
 from partita.testing.brute_force import brute_force
 from partita.testing.builders import (
     Figures,
@@ -366,3 +368,9 @@ def test_a_bound_is_found_once_and_a_metric_without_figures_has_none():
     assert bound(problem) is bound(problem)
     assert bound(problem, effort=Effort.FULL).value >= bound(problem).value
     assert lower_bound(problem_of(chain(2), flat_cluster(2), metric=Metric.ENERGY)) == 0.0
+
+
+def test_pairs_of_too_many_devices_are_refused_before_any_are_made() -> None:
+    cluster = read_shorthand("8192x8xa100", load_catalogue())
+    with pytest.raises(InvalidInputError, match="65,536 devices"):
+        link_latencies(cluster)

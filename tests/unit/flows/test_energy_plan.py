@@ -15,6 +15,7 @@ from partita.cost.judge import measure
 from partita.documents import read_text
 from partita.energy.frontier.savings import model_of, played, sources_of
 from partita.errors import InvalidInputError
+from partita.flows import energy_plan
 from partita.flows.energy_plan import energy_columns, modelled, part_of, plan_for_energy
 from partita.planners.table import get_planner, solve
 
@@ -97,3 +98,18 @@ def test_a_part_of_a_cluster_keeps_its_links() -> None:
     small = part_of(flat, [1, 3]).matrix
     assert small is not None
     assert small.bandwidth_bytes_per_s.tolist() == [6.0, 8.0, 14.0, 16.0]
+
+
+def test_of_thousands_of_hosts_only_the_parts_that_are_tried_are_made(monkeypatch) -> None:
+    made = []
+    every = energy_plan._all_parts
+
+    def counted(cluster):
+        for part in every(cluster):
+            made.append(len(part))
+            yield part
+
+    monkeypatch.setattr(energy_plan, "_all_parts", counted)
+    cluster = parse_cluster("200x2xa100", read_text, load_catalogue())
+    assert len(energy_plan._parts(cluster)) == energy_plan.MAX_PARTS
+    assert len(made) <= energy_plan.MAX_PARTS + 1  # without its only type nothing is left
