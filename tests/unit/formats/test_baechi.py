@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from partita.catalogue.examples import example
-from partita.core.graph import Phase
+from partita.core.graph import EdgeTable, Phase
 from partita.core.placement import placement_plan
 from partita.core.plan import Plan, Stage, pipeline_stages
 from partita.core.problem import Metric
@@ -166,9 +166,7 @@ def test_annotations_that_no_longer_fit_are_left_out():
     text = changed(lambda d: [row.update(extra=row["id"]) for row in (*d["nodes"], *d["edges"])])
     problem = read_baechi(text)
     graph = problem.graph
-    edges = dataclasses.replace(
-        graph.edges, tensor=graph.edges.tensor[:2], reader=graph.edges.reader[:2]
-    )
+    edges = EdgeTable(tensor=graph.edges.tensor[:2], reader=graph.edges.reader[:2])
     fewer = dataclasses.replace(graph, edges=edges)
     document = json.loads(write_baechi(dataclasses.replace(problem, graph=fewer)))
     assert [edge["id"] for edge in document["edges"]] == [0, 1]

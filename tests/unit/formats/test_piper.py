@@ -6,6 +6,7 @@ import random
 import pytest
 
 from partita.catalogue.examples import example
+from partita.core.graph import EdgeTable
 from partita.core.problem import Metric
 from partita.errors import FormatError, InvalidInputError
 from partita.formats.piper import read_piper, write_piper
@@ -210,7 +211,7 @@ def test_devices_that_differ_cannot_be_written(name):
 def test_tensors_between_two_ops_are_one_edge():
     problem = read_piper(TEXT)
     graph = problem.graph
-    edges = dataclasses.replace(graph.edges, tensor=[0, 1, 2, 1], reader=[1, 2, 1, 1])
+    edges = EdgeTable(tensor=[0, 1, 2, 1], reader=[1, 2, 1, 1])
     plain = dataclasses.replace(graph, edges=edges, variants=type(graph.variants)())
     document = json.loads(write_piper(dataclasses.replace(problem, graph=plain)))
     assert [edge["communicationCost"] for edge in document["edges"]] == [30, 10, 30]
