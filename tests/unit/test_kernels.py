@@ -241,7 +241,7 @@ def test_small_inputs_do_not_import_numba():
     code = (
         "import sys, numpy as np\n"
         "import partita.energy.frontier.frontier, partita.fleet.policies.table\n"
-        "from partita.program.levels import longest_levels\n"
+        "from partita.program.order import longest_levels\n"
         "longest_levels(np.array([0]), np.array([1]), 2)\n"
         "sys.exit('numba' in sys.modules)"
     )

@@ -26,9 +26,8 @@ from partita.program.layout import (
     input_readers,
     reductions,
 )
-from partita.program.levels import longest_levels
 from partita.program.listing import Listing
-from partita.program.order import ListOrder, ordered
+from partita.program.order import ListOrder, longest_levels, ordered
 from partita.program.schedules import SLOTS, Order, Pipeline, in_flight
 
 _GRADIENT_KINDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)

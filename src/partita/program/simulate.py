@@ -23,8 +23,8 @@ from partita.core.program import FIRST_COLLECTIVE, Kind, Program, TransferMode
 from partita.core.timeline import Timeline, TimelineOrigin
 from partita.errors import InvalidInputError
 from partita.kernels import Column, kernel, run
-from partita.program.levels import longest_levels
 from partita.program.matching import Matching, match
+from partita.program.order import longest_levels
 
 _UPDATE, _SEND, _RECV = int(Kind.UPDATE), int(Kind.SEND), int(Kind.RECV)
 
