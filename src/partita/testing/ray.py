@@ -156,8 +156,10 @@ class PrivateRay:
             head = ["--head", f"--port={self.port}", "--include-dashboard=true"]
             head += ["--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard_port}"]
             head += [f"--temp-dir={self.directory}", f"--ray-client-server-port={self.client_port}"]
+            head += ["--no-monitor"]  # nobody asks for more nodes
         else:
-            head = [f"--address={self.address}"]
+            # All nodes are on one machine, whose logs the head's monitor reads.
+            head = [f"--address={self.address}", "--include-log-monitor=false"]
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *head]
         command += [f"--node-name={name}", "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
         command += [f"--num-cpus={node.cpus}", f"--num-gpus={node.gpus}"]
