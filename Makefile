@@ -1,8 +1,8 @@
 # `make demo` and `make test` work in an empty clone: they make .venv and install pinned versions.
 
 PYTHON ?= python3
-# Some tests wait for what others do: two more than the cores of a small machine keep these busy.
-WORKERS ?= 4
+# Some tests wait for what others do: one more than the cores of a small machine keeps these busy.
+WORKERS ?= 3
 EXTRAS ?= torch,models,serve,energy,plot,ray,dev,bench
 
 # Debian packages that the tests need besides Python: a browser, network namespaces for the emulated
