@@ -96,6 +96,7 @@ def print_json(value: object) -> None:
 
 
 _PACE_S = 2.0
+"""Seconds between two lines about how far something is, where they stay on the screen."""
 
 
 @contextmanager
@@ -116,7 +117,10 @@ def progress(what: str, *, quiet: bool) -> Iterator[Any]:
 
 
 def paced(on_progress: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a callback that passes each new run on at once, and how far it is now and then."""
+    """Return a callback that passes on at once what begins, and now and then how far it is.
+
+    The latter is what has a colon, as in ``measuring: 3 of 8 rounds``.
+    """
     last = [-math.inf]
 
     def call(words: str) -> None:

@@ -114,7 +114,8 @@ def _run(arguments: Sequence[str]) -> None:
     """Run the command line and exit; what the system refuses is left to the caller."""
     try:
         if arguments and arguments[0] == "help":
-            arguments = [*_command_words(arguments[1:]), "--help"]  # as git and others have it
+            arguments = [*arguments[1:], "--help"]  # as git and others have it
+            _check_command(arguments[:-1])
         code = partita.main(
             args=list(arguments), standalone_mode=False, complete_var="_PARTITA_COMPLETE"
         )
@@ -138,8 +139,8 @@ def _run(arguments: Sequence[str]) -> None:
         _fail("this needs more memory than there is", 4)
 
 
-def _command_words(words: Sequence[str]) -> Sequence[str]:
-    """Return the words that name a command; those after it are told apart from it.
+def _check_command(words: Sequence[str]) -> None:
+    """Check that words name a command and nothing more; a group says itself what it does not have.
 
     Raises:
         click.UsageError: There are words after a command that has none below it.
@@ -153,8 +154,7 @@ def _command_words(words: Sequence[str]) -> Sequence[str]:
             )
         command = command.get_command(context, word)
         if command is None:
-            break  # the group says what there is
-    return words
+            return
 
 
 def _meant(exc: click.ClickException) -> str:
